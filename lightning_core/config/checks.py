@@ -268,8 +268,6 @@ def check_credit(
             ("credit", "advantage"),
             f"found {c.advantage!r}, expected {others}: with rewards: {c.rewards} {rewards.baseline} is the baseline",
         )
-    if c.air is not None and c.air.truncated_ramp and not c.air.truncated:
-        yield ("credit", "air", "truncated_ramp"), "has no effect without credit.air.truncated; set it, such as to -0.5"
     if c.group_by is not None and (not c.group_by or len(set(c.group_by)) < len(c.group_by)):
         yield ("credit", "group_by"), f"expected one or more different keys, found {list(c.group_by)!r}"
     if group_size == 1 and compares == "group":

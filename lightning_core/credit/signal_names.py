@@ -5,6 +5,7 @@ SIGNALS = (
     "forks",
     "information_gain",
     "judge",
+    "air",
     "critic",
     "distill",
     "cross_entropy",

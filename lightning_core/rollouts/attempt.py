@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lightning_core.capture.tool_results import ToolResults
-from lightning_core.endpoint.replay import Recording
+from lightning_core.capture.run import ToolRunner
+from lightning_core.endpoint.recorded import RecordedResponses
 from lightning_core.endpoint.routing import Routing
 from lightning_core.records.store import Status
 from lightning_core.trace import SpanRecord, Trace
@@ -17,24 +17,18 @@ Task = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Repeat:
-    """The part of another rollout to repeat: its recorded calls, and the seed of its agent's process."""
-
-    recording: Recording
-    agent_seed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One rollout to run."""
 
     task: Task
     task_id: str
     seed: int
-    repeat: Repeat | None = None
-    """The part of another rollout to repeat before anything is sampled."""
-    tools: ToolResults | None = None
-    """The tools whose results are kept, and the recorded ones to return; None: all tools run."""
+    agent_seed: int | None = None
+    """The seed of the agent's process; None: from ``seed`` and the attempt."""
+    recorded: Callable[[], RecordedResponses] | None = None
+    """Creates the responses that answer its first calls, for one attempt; None: all are sampled."""
+    tools: Callable[[], ToolRunner] | None = None
+    """Creates what runs its tools, for one attempt; None: they run as usual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

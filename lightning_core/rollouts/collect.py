@@ -94,7 +94,7 @@ class Collector:
             writes.append(self._store.queue_rollouts(records))
             for rollout in (attempt.rollout for attempt in attempts if attempt.final):
                 self._checks.count(rollout)
-                if rollout.job.repeat is None:
+                if rollout.job.recorded is None:
                     self._on_rollout(rollout)
 
         try:
