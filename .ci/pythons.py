@@ -20,8 +20,15 @@ MINORS = (12, 13, 14)
 # transformers without torch has the chat templates and tokenizers; verl, vLLM and training are tested elsewhere.
 ADDITIONAL = ("transformers", "jinja2")
 ALL = "--all"
-# With --all only: what depends on packages rather than on the version of Python, such as pages, request bodies and frameworks.
+# With --all only: what depends on packages rather than on the version of Python, such as pages, request bodies, frameworks and commands,
+# and the properties that are arithmetic.
 LONG = (
+    "tests/credit/test_credit_rules.py",
+    "tests/credit/test_policy_gradient.py",
+    "tests/credit/test_rule_invariants.py",
+    "tests/examples",
+    "tests/repository",
+    "tests/tools/cli",
     "tests/chat",
     "tests/dialects",
     "tests/endpoint",

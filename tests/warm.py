@@ -1,6 +1,6 @@
 """Python programs in processes that have imported torch already: each starts in milliseconds instead of seconds.
 
-They are forked from one server for each test process, which has imported what training needs and done nothing else. Each program has a
+They are forked from one server for each test process, which has imported what training needs, or other modules, and done nothing else. Each program has a
 process, signals, limits, environment and working folder of its own, as with ``python -c`` and ``python -m``. Environment variables that
 those packages read while they are imported have no effect.
 """
@@ -47,7 +47,7 @@ _spent: list[float] = []
 class Warm:
     """A running program, with the interface of `subprocess.Popen`.
 
-    ``stdout`` is a pipe. With ``merged`` it has standard error too; otherwise see `errors`.
+    ``stdout`` is a pipe. With ``merged`` it has standard error too; otherwise see `errors`. ``imported``: the modules of its server.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class Warm:
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
         merged: bool = False,
+        imported: tuple[str, ...] = IMPORTED,
     ) -> None:
         self.args = [sys.executable, *arguments]
         self.returncode: int | None = None
@@ -70,7 +71,7 @@ class Warm:
         message = json.dumps([list(arguments), environment, os.fspath(cwd or os.getcwd())]).encode()
         ends = [status.fileno(), out_end, out_end if merged else errors_end]
         try:
-            socket.send_fds(_server(), [message], ends)
+            socket.send_fds(_server(imported), [message], ends)
         finally:
             status.close()
             os.close(out_end)
@@ -122,9 +123,10 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
     check: bool = False,
+    imported: tuple[str, ...] = IMPORTED,
 ) -> subprocess.CompletedProcess[str]:
     """The result of a program: ``-c``, its source and its arguments, or ``-m``, a module and its arguments."""
-    with Warm(arguments, env=env, cwd=cwd) as program:
+    with Warm(arguments, env=env, cwd=cwd, imported=imported) as program:
         out = program.stdout.read()
         done = subprocess.CompletedProcess(program.args, program.wait(), out, program.errors())
     if check:
@@ -133,12 +135,12 @@ def run(
 
 
 @functools.cache
-def _server() -> socket.socket:
-    """The connection to the server, which ends when this process does."""
+def _server(imported: tuple[str, ...]) -> socket.socket:
+    """The connection to the server with these modules, which ends when this process does."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         subprocess.Popen(
-            [sys.executable, "-m", __name__, str(theirs.fileno())],
+            [sys.executable, "-m", __name__, str(theirs.fileno()), *imported],
             cwd=Path(__file__).parents[1],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
@@ -214,7 +216,8 @@ def _exit(code: object) -> None:
     with suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    vars(sys.modules["__main__"]).clear()  # closes its files
+    if (main := vars(sys.modules["__main__"])) is not globals():
+        main.clear()  # closes its files
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
@@ -222,7 +225,7 @@ def _exit(code: object) -> None:
 
 
 if __name__ == "__main__":
-    for name in IMPORTED:
+    for name in sys.argv[2:]:
         try:
             import_module(name)
         except ModuleNotFoundError as error:  # torch is not in every environment
