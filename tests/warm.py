@@ -26,8 +26,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-# Not the clients and frameworks of agents: programs import these themselves, before or after capture is prepared.
+# The frameworks too, which a program that trains imports when it prepares their integrations, before it imports the agent.
 IMPORTED = (
+    "openai",
+    "lightning_autogen_agentchat._patches",
+    "lightning_genai_spans._patches",
+    "lightning_langchain._patches",
+    "lightning_langgraph._patches",
+    "lightning_openai_agents._patches",
     "torch",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",

@@ -18,18 +18,6 @@ from tests import warm
 from tests.tiny_model import make_tiny_model
 
 ROOT = Path(__file__).parents[3]
-FRAMEWORKS = (
-    "pytest",
-    "openai",
-    "langchain.agents",
-    "langchain_openai",
-    "langgraph.graph",
-    "agents",
-    "autogen_agentchat.agents",
-    "autogen_ext.models.openai",
-    "lightning_core.testing",
-)
-"""Imported once for the tests of all templates, which import them before anything is patched."""
 
 
 @pytest.fixture
@@ -55,7 +43,7 @@ def test_the_test_of_each_template_passes(template: str, folder: Path, environme
     assert main(["init", template]) == 0
     # Assertions in pytest's own plugins, which are imported already, are not rewritten.
     command = ["-m", "pytest", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    done = warm.run(command, env=environment, imported=FRAMEWORKS)
+    done = warm.run(command, env=environment)
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
     assert "warning" not in done.stdout
