@@ -1,8 +1,8 @@
 """Python programs in processes that have imported torch already: each starts in milliseconds instead of seconds.
 
-They are forked from one server for each test process, which has imported what training needs, or other modules, and done nothing else. Each program has a
-process, signals, limits, environment and working folder of its own, as with ``python -c`` and ``python -m``. Environment variables that
-those packages read while they are imported have no effect.
+They are forked from one server for each test process, which has imported what training needs, or other modules, and done nothing
+else. Each program has a process, signals, limits, environment and working folder of its own, as with ``python -c`` and ``python -m``.
+Environment variables that those packages read while they are imported have no effect.
 """
 
 from __future__ import annotations

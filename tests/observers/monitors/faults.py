@@ -243,10 +243,11 @@ FAULTS: Sequence[Fault] = [
           overlap=True, sections={"trainer": {"steps": 1}}),
 ]  # fmt: skip
 
-HEALTHY: Mapping[str, Callable[[Task], float]] = {
-    "one call": healthy,
-    "a conversation, some failures and equal groups": healthy_with_failures,
+HEALTHY: Mapping[str, tuple[Callable[[Task], float], Mapping[str, Any]]] = {
+    "one call": (healthy, {}),
+    "a conversation, some failures and equal groups": (healthy_with_failures, FEW),
 }
+"""Agents, with the section of their rollouts."""
 
 
 def numbered(start: int, count: int, **fields: Any) -> list[Task]:
