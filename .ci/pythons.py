@@ -20,17 +20,24 @@ MINORS = (12, 13, 14)
 # transformers without torch has the chat templates and tokenizers; verl, vLLM and training are tested elsewhere.
 ADDITIONAL = ("transformers", "jinja2")
 ALL = "--all"
-# With --all only: what depends on packages rather than on the version of Python, such as pages, request bodies and frameworks.
+# With --all only: what depends on packages, such as pages, request bodies, frameworks and commands, or is arithmetic, rather than on the
+# version of Python.
 LONG = (
     "tests/chat",
+    "tests/credit/test_credit_rules.py",
+    "tests/credit/test_policy_gradient.py",
+    "tests/credit/test_rule_invariants.py",
     "tests/dialects",
     "tests/endpoint",
-    "tests/tools/view",
-    "tests/observers/monitors",
-    "tests/model",
-    "tests/trainers",
-    "tests/tools/export",
+    "tests/examples",
     "tests/integrations",
+    "tests/model",
+    "tests/observers/monitors",
+    "tests/repository",
+    "tests/tools/cli",
+    "tests/tools/export",
+    "tests/tools/view",
+    "tests/trainers",
 )
 PYTEST = ("-n", "2", "--dist", "loadfile", "-m", "not slow", "-p", "tests.repository.without_torch")
 

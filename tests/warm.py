@@ -1,12 +1,13 @@
 """Python programs in processes that have imported torch already: each starts in milliseconds instead of seconds.
 
-They are forked from one server for each test process, which has imported what training needs and done nothing else. Each program has a
-process, signals, limits, environment and working folder of its own, as with ``python -c`` and ``python -m``. Environment variables that
-those packages read while they are imported have no effect.
+They are forked from one server for each test process, which has imported what training needs, or other modules, and done nothing
+else. Each program has a process, signals, limits, environment and working folder of its own, as with ``python -c`` and ``python -m``.
+Environment variables that those packages read while they are imported have no effect.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import json
@@ -25,8 +26,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-# Not the clients and frameworks of agents: programs import these themselves, before or after capture is prepared.
+# The frameworks too, which a program that trains imports when it prepares their integrations, before it imports the agent.
 IMPORTED = (
+    "openai",
+    "lightning_autogen_agentchat._patches",
+    "lightning_genai_spans._patches",
+    "lightning_langchain._patches",
+    "lightning_langgraph._patches",
+    "lightning_openai_agents._patches",
     "torch",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
@@ -46,7 +53,7 @@ _spent: list[float] = []
 class Warm:
     """A running program, with the interface of `subprocess.Popen`.
 
-    ``stdout`` is a pipe. With ``merged`` it has standard error too; otherwise see `errors`.
+    ``stdout`` is a pipe. With ``merged`` it has standard error too; otherwise see `errors`. ``imported``: the modules of its server.
     """
 
     def __init__(
@@ -56,6 +63,7 @@ class Warm:
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
         merged: bool = False,
+        imported: tuple[str, ...] = IMPORTED,
     ) -> None:
         self.args = [sys.executable, *arguments]
         self.returncode: int | None = None
@@ -69,7 +77,7 @@ class Warm:
         message = json.dumps([list(arguments), environment, os.fspath(cwd or os.getcwd())]).encode()
         ends = [status.fileno(), out_end, out_end if merged else errors_end]
         try:
-            socket.send_fds(_server(), [message], ends)
+            socket.send_fds(_server(imported), [message], ends)
         finally:
             status.close()
             os.close(out_end)
@@ -121,9 +129,10 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
     check: bool = False,
+    imported: tuple[str, ...] = IMPORTED,
 ) -> subprocess.CompletedProcess[str]:
     """The result of a program: ``-c``, its source and its arguments, or ``-m``, a module and its arguments."""
-    with Warm(arguments, env=env, cwd=cwd) as program:
+    with Warm(arguments, env=env, cwd=cwd, imported=imported) as program:
         out = program.stdout.read()
         done = subprocess.CompletedProcess(program.args, program.wait(), out, program.errors())
     if check:
@@ -132,12 +141,12 @@ def run(
 
 
 @functools.cache
-def _server() -> socket.socket:
-    """The connection to the server, which ends when this process does."""
+def _server(imported: tuple[str, ...]) -> socket.socket:
+    """The connection to the server with these modules, which ends when this process does."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         subprocess.Popen(
-            [sys.executable, "-m", __name__, str(theirs.fileno())],
+            [sys.executable, "-m", __name__, str(theirs.fileno()), *imported],
             cwd=Path(__file__).parents[1],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
@@ -205,8 +214,24 @@ def _become(kind: str, program: str, arguments: list[str], environment: dict[str
     exec(compile(program, "<string>", "exec"), main.__dict__)
 
 
+def _exit(code: object) -> None:
+    """Exit as the interpreter does, but without taking apart all modules, which takes longer than most programs."""
+    if code is not None and not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    with suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    if (main := vars(sys.modules["__main__"])) is not globals():
+        main.clear()  # closes its files
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit((code or 0) & 0xFF)
+
+
 if __name__ == "__main__":
-    for name in IMPORTED:
+    for name in sys.argv[2:]:
         try:
             import_module(name)
         except ModuleNotFoundError as error:  # torch is not in every environment
@@ -214,4 +239,9 @@ if __name__ == "__main__":
                 raise
     gc.freeze()  # a collection would copy the pages that the programs share
     (kind, program, *arguments), environment, folder = _serve(socket.socket(fileno=int(sys.argv[1])))
-    _become(kind, program, arguments, environment, folder)
+    result: object = None
+    try:
+        _become(kind, program, arguments, environment, folder)
+    except SystemExit as end:
+        result = end.code
+    _exit(result)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from tests import warm
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "writing-an-integration.md"
+IMPORTED = ("numpy", "openai", "opentelemetry.sdk.trace", "pydantic", "pytest", "starlette.applications", "uvicorn")
+"""Not our own modules: they look for integrations when they are imported."""
 
 
 def write_files(folder: Path) -> None:
@@ -46,15 +49,8 @@ def write_metadata(folder: Path, name: str, version: str) -> Path:
 
 def run_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(folder), str(ROOT), str(ROOT / "integrations")])
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    environment = os.environ | {"PYTHONPATH": paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return warm.run(arguments, cwd=folder, env=environment, imported=IMPORTED)
 
 
 @pytest.fixture

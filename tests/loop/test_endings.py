@@ -1,12 +1,14 @@
-"""How runs end early: on errors and signals, with what was trained saved. A tiny random model, real processes."""
+"""How runs end early: on errors and signals, with what was trained saved. A tiny random model."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import math
+import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ from lightning_core.loop import evaluate
 from lightning_core.records.checkpoints import checkpoints
 from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import Interrupted, interruptible, uninterrupted
-from tests import bandit, warm
+from lightning_core.tools.cli.main import main
+from tests import bandit
 from tests.bandit_runs import settings
 from tests.tiny_model import make_tiny_model
 
@@ -126,40 +129,44 @@ def test_weights_that_become_too_large_end_the_run_with_a_clear_error(model: Pat
         fit(config=config)
 
 
-PROGRAM = """
-import os, signal, sys
-from pathlib import Path
-from tests import bandit
-from lightning_core.tools.cli.main import main
-calls = 0
-def solve(task):
-    global calls
-    value = bandit.solve(task)
-    calls += 1
-    if calls == 10:
-        os.kill(os.getpid(), int(sys.argv[1]))
-    return value
-bandit.solve_then_signal = solve
-signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
-sys.exit(main(sys.argv[2:]))
-"""
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_saves_a_checkpoint_and_says_how_to_resume(model: Path, tmp_path: Path, number: int) -> None:
+def test_a_signal_saves_a_checkpoint_and_says_how_to_resume(
+    model: Path, tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The tenth rollout is in the third step."""
-    file = tmp_path / "config.json"
+    calls = itertools.count(1)
+
+    def solve(task: dict[str, Any]) -> float:
+        value = bandit.solve(task)
+        if next(calls) == 10:
+            os.kill(os.getpid(), number)
+        return value
+
+    monkeypatch.setattr(bandit, "solve_then_signal", solve, raising=False)
     merged = {**SMALL, "rollouts": {**SMALL["rollouts"], "concurrency": 1}}
+    file = tmp_path / "config.json"
     file.write_text(json.dumps({**settings(model, tmp_path, **merged), "agent": "tests.bandit:solve_then_signal"}))
-    done = warm.run(["-c", PROGRAM, str(int(number)), "train", str(file)])
-    assert done.returncode == 128 + number, done.stderr
+    with default_handlers():
+        assert main(["train", str(file)]) == 128 + number
     assert saved(tmp_path) == ["step-000002"]
     by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
-    assert (
-        f"lightning-rl: interrupted{by}. The last checkpoint is {tmp_path}/run/checkpoints/step-000002" in done.stderr
-    )
-    assert "run.name=run --resume" in done.stderr
+    shown = capsys.readouterr().err
+    assert f"lightning-rl: interrupted{by}. The last checkpoint is {tmp_path}/run/checkpoints/step-000002" in shown
+    assert "run.name=run --resume" in shown
+
+
+@contextmanager
+def default_handlers() -> Iterator[None]:
+    """A shell that runs the tests in the background ignores SIGINT, and nohup SIGHUP."""
+    before = {
+        number: signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(

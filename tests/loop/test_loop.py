@@ -70,7 +70,7 @@ def test_a_killed_run_resumes_exactly_where_it_stopped(model: Path, tmp_path: Pa
     config = settings(
         model,
         tmp_path,
-        rollouts={"concurrency": 1},
+        rollouts={"concurrency": 1, "group_size": 3},
         trainer={"steps": 4},
         tasks={"eval": None, "sampling": sampling},
         eval={"solved": 0.5},

@@ -65,8 +65,8 @@ def converse(task: Task, *, rewrite: bool = False) -> float:
 
 
 def healthy_with_failures(task: Task) -> float:
-    """One task fails, and one has equal rewards."""
-    value = healthy(task)
+    """A conversation. One task fails, and one has equal rewards."""
+    value = converse(task)
     if task["id"] == "t1":
         raise RuntimeError("this task never works")
     return 0.5 if task["id"] == "t2" else value
@@ -195,15 +195,19 @@ class Fault:
     progress: type[SilentProgress] = SilentProgress
 
 
+FEW: Mapping[str, Any] = {"group_size": 4}
+"""The rollouts of a fault that shows in any of them."""
+
+
 def _fault(fault: str, expected: str, solve: Callable[[Task], float] = healthy, **sections: Mapping[str, Any]) -> Fault:
     names = frozenset(expected.split(" | "))
     return Fault(fault=fault, expected=names, solve=lambda: solve, sections={k: dict(v) for k, v in sections.items()})
 
 
 FAULTS: Sequence[Fault] = [
-    _fault("the reward is the same for every response", "no_gradient", constant),
-    _fault("the tasks are too hard: no attempt earns anything", "no_gradient", impossible),
-    _fault("temperature 0.01: all attempts at a task are equal", "no_gradient", rollouts={"temperature": 0.01}),
+    _fault("the reward is the same for every response", "no_gradient", constant, rollouts=FEW),
+    _fault("the tasks are too hard: no attempt earns anything", "no_gradient", impossible, rollouts=FEW),
+    _fault("temperature 0.01: all attempts at a task are equal", "no_gradient", rollouts={**FEW, "temperature": 0.01}),
     _fault("the reward pays for length", "length_explosion", pays_for_length, rollouts={"max_tokens": 90},
            trainer={"learning_rate": 5e-3}),
     _fault("the training reward is not what is wanted", "reward_hacking", proxy, eval={"every": 5, "temperature": 1.0},
@@ -211,13 +215,14 @@ FAULTS: Sequence[Fault] = [
     _fault("a learning rate 100 times too high", "entropy_collapse | no_gradient | clipping", trainer={"learning_rate": 0.2}),
     _fault("an over-long run of a reward with a poor optimum", "entropy_collapse", one_letter,
            trainer={"learning_rate": 1e-2}, rollouts={"group_size": 16}),
-    _fault("max_tokens cuts every response", "truncation", rollouts={"max_tokens": 3}),
-    Fault(fault="the agent raises in two of three rollouts", expected=frozenset({"failed_rollouts"}), solve=mostly_raises),
+    _fault("max_tokens cuts every response", "truncation", rollouts={**FEW, "max_tokens": 3}),
+    Fault(fault="the agent raises in two of three rollouts", expected=frozenset({"failed_rollouts"}), solve=mostly_raises,
+          sections={"rollouts": {**FEW}}),
     _fault("the provider of another agent is gone for a quarter of the tasks", "left_out", provider_gone,
-           rollouts={"retries": 0}),
-    _fault("the agent rewrites its history in each turn", "forked_contexts", rewrites_history),
-    Fault(fault="the agent caches its answers", expected=frozenset({"no_calls"}), solve=caches),
-    _fault("a group key that no two attempts share", "single_attempt",
+           rollouts={**FEW, "retries": 0}),
+    _fault("the agent rewrites its history in each turn", "forked_contexts", rewrites_history, rollouts=FEW),
+    Fault(fault="the agent caches its answers", expected=frozenset({"no_calls"}), solve=caches, sections={"rollouts": {**FEW}}),
+    _fault("a group key that no two attempts share", "single_attempt", rollouts=FEW,
            credit={"group_by": ["tests.observers.monitors.faults:own_group"]}),
     _fault("too many updates on the same rollouts", "clipping", characters, algorithm={"updates_per_step": 8},
            trainer={"learning_rate": 2e-2}, rollouts={"max_tokens": 8}),
@@ -238,11 +243,11 @@ FAULTS: Sequence[Fault] = [
           overlap=True, sections={"trainer": {"steps": 1}}),
 ]  # fmt: skip
 
-HEALTHY: Mapping[str, Callable[[Task], float]] = {
-    "one call": healthy,
-    "a conversation": converse,
-    "some failures and equal groups": healthy_with_failures,
+HEALTHY: Mapping[str, tuple[Callable[[Task], float], Mapping[str, Any]]] = {
+    "one call": (healthy, {}),
+    "a conversation, some failures and equal groups": (healthy_with_failures, FEW),
 }
+"""Agents, with the section of their rollouts."""
 
 
 def numbered(start: int, count: int, **fields: Any) -> list[Task]:

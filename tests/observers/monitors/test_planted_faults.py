@@ -129,4 +129,5 @@ def test_at_least_eleven_faults_of_twelve_are_named(runs: Runs, capsys: pytest.C
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_run_raises_nothing(runs: Runs, name: str) -> None:
-    assert runs.fit(HEALTHY[name], {"eval": {"every": 5}}) == []
+    solve, rollouts = HEALTHY[name]
+    assert runs.fit(solve, {"eval": {"every": 5}, "rollouts": {**rollouts}}) == []

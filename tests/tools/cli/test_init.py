@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -42,8 +41,9 @@ def need(template: str) -> None:
 def test_the_test_of_each_template_passes(template: str, folder: Path, environment: dict[str, str]) -> None:
     need(template)
     assert main(["init", template]) == 0
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    # Assertions in pytest's own plugins, which are imported already, are not rewritten.
+    command = ["-m", "pytest", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    done = warm.run(command, env=environment)
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
     assert "warning" not in done.stdout
@@ -74,12 +74,12 @@ def test_each_template_trains_as_it_is(template: str, folder: Path, environment:
     model = make_tiny_model(folder / "model")
     assert main(["init", template, "mine"]) == 0
     tiny = [f"policy.model={model}", "policy.train_layers=1", "policy.max_context=2048", "eval.tasks=2"]
-    steps = ["trainer.steps=2", "rollouts.tasks_per_step=2", "rollouts.group_size=2"]
+    steps = ["trainer.steps=1", "rollouts.tasks_per_step=2", "rollouts.group_size=2"]
     command = ["-m", "lightning_core.tools.cli", "train", *tiny, *steps]
     done = warm.run(command, cwd=folder / "mine", env=environment)
-    assert re.search(r"12 +answered +policy \(trained\)", done.stdout), done.stdout + done.stderr
+    assert re.search(r"8 +answered +policy \(trained\)", done.stdout), done.stdout + done.stderr
     summary = json.loads((folder / "mine" / "runs" / "latest" / "summary.json").read_text())
-    assert (summary["steps"], summary["rollouts"], summary["eval_tasks"]) == (2, 8, 2)
+    assert (summary["steps"], summary["rollouts"], summary["eval_tasks"]) == (1, 4, 2)
     assert summary["tokens_trained"] > 0
 
 
