@@ -30,8 +30,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
-from lightning_core.capture import Run, reward, rollout
-from lightning_core.capture.children.folders import remove_folders
+from lightning_core.capture import ActiveRollout, reward, rollout
+from lightning_core.capture.folders import remove_folders
 from lightning_core.capture.mark import get_mark
 from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.known_agents import Verdict
@@ -192,7 +192,7 @@ class Runner:
         key = self._endpoint.new_key()
         started = time.monotonic()
         error: Exception | None = None
-        run: Run | None = None
+        run: ActiveRollout | None = None
         verdict: Verdict = "keep"
         score_seconds = 0.0
         try:
@@ -206,20 +206,20 @@ class Runner:
                 ignore_hosts=self._settings.ignore_hosts,
                 strict=self._strict,
                 keep_folders=True,
-                tools=job.tools,
+                tools=None if job.tools is None else job.tools(),
             ) as run:
                 self._endpoint.open(
                     key,
                     run.address,
                     self._own_routing(routing),
                     seed=job.seed + attempt,
-                    recording=job.repeat and job.repeat.recording,
+                    recorded=None if job.recorded is None else job.recorded(),
                 )
                 slot.end()
                 work = Assignment(
                     task=task,
                     scored_task=scored_task,
-                    seed=job.seed + attempt if job.repeat is None else job.repeat.agent_seed,
+                    seed=job.seed + attempt if job.agent_seed is None else job.agent_seed,
                     limit=self._settings.timeout_seconds,
                     started=partial(slot.begin, partial(self._endpoint.silence, key)),
                     repeated=repeated or attempt > 0,
@@ -273,7 +273,7 @@ class Runner:
         """``routing`` with the calls without a name for the agent that the rollout is opened for."""
         return routing if self._mark is None else replace(routing, unnamed=self._mark.name)
 
-    def _settle_reward(self, job: Job, run: Run, returned: Returned) -> None:
+    def _settle_reward(self, job: Job, run: ActiveRollout, returned: Returned) -> None:
         """Record the episode's reward; raises `RewardError` unless there is exactly one."""
         given, result = run.trace.reward is not None, returned.result
         if self._has_reward_function:
@@ -349,7 +349,7 @@ def _untrained(rollout: Rollout) -> Rollout:
     return replace(rollout, spans=spans, trace=spans_to_trace(spans, counters=rollout.trace.counters))
 
 
-def _read_trace(run: Run) -> tuple[Trace, tuple[SpanRecord, ...], str | None]:
+def _read_trace(run: ActiveRollout) -> tuple[Trace, tuple[SpanRecord, ...], str | None]:
     """The trace and spans of a finished rollout; only those of its root, and the error, if a span cannot be read."""
     try:
         return run.trace, run.spans, None

@@ -1,0 +1,267 @@
+"""Decides where a request of an HTTP client goes, and with which headers.
+
+- No rollout, or a rollout without an endpoint: the request is not changed.
+- A model call (see `shapes`): to the endpoint, with the address of its agent. One that belongs to no live rollout is refused.
+- A request that already goes to the endpoint: stamped, but not redirected. So stamping twice is stamping once.
+- Anything else, and the hosts under `rollouts.ignore_hosts`: not changed, and counted as a request elsewhere.
+
+A stamped request has the rollout's key instead of the client's credentials. Its origin is signed: the endpoint accepts no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from lightning_core.capture.address import AGENT_HEADER, MARK_HEADER
+from lightning_core.capture.caller import Speaker, speaking, spoke
+from lightning_core.capture.elsewhere import IGNORED, NO_MODEL_CALL, NO_MODEL_NAMED, UNREAD
+from lightning_core.capture.recording import note_elsewhere, record
+from lightning_core.capture.run import ActiveRollout, live_runs
+from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION, sign_origin
+from lightning_core.propagation.clients.unrouted import refuse_unrouted
+from lightning_core.propagation.providers import GOOGLE_KEY, KEY_HEADERS, host_of, is_listed, port_of, without_key
+from lightning_core.propagation.shapes import (
+    ORIGIN_PATH,
+    UNSEEN,
+    Body,
+    Compressed,
+    Unseen,
+    find_route,
+    header,
+    lacks_model,
+)
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+_sending: ContextVar[bool] = ContextVar("lightning_sending", default=False)
+_sent: ContextVar[Redirection | None] = ContextVar("lightning_sent", default=None)
+"""The stamp of the request that is being sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Redirection:
+    """The URL and headers of a stamped request."""
+
+    url: str
+    set: Mapping[str, str]
+    remove: tuple[str, ...]
+    """Headers to remove, in lower case, before the others are set."""
+    run: ActiveRollout
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the endpoint is on this machine, so that proxies must be bypassed."""
+        return _split(self.url).hostname in _LOOPBACK
+
+    def is_same_origin(self, url: str) -> bool:
+        """Whether ``url`` has the host and port of the endpoint."""
+        return is_same_origin(_split(self.url), _split(url))
+
+    def split(self) -> tuple[str, str]:
+        """The URL up to the path, and the rest."""
+        url = _split(self.url)
+        base = f"{url.scheme}://{url.netloc}"
+        return base, self.url.removeprefix(base)
+
+    def headers(self, sent: Mapping[str, str]) -> dict[str, str]:
+        """All headers of the stamped request; ``sent`` are those of the client."""
+        kept = {name: value for name, value in sent.items() if name.lower() not in {*self.remove, *self.set}}
+        return {**kept, **self.set}
+
+
+def redirect(method: str, url: str, headers: Mapping[str, str], body: Body | Compressed) -> Redirection | None:
+    """Where a request goes instead of ``url``; None: it is not changed.
+
+    ``headers``: with lower-case or case-insensitive names. Raises StrayCallError for a model call of no agent that can be named, and for
+    any request that may be a model call if its routing fails.
+    """
+    with record("client.stamp"):
+        speaker = speaking()
+        if speaker is None:
+            return None
+        clean, key = without_key(url)
+        target = _split(clean)
+        if isinstance(speaker, Speaker):
+            return _redirect_for(speaker, method, target, headers, body, key)
+        if _is_stray_call(method, target, body):
+            raise speaker.refuse(host_of(target))
+        return None
+    refuse_unrouted(method, url)
+    return None
+
+
+def _redirect_for(
+    speaker: Speaker,
+    method: str,
+    target: SplitResult,
+    headers: Mapping[str, str],
+    body: Body | Compressed,
+    key: str | None,
+) -> Redirection | None:
+    run = speaker.run
+    endpoint = None if run.endpoint is None else _split(run.endpoint)
+    if endpoint is not None and is_same_origin(target, endpoint):
+        if _sending.get() and ORIGIN in headers:  # stamped by an outer layer of the client
+            return None
+        if find_route(method, target.path, _read(method, body)) is not None:
+            spoke()
+        keys = () if run.api_key is None else ("authorization", *KEY_HEADERS)
+        origin = {name: value for name in (ORIGIN, ORIGIN_AUTHORIZATION) if (value := headers.get(name)) is not None}
+        return _stamped(
+            speaker, target.geturl(), sign_origin(run.secret, run.rollout, origin) if origin else {}, remove=keys
+        )
+    if not target.hostname:
+        return None
+    if is_listed(target, run.ignore_hosts):
+        _note_elsewhere(target, IGNORED)
+        return None
+    plain = _read(method, body)
+    route = find_route(method, target.path, plain)
+    if route is None:
+        _note_elsewhere(target, _why_elsewhere(method, target.path, plain))
+        return None
+    spoke()
+    if endpoint is None:
+        return None
+    path = endpoint.path.rstrip("/") + route
+    url = target._replace(scheme=endpoint.scheme, netloc=endpoint.netloc, path=path).geturl()
+    # A request in another wire format is forwarded as it is: `authorization` alone is in the way.
+    keys = () if route.startswith(f"{ORIGIN_PATH}/") else KEY_HEADERS
+    more = {**sign_origin(run.secret, run.rollout, _origin(target, headers, key, keys)), "host": endpoint.netloc}
+    return _stamped(speaker, url, more, remove=("authorization", *keys))
+
+
+def _read(method: str, body: Body | Compressed) -> Body:
+    """A body as `find_route` reads it: only that of a POST, because decompressing it takes time."""
+    if not isinstance(body, Compressed):
+        return body
+    return body.read() if method.upper() == "POST" else UNSEEN
+
+
+def _note_elsewhere(target: SplitResult, why: str) -> None:
+    if not _sending.get():
+        note_elsewhere(host_of(target), why)
+
+
+def _why_elsewhere(method: str, path: str, body: Body) -> str:
+    if isinstance(body, Unseen) and method.upper() == "POST":
+        return UNREAD
+    return NO_MODEL_NAMED if lacks_model(method, path, body) else NO_MODEL_CALL
+
+
+def _is_stray_call(method: str, target: SplitResult, body: Body | Compressed) -> bool:
+    live = live_runs()
+    if ignoring := [run for run in live if is_listed(target, run.ignore_hosts)]:
+        if not _sending.get():
+            ignoring[0].note_elsewhere(None, host_of(target), IGNORED)
+        return False
+    # A request to an endpoint has the key of its rollout.
+    if any(run.endpoint is not None and is_same_origin(target, _split(run.endpoint)) for run in live):
+        return False
+    return find_route(method, target.path, _read(method, body)) is not None
+
+
+def _stamped(speaker: Speaker, url: str, more: Mapping[str, str], *, remove: tuple[str, ...]) -> Redirection:
+    headers = {**speaker.address.to_headers(), **more}
+    if speaker.run.api_key is not None:
+        headers["authorization"] = f"Bearer {speaker.run.api_key}"
+    # A request object that is reused must not keep the name of the agent that sent it first.
+    return Redirection(url, headers, (AGENT_HEADER, MARK_HEADER, *remove), speaker.run)
+
+
+def _origin(target: SplitResult, headers: Mapping[str, Any], key: str | None, names: tuple[str, ...]) -> dict[str, str]:
+    origin = {ORIGIN: target.geturl()}
+    if "authorization" in headers:
+        origin[ORIGIN_AUTHORIZATION] = header(headers, "authorization")
+    if key is not None:
+        origin[ORIGIN_AUTHORIZATION] = f"{GOOGLE_KEY} {key}"
+    for name in names:
+        if name in headers:
+            origin[ORIGIN_AUTHORIZATION] = f"{name} {header(headers, name)}"
+    return origin
+
+
+def is_same_origin(one: SplitResult, other: SplitResult) -> bool:
+    """Whether two URLs have the same host and port."""
+    return (one.hostname, port_of(one)) == (other.hostname, port_of(other))
+
+
+@lru_cache(maxsize=64)
+def _split(url: str) -> SplitResult:
+    return urlsplit(url)
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A stamped request after the client's own hooks, middlewares or transports."""
+
+    url: str
+    """Where they send it; the original URL if they left that of the endpoint."""
+    headers: Mapping[str, str]
+    """Its headers without the stamp."""
+    to: Redirection | None
+    """Where it goes instead of ``url``."""
+
+
+def redirect_again(method: str, url: str, headers: Mapping[str, str], body: Body | Compressed) -> Changed | None:
+    """`redirect` for a request on its way out of a client; None if it is not stamped, or if its stamp was left alone."""
+    sent = _sent.get()
+    if sent is None:
+        return None
+    authorization = headers.get("authorization")
+    at_endpoint = sent.is_same_origin(url)
+    if at_endpoint and authorization == sent.set.get("authorization"):
+        return None
+    origin = sent.set.get(ORIGIN, url) if at_endpoint else url
+    stamp = {name.lower() for name in sent.set}
+    plain = {name: value for name, value in headers.items() if name.lower() not in stamp}
+    plain["host"] = _split(origin).netloc
+    if authorization != sent.set.get("authorization"):
+        plain |= {} if authorization is None else {"authorization": authorization}
+    elif (given := sent.set.get(ORIGIN_AUTHORIZATION)) is not None:
+        name, _, key = given.partition(" ")
+        plain |= {name: key} if name in KEY_HEADERS else {"authorization": given}
+    token = _sending.set(False)  # to count it, if it goes elsewhere
+    try:
+        return Changed(origin, plain, redirect(method, origin, plain, body))
+    finally:
+        _sending.reset(token)
+
+
+@contextmanager
+def sending(to: Redirection | None = None) -> Generator[None]:
+    """Mark the body as the sending of a request that was looked at, and goes to ``to``.
+
+    What the client's own layers and sockets do inside is not counted again. Model calls inside are still redirected: a client may send
+    the request to an application in this process.
+    """
+    tokens = _sending.set(True), _sent.set(to)
+    try:
+        yield
+    finally:
+        _sending.reset(tokens[0])
+        _sent.reset(tokens[1])
+
+
+async def await_sent(
+    wrapped: Callable[..., Awaitable[Any]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    to: Redirection | None = None,
+) -> Any:
+    """The result of the asynchronous ``wrapped``, called while `sending`."""
+    with sending(to):
+        return await wrapped(*args, **kwargs)
+
+
+def is_sending() -> bool:
+    """Whether a request that was looked at is being sent in this context, so that its connection is that of a known request."""
+    sent = _sent.get()
+    # Without a proxy, a stamped request connects to the endpoint alone.
+    return _sending.get() and (sent is None or not sent.is_local)
