@@ -221,7 +221,7 @@ def _exit(code: object) -> None:
         code = 1
     with suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     if (main := vars(sys.modules["__main__"])) is not globals():
         main.clear()  # closes its files
     for stream in (sys.stdout, sys.stderr):

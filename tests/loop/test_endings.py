@@ -7,7 +7,7 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ def test_a_signal_saves_a_checkpoint_and_says_how_to_resume(
 
 
 @contextmanager
-def default_handlers() -> Iterator[None]:
+def default_handlers() -> Generator[None]:
     """A shell that runs the tests in the background ignores SIGINT, and nohup SIGHUP."""
     before = {
         number: signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

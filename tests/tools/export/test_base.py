@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +13,17 @@ import yaml
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.export.card import make_card
 from lightning_core.tools.export.source import find_trained
+from tests import warm
 
 DEMO = "smollm2-135m-instruct"
+OFFLINE = """
+import sys
+from huggingface_hub import constants
+constants.HF_HUB_CACHE, constants.HF_HUB_OFFLINE = sys.argv[1], True
+from lightning_core.tools.cli.main import main
+sys.exit(main(sys.argv[2:]))
+"""
+"""The command with another cache of the Hub, whose variables are read when its package is imported."""
 
 
 @pytest.mark.parametrize(
@@ -60,13 +66,8 @@ def test_an_adapter_of_a_model_on_the_hub_names_it(run: Callable[[str], Path], b
     shutil.copytree(base, cached / "snapshots" / "abc")
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("abc")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    command = [sys.executable, "-m", "lightning_core.tools.cli", "export", str(run("lora")), str(tmp_path / "out")]
-    done = subprocess.run(
-        [*command, "--format", "peft", "policy.model=me/base"],
-        env={**environment, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command = ["export", str(run("lora")), str(tmp_path / "out"), "--format", "peft", "policy.model=me/base"]
+    done = warm.run(["-c", OFFLINE, str(cached.parent), *command])
     assert done.returncode == 0, done.stderr
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "me/base"
