@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from lightning_core.capture import Run, current_address, rollout, scope
+from lightning_core import rollout, trace_to_transitions, transitions_to_rows
+from lightning_core.capture import Run, current_address, scope
 from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
-from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.chat.chat_families import FAMILIES, Family, FamilyBackend, encode, make_chat, make_tokenizer
 
 BY_NAME = {family.name: family for family in FAMILIES}

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from docs._generate.configuration import reference
-from lightning_core.config import Config, dump_config, load_config
+from lightning_core import Config, load_config
+from lightning_core.config import dump_config
 from lightning_core.config.resolve import agents_policies, policy_settings
 from lightning_core.config.sections import Policy
 from lightning_core.credit import ADVANTAGE_RULES

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_core import load_config
+from lightning_core import Call, CreditRules, Episode, assign_credit, load_config
 from lightning_core.config.build_rules import policy_rules
-from lightning_core.credit import Air, CreditRules, Episode, FormatRule, assign_credit
+from lightning_core.credit import Air, FormatRule
 from lightning_core.credit.gae import turn_gae
 from lightning_core.credit.tool_outcomes import ToolOutcome
 from lightning_core.errors import ConfigError, CreditError, RewardError
-from lightning_core.trace import Call, Reward
+from lightning_core.trace import Reward
 from tests.credit.episodes import call, calls_tools, episode, from_calls, tool
 
 FLAT = episode("y", 0)

@@ -13,13 +13,12 @@ import pytest
 from annotated_types import Ge
 
 from docs._generate.rules import TABLES, advantage_table, update
-from lightning_core import CreditRules, assign_credit, load_config
+from lightning_core import CreditRules, Episode, assign_credit, fit, load_config
 from lightning_core.config.build_rules import loss_rule, policy_rules
 from lightning_core.credit import (
     ADVANTAGE_RULES,
     GROUP_KEYS,
     Component,
-    Episode,
     Value,
     advantage_rule,
     group_key,
@@ -28,7 +27,6 @@ from lightning_core.credit import (
 )
 from lightning_core.credit.registry import LOSSES, REWARD_RULES
 from lightning_core.errors import ConfigError, CreditError
-from lightning_core.loop import fit
 from lightning_core.observers.monitors import MONITORS
 from lightning_core.records.folder import open_run_folder
 from tests.credit import own_rules

@@ -9,11 +9,11 @@ import openai
 import pytest
 from langchain_openai import OpenAI as LangChainOpenAI
 
-from lightning_core.capture import reward, rollout, scope
+from lightning_core import reward, rollout, trace_to_transitions, transitions_to_rows
+from lightning_core.capture import scope
 from lightning_core.endpoint.server import Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing import Playground
-from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.endpoint.test_endpoint import TRAINED, client_in_scope, serve
 
 

@@ -16,9 +16,10 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 from typing_extensions import is_typeddict
 
+from lightning_core import rollout
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import Run, rollout
+from lightning_core.capture import Run
 from lightning_core.dialects import DIALECTS
 from lightning_core.dialects import anthropic_messages as messages
 from lightning_core.dialects import openai_chat as chat_completions

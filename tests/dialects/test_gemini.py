@@ -14,14 +14,14 @@ from google import genai
 from google.genai import errors, types
 from pydantic import BaseModel
 
-from lightning_core.capture import Run, reward, rollout, scope
+from lightning_core import reward, rollout, trace_to_transitions, transitions_to_rows
+from lightning_core.capture import Run, scope
 from lightning_core.capture.signatures import sign_origin
 from lightning_core.dialects import gemini
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing import Playground
 from lightning_core.testing.recording_server import RecordingServer
-from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.dialects.test_fields import client_in_rollout
 from tests.dialects.test_responses import TWO_CALLS, WRITER, prompts_of
 from tests.endpoint.test_endpoint import client_in_scope, serve

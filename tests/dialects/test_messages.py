@@ -10,13 +10,13 @@ import anthropic
 import pytest
 from anthropic import Anthropic
 
-from lightning_core.capture import Run, reward, rollout, scope
+from lightning_core import reward, rollout, trace_to_transitions, transitions_to_rows
+from lightning_core.capture import Run, scope
 from lightning_core.capture.signatures import sign_origin
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing import Playground
 from lightning_core.testing.recording_server import RecordingServer
-from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.dialects.test_responses import TWO_CALLS, WRITER, prompts_of, sum_up
 from tests.endpoint.test_endpoint import client_in_scope, serve
 

@@ -11,11 +11,11 @@ from langchain_openai import ChatOpenAI
 from openai import AzureOpenAI, OpenAI
 from pydantic import BaseModel
 
-from lightning_core.capture import Run, reward, rollout, scope
+from lightning_core import reward, rollout, trace_to_transitions, transitions_to_rows
+from lightning_core.capture import Run, scope
 from lightning_core.endpoint.server import Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing import Playground
-from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.endpoint.test_endpoint import client_in_scope, serve
 
 TOOLS: list[Any] = [

@@ -24,7 +24,7 @@ from pydantic import SecretStr
 from lightning_core.capture.address import Address
 from lightning_core.endpoint.routing import Routing
 from lightning_core.rollouts.local_agents import patched
-from lightning_core.testing.playground import open_playground
+from lightning_core.testing import open_playground
 from tests.endpoint.test_endpoint import serve
 
 SEVERAL = 8

@@ -14,13 +14,13 @@ from google.genai import types
 from openai import NotFoundError, OpenAI
 from starlette.responses import JSONResponse
 
+from lightning_core import trace_to_transitions, transitions_to_rows
 from lightning_core.capture import Run, scope
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing import Playground
 from lightning_core.testing.recording_server import RecordingServer, recording_server
 from lightning_core.trace import Event
-from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.dialects.test_fields import client_in_rollout
 from tests.dialects.test_gemini import BASE, HI
 from tests.endpoint.test_endpoint import client_in_scope, serve

@@ -12,14 +12,15 @@ import pytest
 from anthropic import Anthropic
 from langchain_openai import OpenAIEmbeddings
 
-from lightning_core.capture import Run, rollout, scope
+from lightning_core import rollout, trace_to_transitions
+from lightning_core.capture import Run, scope
 from lightning_core.capture.signatures import sign_origin
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing import Playground
 from lightning_core.testing.recording_server import RecordingServer
 from lightning_core.trace import SpanRecord
-from lightning_core.transitions import refused_calls, trace_to_transitions
+from lightning_core.transitions import refused_calls
 from tests.endpoint.test_endpoint import TRAINED, client_in_scope, serve
 
 

@@ -15,15 +15,14 @@ import pytest
 from openai import OpenAI
 from starlette.responses import JSONResponse, Response
 
+from lightning_core import Call, reward, rollout, trace_to_transitions, transitions_to_rows
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import Run, current_address, reward, rollout, scope
+from lightning_core.capture import Run, current_address, scope
 from lightning_core.capture.signatures import sign_origin
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import Limits, PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing.recording_server import RecordingServer, recording_server
-from lightning_core.trace import Call
-from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 
 TRAINED = Routing(trained=frozenset({"writer"}), temperature=0.7, max_tokens=64)
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]

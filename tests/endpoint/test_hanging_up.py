@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from lightning_core import rollout
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import Run, rollout
+from lightning_core.capture import Run
 from lightning_core.dialects import DIALECTS
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.endpoint.server import PolicyEndpoint, Routing

@@ -16,8 +16,9 @@ import httpx
 import openai
 import pytest
 
+from lightning_core import Call, Trace, reward, rollout, trace_to_transitions
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import Run, reward, rollout, scope
+from lightning_core.capture import Run, scope
 from lightning_core.capture.tool_results import RESULT
 from lightning_core.chat.chat import Chat
 from lightning_core.credit.tool_outcomes import tool_outcomes
@@ -25,8 +26,7 @@ from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.otel import exporting, spans_to_otlp, spans_to_protobuf
 from lightning_core.testing import Playground
 from lightning_core.testing.contract import answer_prompt
-from lightning_core.trace import Call, Event, SpanRecord, Trace
-from lightning_core.transitions import trace_to_transitions
+from lightning_core.trace import Event, SpanRecord
 
 OTHER = "ab" * 16
 HI: list[Any] = [{"role": "user", "content": "hi"}]

@@ -20,13 +20,12 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
 from openai import AsyncOpenAI, OpenAI
 
-from lightning_core.capture import Run, rollout, scope
+from lightning_core import Call, rollout, trace_to_transitions, transitions_to_rows
+from lightning_core.capture import Run, scope
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.testing.recording_server import RecordingServer, recording_server
-from lightning_core.trace import Call
-from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.endpoint.test_endpoint import serve
 
 ROUTING = Routing(trained=frozenset({"writer"}), temperature=0.7, max_tokens=64)

@@ -11,15 +11,15 @@ import openai
 import pytest
 from rich.console import Console
 
-from lightning_core.capture import reward
-from lightning_core.credit import Air, CreditRules, assign_credit
+from lightning_core import CreditRules, assign_credit, reward, trace_to_transitions, transitions_to_rows
+from lightning_core.credit import Air
 from lightning_core.credit.tool_outcomes import tool_outcomes
 from lightning_core.endpoint.server import Limits, Routing
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.jobs import to_episodes
 from lightning_core.signals.judge.scores import judge_prompt
 from lightning_core.tools.cli.tree import make_tree
-from lightning_core.transitions import refused_calls, trace_to_transitions, transitions_to_rows
+from lightning_core.transitions import refused_calls
 from tests.dialects.test_fields import client_in_rollout
 from tests.endpoint.test_endpoint import HI, client_in_scope, serve, serve_backend
 from tests.endpoint.test_hanging_up import Endless

@@ -17,8 +17,8 @@ import httpx
 import openai
 import pytest
 
+from lightning_core import rollout
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import rollout
 from lightning_core.dialects import DIALECTS
 from lightning_core.dialects import anthropic_messages as messages
 from lightning_core.dialects.dialect import Dialect

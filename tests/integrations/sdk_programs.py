@@ -10,9 +10,10 @@ from agents import Agent, Model, OpenAIChatCompletionsModel, RunConfig, Runner, 
 from httpx2 import Limits
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+from lightning_core import Call, Trace
 from lightning_core.testing import Playground, open_playground
 from lightning_core.testing.contract import ancestors, parent_of, run_async
-from lightning_core.trace import Call, Event, Trace
+from lightning_core.trace import Event
 
 QUIET = RunConfig(tracing_disabled=True)
 

@@ -36,13 +36,13 @@ from autogen_core.tools import BaseTool, FunctionTool, TextResultContent, ToolRe
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
 from lightning_autogen_agentchat._context import FUNCTIONS
+from lightning_core import Trace, trainable
 from lightning_core.capture import current_run
 from lightning_core.capture.integration import Installed
-from lightning_core.capture.mark import trainable
 from lightning_core.errors import ConfigError
 from lightning_core.testing import Playground, open_playground, playground, tool_call
 from lightning_core.testing.contract import AgentSpec, HostAdapter, IntegrationContract, ancestors, parent_of, run_async
-from lightning_core.trace import Event, Trace
+from lightning_core.trace import Event
 
 INFO = ModelInfo(
     vision=False, function_calling=True, json_output=False, structured_output=False, family=ModelFamily.UNKNOWN

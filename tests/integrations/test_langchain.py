@@ -25,9 +25,9 @@ from langchain_core.tools import BaseTool, ToolException, tool
 from langchain_openai import ChatOpenAI
 from pydantic import ValidationError
 
+from lightning_core import trainable
 from lightning_core.capture.integration import Installed
 from lightning_core.capture.integration import installed as installed_globally
-from lightning_core.capture.mark import trainable
 from lightning_core.errors import ConfigError
 from lightning_core.testing import Playground
 from lightning_core.testing.contract import ADD_PROMPT, AgentSpec, HostAdapter, IntegrationContract, ancestors

@@ -13,8 +13,8 @@ from langchain_core.runnables import RunnableBranch, RunnableLambda, RunnablePar
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
+from lightning_core import trainable
 from lightning_core.capture.integration import Installed
-from lightning_core.capture.mark import trainable
 from lightning_core.testing import Playground
 from lightning_core.testing.contract import user_message
 from lightning_core.trace import DECLARED_AGENTS

@@ -26,8 +26,8 @@ from langgraph.prebuilt import ToolNode, ToolRuntime
 from langgraph.pregel import Pregel
 from langgraph.types import Command, PregelExecutableTask, RetryPolicy, Send, interrupt
 
+from lightning_core import trainable
 from lightning_core.capture.integration import Installed
-from lightning_core.capture.mark import trainable
 from lightning_core.errors import ConfigError
 from lightning_core.testing import Playground
 from lightning_core.testing.contract import (

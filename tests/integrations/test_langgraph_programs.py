@@ -21,9 +21,9 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState, ToolNode
 from langgraph.types import Command
 
+from lightning_core import Trace
 from lightning_core.testing import Playground, open_playground, tool_call
 from lightning_core.testing.contract import ancestors, parent_of
-from lightning_core.trace import Trace
 from tests.integrations.runnables import run_runnable
 
 llm = ChatOpenAI(model="policy", api_key="sk-of-the-agent", max_retries=0)

@@ -38,9 +38,10 @@ from agents import (
 from agents.mcp import MCPServerStdio
 from pydantic import BaseModel
 
-from lightning_core.capture import current_address, reward
+from lightning_core import Trace, reward, trainable
+from lightning_core.capture import current_address
 from lightning_core.capture.integration import Installed
-from lightning_core.capture.mark import get_mark, trainable
+from lightning_core.capture.mark import get_mark
 from lightning_core.credit.tool_outcomes import tool_outcomes
 from lightning_core.errors import ConfigError
 from lightning_core.testing import Playground, tool_call
@@ -52,7 +53,6 @@ from lightning_core.testing.contract import (
     run_async,
     user_message,
 )
-from lightning_core.trace import Trace
 from tests.integrations.sdk_programs import (
     HOWS,
     QUIET,

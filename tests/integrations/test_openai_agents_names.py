@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from agents import Agent, handoff, set_trace_processors
 
+from lightning_core import trainable
 from lightning_core.capture.integration import Installed
-from lightning_core.capture.mark import trainable
 from lightning_core.testing import tool_call
 from lightning_core.trace import DECLARED_AGENTS
 from tests.integrations.sdk_programs import HOWS, cast, first, make, run, speakers

@@ -17,8 +17,9 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from lightning_core import Trace, rollout, trace_to_transitions, transitions_to_rows
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import outside_rollout, rollout, scope
+from lightning_core.capture import outside_rollout, scope
 from lightning_core.capture.spans import to_record
 from lightning_core.chat.chat import Chat
 from lightning_core.credit.tool_outcomes import tool_outcomes
@@ -26,8 +27,8 @@ from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.otel import read_traces, spans_from_otlp, spans_to_otlp, spans_to_protobuf
 from lightning_core.testing import Playground
 from lightning_core.testing.contract import answer_prompt
-from lightning_core.trace import Event, SpanRecord, Trace
-from lightning_core.transitions import refused_calls, trace_to_transitions, transitions_to_rows
+from lightning_core.trace import Event, SpanRecord
+from lightning_core.transitions import refused_calls
 
 ADD = 'use:add {"a": 1}'
 TOOLS: list[Any] = [

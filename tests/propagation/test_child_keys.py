@@ -21,7 +21,7 @@ from lightning_core.capture.children.keys import (
 )
 from lightning_core.capture.signatures import sign
 from lightning_core.endpoint.agent_urls import name_agent, split_path
-from lightning_core.testing.playground import Playground, open_playground
+from lightning_core.testing import Playground, open_playground
 
 ROLLOUT, SPAN = "a" * 32, "b" * 16
 SECRET = "secret"

@@ -14,7 +14,7 @@ import pytest
 from lightning_core import reward
 from lightning_core.capture import Run, endpoint_environment, note_elsewhere, scope
 from lightning_core.capture.children.keys import read_key
-from lightning_core.testing.playground import Playground
+from lightning_core.testing import Playground
 from tests.propagation import process_work as work
 from tests.propagation.gate import Gate, gate_to
 from tests.propagation.requests_elsewhere import elsewhere

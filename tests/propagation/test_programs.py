@@ -15,14 +15,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from lightning_core import trainable
+from lightning_core import rollout, trainable
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import Run, endpoint_environment, rollout, scope
+from lightning_core.capture import Run, endpoint_environment, scope
 from lightning_core.capture.children.environment import child_variables, origin_url
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.rollouts.local_agents import patched
-from lightning_core.testing.playground import Playground, open_playground
+from lightning_core.testing import Playground, open_playground
 from lightning_core.testing.recording_server import RecordingServer
 from tests.propagation import process_work
 

@@ -16,8 +16,9 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from starlette.responses import JSONResponse
 
+from lightning_core import reward
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import current_address, current_run, reward, scope
+from lightning_core.capture import current_address, current_run, scope
 from lightning_core.chat.chat import Chat
 from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.server import PolicyEndpoint, Routing

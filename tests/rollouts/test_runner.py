@@ -13,8 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
+from lightning_core import reward
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import current_address, current_run, reward, scope
+from lightning_core.capture import current_address, current_run, scope
 from lightning_core.capture.spans import deliver
 from lightning_core.chat.chat import Chat
 from lightning_core.config.sections import Rollouts

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lightning_core import Row
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.errors import TrainingError
 from lightning_core.trainers.torch.aggregation import token_weights
-from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
 
 pytestmark = pytest.mark.numeric
