@@ -26,8 +26,8 @@ from lightning_core.dialects.fields import Fields, collect_notes
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing.recording_server import recording_server
-from tests.dialects.test_fields import LEAST, client_in_rollout
-from tests.endpoint.test_endpoint import serve
+from tests.dialects.test_fields import LEAST
+from tests.endpoint.serving import client_in_rollout, serve
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 HI: dict[str, Any] = {"role": "user", "content": "hi"}

@@ -25,7 +25,7 @@ from lightning_core.capture.address import Address
 from lightning_core.endpoint.routing import Routing
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.testing import open_playground
-from tests.endpoint.test_endpoint import serve
+from tests.endpoint.serving import serve
 
 SEVERAL = 8
 HI: list[Any] = [{"role": "user", "content": "hi"}]

@@ -21,9 +21,8 @@ from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing import Playground
 from lightning_core.testing.recording_server import RecordingServer, recording_server
 from lightning_core.trace import Event
-from tests.dialects.test_fields import client_in_rollout
 from tests.dialects.test_gemini import BASE, HI
-from tests.endpoint.test_endpoint import client_in_scope, serve
+from tests.endpoint.serving import client_in_rollout, client_in_scope, serve
 
 WRITER = Routing(trained=frozenset({"writer"}))
 KEY: Any = "sk-own"

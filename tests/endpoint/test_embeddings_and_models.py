@@ -21,7 +21,7 @@ from lightning_core.testing import Playground
 from lightning_core.testing.recording_server import RecordingServer
 from lightning_core.trace import SpanRecord
 from lightning_core.transitions import refused_calls
-from tests.endpoint.test_endpoint import TRAINED, client_in_scope, serve
+from tests.endpoint.serving import TRAINED, client_in_scope, serve
 
 
 def embeddings_of(run: Run) -> list[SpanRecord]:

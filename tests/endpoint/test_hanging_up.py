@@ -22,8 +22,8 @@ from lightning_core.dialects.dialect import Dialect
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.errors import InfrastructureError
-from tests.dialects.test_fields import LEAST, client_in_rollout
-from tests.endpoint.test_endpoint import serve_backend
+from tests.dialects.test_fields import LEAST
+from tests.endpoint.serving import client_in_rollout, serve_backend
 
 PROMPTLY = 2.0
 """Seconds."""

@@ -27,8 +27,8 @@ from lightning_core.endpoint.request import EventStream
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing.recording_server import RecordingServer
-from tests.dialects.test_fields import LEAST, client_in_rollout
-from tests.endpoint.test_endpoint import serve
+from tests.dialects.test_fields import LEAST
+from tests.endpoint.serving import client_in_rollout, serve
 
 CHAT = "/chat/completions"
 BODY = {"model": "gpt", "messages": [{"role": "user", "content": "hi"}]}

@@ -26,7 +26,7 @@ from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.testing.recording_server import RecordingServer, recording_server
-from tests.endpoint.test_endpoint import serve
+from tests.endpoint.serving import serve
 
 ROUTING = Routing(trained=frozenset({"writer"}), temperature=0.7, max_tokens=64)
 HI: list[Any] = [{"role": "user", "content": "hi"}]

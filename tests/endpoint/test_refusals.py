@@ -20,8 +20,7 @@ from lightning_core.rollouts.jobs import to_episodes
 from lightning_core.signals.judge.scores import judge_prompt
 from lightning_core.tools.cli.tree import make_tree
 from lightning_core.transitions import refused_calls
-from tests.dialects.test_fields import client_in_rollout
-from tests.endpoint.test_endpoint import HI, client_in_scope, serve, serve_backend
+from tests.endpoint.serving import HI, client_in_rollout, client_in_scope, serve, serve_backend
 from tests.endpoint.test_hanging_up import Endless
 from tests.endpoint.test_safety import key_of
 

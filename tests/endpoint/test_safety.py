@@ -23,8 +23,8 @@ from lightning_core.dialects import DIALECTS
 from lightning_core.dialects import anthropic_messages as messages
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.endpoint.server import Limits, PolicyEndpoint, Routing
-from tests.dialects.test_fields import LEAST, client_in_rollout
-from tests.endpoint.test_endpoint import HI, answered, client_in_scope, serve, serve_backend
+from tests.dialects.test_fields import LEAST
+from tests.endpoint.serving import HI, answered, client_in_rollout, client_in_scope, serve, serve_backend
 from tests.endpoint.test_hanging_up import Endless, connect, request_of
 
 CHAT = "/chat/completions"
