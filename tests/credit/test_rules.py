@@ -161,18 +161,9 @@ def test_rules_are_module_and_callable() -> None:
 @pytest.mark.parametrize(
     ("credit", "text"),
     [
-        (
-            {"rewards": "tests.credit.own_rules:nothing"},
-            "credit.rewards: the module 'tests.credit.own_rules' has no 'nothing'",
-        ),
-        (
-            {"advantage": "tests.credit.own_rules:nothing"},
-            "credit.advantage: the module 'tests.credit.own_rules' has no 'nothing'",
-        ),
-        (
-            {"group_by": ["tests.credit.own_rules:nothing"]},
-            "credit.group_by: the module 'tests.credit.own_rules' has no 'nothing'",
-        ),
+        ({"rewards": "tests.credit.own_rules:nothing"}, "credit.rewards: the module 'tests.credit.own_rules' has no 'nothing'"),
+        ({"advantage": "tests.credit.own_rules:nothing"}, "credit.advantage: the module 'tests.credit.own_rules' has no 'nothing'"),
+        ({"group_by": ["tests.credit.own_rules:nothing"]}, "credit.group_by: the module 'tests.credit.own_rules' has no 'nothing'"),
         ({"group_by": ["tusk"]}, "credit.group_by[0]: found 'tusk', expected 'task', 'agent',"),
         (
             {"rewards": "tests.credit.own_rules:per_call", "rewards_args": {"penalti": 1.0}},
@@ -188,12 +179,9 @@ def test_rules_are_module_and_callable() -> None:
             "credit.rewards is 'tests.credit.own_rules:per_call'",
         ),
         ({"advantage": "tests.credit.own_rules:shifted"}, "credit.advantage: 'shifted' needs credit.advantage_args.by"),
-        (
-            {"advantage_args": {"by": 1.0}},
-            "credit.advantage_args.by: 'grpo' has no argument 'by'; it takes no arguments",
-        ),
+        ({"advantage_args": {"by": 1.0}}, "credit.advantage_args.by: 'grpo' has no argument 'by'; it takes no arguments"),
     ],
-)
+)  # fmt: skip
 def test_errors_name_the_key_and_what_was_expected(credit: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as error:
         rules(**credit)

@@ -221,22 +221,12 @@ def test_a_span_with_an_invalid_field_is_refused(changes: dict[str, Any], expect
         (b"{", {}, 400, "the request body is not JSON: EOF"),
         (b"[]", {}, 400, "expected an object with 'resourceSpans', found a JSON list"),
         (b'{"resourceSpans": [3]}', {}, 400, "expected OTLP/JSON, found"),
-        (
-            b"{}",
-            {"content-encoding": "gzip"},
-            400,
-            "the request body has the content-encoding 'gzip', but the data is not gzip",
-        ),
+        (b"{}", {"content-encoding": "gzip"}, 400, "the request body has the content-encoding 'gzip', but the data is not gzip"),
         (b"{}", {"content-encoding": "br"}, 415, "the request body has the content-encoding 'br'"),
         (b"{}", {"content-type": "text/plain"}, 415, "expected application/x-protobuf or application/json"),
-        (
-            gzip.compress(bytes(65 << 20)),
-            {"content-encoding": "gzip"},
-            413,
-            "the request body has more than 67108864 bytes",
-        ),
+        (gzip.compress(bytes(65 << 20)), {"content-encoding": "gzip"}, 413, "the request body has more than 67108864 bytes"),
     ],
-)
+)  # fmt: skip
 def test_requests_that_cannot_be_read(body: bytes, headers: dict[str, str], status: int, expected: str) -> None:
     with opened() as (endpoint, run, key):
         answer = httpx.post(
