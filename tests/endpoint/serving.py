@@ -23,11 +23,16 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 
 @contextmanager
 def serve(
-    script: Any = lambda prompt: "hello", *, upstream: Any = None, limits: Any = None, **options: Any
+    script: Any = lambda prompt: "hello",
+    *,
+    upstream: UpstreamServer | str | None = None,
+    upstream_key: str | None = None,
+    limits: Any = None,
+    **options: Any,
 ) -> Iterator[PolicyEndpoint]:
     """An endpoint whose model answers by ``script``. ``upstream``: a server for other models, or its URL."""
     if isinstance(upstream, str):
-        upstream = UpstreamServer(base_url=upstream)
+        upstream = UpstreamServer(base_url=upstream, api_key=upstream_key)
     with serve_backend(ScriptedBackend(script, **options), upstream=upstream, limits=limits) as endpoint:
         yield endpoint
 
@@ -41,11 +46,23 @@ def serve_backend(backend: ScriptedBackend, **options: Any) -> Iterator[PolicyEn
 @contextmanager
 def serve_upstream(script: Any, routing: Routing | None = None) -> Generator[tuple[Run, UpstreamServer]]:
     """A second endpoint as an upstream, with the rollout that records there what it is asked."""
-    with serve(script) as far, rollout({"id": "far"}) as run:
-        key = far.new_key()
-        far.open(key, run.address, routing or Routing(frozen={"": "policy"}))
+    routing = routing or Routing(frozen={"": "policy"})
+    with serve(script) as far, key_in_rollout(far, routing) as (run, key):
         yield run, UpstreamServer(base_url=far.url, api_key=key)
-        far.close(key)
+
+
+@contextmanager
+def key_in_rollout(
+    endpoint: PolicyEndpoint, routing: Routing | None = None, **options: Any
+) -> Generator[tuple[Run, str]]:
+    """A rollout that is open in the endpoint, and its key."""
+    key = endpoint.new_key()
+    with rollout({"id": "t"}) as run:
+        endpoint.open(key, run.address, routing or Routing(), **options)
+        try:
+            yield run, key
+        finally:
+            endpoint.close(key)
 
 
 @contextmanager
@@ -53,19 +70,11 @@ def client_in_scope(
     endpoint: PolicyEndpoint, routing: Routing = TRAINED, agent: str = "writer", **options: Any
 ) -> Iterator[tuple[Run, OpenAI]]:
     """A rollout with a client in the scope of ``agent``."""
-    key = endpoint.new_key()
-    with rollout({"id": "t"}) as run:
-        endpoint.open(key, run.address, routing, **options)
-        try:
-            with scope(agent):
-                address = current_address()
-                assert address is not None
-                with OpenAI(
-                    base_url=endpoint.url, api_key=key, max_retries=0, default_headers=address.to_headers()
-                ) as client:
-                    yield run, client
-        finally:
-            endpoint.close(key)
+    with key_in_rollout(endpoint, routing, **options) as (run, key), scope(agent):
+        address = current_address()
+        assert address is not None
+        with OpenAI(base_url=endpoint.url, api_key=key, max_retries=0, default_headers=address.to_headers()) as client:
+            yield run, client
 
 
 @contextmanager
@@ -73,12 +82,11 @@ def client_in_rollout(
     endpoint: PolicyEndpoint, routing: Routing | None = None, **options: Any
 ) -> Iterator[tuple[Run, httpx.Client]]:
     """A rollout with a client for any wire format."""
-    with rollout({"id": "t"}) as run:
-        key = endpoint.new_key()
-        endpoint.open(key, run.address, routing or Routing(), **options)
-        with httpx.Client(base_url=endpoint.url, headers={"authorization": f"Bearer {key}"}, timeout=30) as client:
-            yield run, client
-        endpoint.close(key)
+    with (
+        key_in_rollout(endpoint, routing, **options) as (run, key),
+        httpx.Client(base_url=endpoint.url, headers={"authorization": f"Bearer {key}"}, timeout=30) as client,
+    ):
+        yield run, client
 
 
 def answered(run: Run) -> list[Call]:

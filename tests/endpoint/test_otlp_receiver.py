@@ -17,26 +17,23 @@ import openai
 import pytest
 
 from lightning_core import Call, Trace, reward, rollout, trace_to_transitions
-from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import Run, scope
 from lightning_core.capture.tool_results import RESULT
-from lightning_core.chat.chat import Chat
 from lightning_core.credit.tool_outcomes import tool_outcomes
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.otel import exporting, spans_to_otlp, spans_to_protobuf
 from lightning_core.testing import Playground
 from lightning_core.testing.contract import answer_prompt
 from lightning_core.trace import Event, SpanRecord
+from tests.endpoint.serving import HI, serve
 
 OTHER = "ab" * 16
-HI: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 @contextmanager
 def opened(**options: Any) -> Generator[tuple[PolicyEndpoint, Run, str]]:
     """An endpoint with an open rollout in which the agent ``solver`` is trained."""
-    backend = ScriptedBackend(answer_prompt)
-    with PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint, rollout("task", **options) as run:
+    with serve(answer_prompt) as endpoint, rollout("task", **options) as run:
         key = endpoint.new_key()
         endpoint.open(key, run.address, Routing(trained=frozenset({"solver"})))
         try:

@@ -14,19 +14,18 @@ from rich.console import Console
 from lightning_core import CreditRules, assign_credit, reward, trace_to_transitions, transitions_to_rows
 from lightning_core.credit import Air
 from lightning_core.credit.tool_outcomes import tool_outcomes
-from lightning_core.endpoint.server import Limits, Routing
+from lightning_core.endpoint.server import Limits
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.jobs import to_episodes
 from lightning_core.signals.judge.scores import judge_prompt
 from lightning_core.tools.cli.tree import make_tree
 from lightning_core.transitions import refused_calls
-from tests.endpoint.serving import HI, client_in_rollout, client_in_scope, serve, serve_backend
+from tests.endpoint.serving import HI, WRITER, client_in_rollout, client_in_scope, serve, serve_backend
 from tests.endpoint.test_hanging_up import Endless
 from tests.endpoint.test_safety import key_of
 
 CHAT = "/chat/completions"
 LONG: list[Any] = [{"role": "user", "content": "x" * 800}]
-WRITER = Routing(trained=frozenset({"writer"}))
 CASES: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
     "a refused field": (CHAT, {"json": {"model": "base", "messages": HI, "top_logprobs": 2}}, 400, "base", "top_logprobs"),
     "a field of the wrong type": ("/messages", {"json": {"model": "base", "thinking": 1}}, 400, "base", "thinking"),
