@@ -62,9 +62,6 @@ CALLS: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-reasoning_families = pytest.mark.parametrize(
-    "family", [f for f in FAMILIES if f.reasons], ids=lambda family: family.name
-)
 
 
 def sample(
