@@ -25,7 +25,7 @@ import pytest
 import yaml
 
 from lightning_core import Trace, fit, load_config, trace_to_transitions, trainable, transitions_to_rows
-from lightning_core.capture import ProgramResult, endpoint_environment
+from lightning_core.propagation import ProgramResult, endpoint_environment
 from lightning_core.records.ledger import trace_ledger
 from lightning_core.rollouts.entry_points import fill
 from lightning_core.testing import tool_call

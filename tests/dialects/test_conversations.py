@@ -17,7 +17,7 @@ from google.genai import errors, types
 from openai import AzureOpenAI, OpenAI
 
 from lightning_core import reward
-from lightning_core.capture import Run, scope
+from lightning_core.capture import ActiveRollout, scope
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.testing import Playground, tool_call
 from tests.endpoint.serving import WRITER, client_in_scope, prompts_of, rows_of, serve, serve_upstream
@@ -297,7 +297,7 @@ streamed_or_not = pytest.mark.parametrize("stream", [False, True])
 @contextmanager
 def talk(
     endpoint: PolicyEndpoint, wire: Wire, routing: Routing = WRITER, agent: str = "writer"
-) -> Generator[tuple[Run, Any]]:
+) -> Generator[tuple[ActiveRollout, Any]]:
     """A rollout with a client in the scope of ``agent``; only its key identifies the rollout."""
     with client_in_scope(endpoint, routing, agent) as (run, client):
         address = {name: str(client.default_headers[name]) for name in ("traceparent", "lightning-agent")}

@@ -12,7 +12,7 @@ from google import genai
 from google.genai import types
 from pydantic import BaseModel
 
-from lightning_core.capture import Run, scope
+from lightning_core.capture import ActiveRollout, scope
 from lightning_core.capture.signatures import sign_origin
 from lightning_core.dialects import gemini
 from lightning_core.endpoint.server import Routing
@@ -38,7 +38,7 @@ def one_call(prompt: str) -> str:
     return 'let me <tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
 
 
-def assert_rows(run: Run, *segments: int) -> None:
+def assert_rows(run: ActiveRollout, *segments: int) -> None:
     """The number of calls in each row; every later call of a row continues it cleanly."""
     rows = rows_of(run)
     assert rows == list(segments)

@@ -11,7 +11,7 @@ from openai import OpenAI
 
 from lightning_core import Call, rollout, trace_to_transitions, transitions_to_rows
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import Run, current_address, scope
+from lightning_core.capture import ActiveRollout, current_address, scope
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
@@ -44,7 +44,7 @@ def serve_backend(backend: ScriptedBackend, **options: Any) -> Iterator[PolicyEn
 
 
 @contextmanager
-def serve_upstream(script: Any, routing: Routing | None = None) -> Generator[tuple[Run, UpstreamServer]]:
+def serve_upstream(script: Any, routing: Routing | None = None) -> Generator[tuple[ActiveRollout, UpstreamServer]]:
     """A second endpoint as an upstream, with the rollout that records there what it is asked."""
     routing = routing or Routing(frozen={"": "policy"})
     with serve(script) as far, key_in_rollout(far, routing) as (run, key):
@@ -54,7 +54,7 @@ def serve_upstream(script: Any, routing: Routing | None = None) -> Generator[tup
 @contextmanager
 def key_in_rollout(
     endpoint: PolicyEndpoint, routing: Routing | None = None, **options: Any
-) -> Generator[tuple[Run, str]]:
+) -> Generator[tuple[ActiveRollout, str]]:
     """A rollout that is open in the endpoint, and its key."""
     key = endpoint.new_key()
     with rollout({"id": "t"}) as run:
@@ -68,7 +68,7 @@ def key_in_rollout(
 @contextmanager
 def client_in_scope(
     endpoint: PolicyEndpoint, routing: Routing = TRAINED, agent: str = "writer", **options: Any
-) -> Iterator[tuple[Run, OpenAI]]:
+) -> Iterator[tuple[ActiveRollout, OpenAI]]:
     """A rollout with a client in the scope of ``agent``."""
     with key_in_rollout(endpoint, routing, **options) as (run, key), scope(agent):
         address = current_address()
@@ -80,7 +80,7 @@ def client_in_scope(
 @contextmanager
 def client_in_rollout(
     endpoint: PolicyEndpoint, routing: Routing | None = None, **options: Any
-) -> Iterator[tuple[Run, httpx.Client]]:
+) -> Iterator[tuple[ActiveRollout, httpx.Client]]:
     """A rollout with a client for any wire format."""
     with (
         key_in_rollout(endpoint, routing, **options) as (run, key),
@@ -89,17 +89,17 @@ def client_in_rollout(
         yield run, client
 
 
-def answered(run: Run) -> list[Call]:
+def answered(run: ActiveRollout) -> list[Call]:
     """The calls of ``run`` that the endpoint did not refuse."""
     return [call for call in run.trace.calls if call.refused is None]
 
 
-def rows_of(run: Run) -> list[int]:
+def rows_of(run: ActiveRollout) -> list[int]:
     """Number of responses in each training row of the agent ``writer``."""
     return [len(row.segments) for row in transitions_to_rows(trace_to_transitions(run.trace, agents={"writer"}))]
 
 
-def prompts_of(run: Run) -> list[str]:
+def prompts_of(run: ActiveRollout) -> list[str]:
     """The prompts, without special tokens."""
     return [
         bytes(i for i in call.prompt_ids if i < 256).decode() for call in run.trace.calls if call.prompt_ids is not None

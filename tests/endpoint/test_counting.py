@@ -15,7 +15,7 @@ from openai import NotFoundError, OpenAI
 from starlette.responses import JSONResponse
 
 from lightning_core import trace_to_transitions, transitions_to_rows
-from lightning_core.capture import Run, scope
+from lightning_core.capture import ActiveRollout, scope
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.testing import Playground
 from lightning_core.testing.recording_server import RecordingServer, recording_server
@@ -28,7 +28,7 @@ USER: list[Any] = [{"role": "user", "content": "hi"}]
 TOOL: dict[str, Any] = {"name": "add", "description": "a + b", "parameters": {"type": "object"}}
 
 
-def counts_of(run: Run) -> list[Event]:
+def counts_of(run: ActiveRollout) -> list[Event]:
     return [event for event in run.trace.events if event.kind == "count"]
 
 

@@ -13,7 +13,7 @@ from anthropic import Anthropic
 from langchain_openai import OpenAIEmbeddings
 
 from lightning_core import trace_to_transitions
-from lightning_core.capture import Run, scope
+from lightning_core.capture import ActiveRollout, scope
 from lightning_core.capture.signatures import sign_origin
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.testing import Playground
@@ -23,7 +23,7 @@ from lightning_core.transitions import refused_calls
 from tests.endpoint.serving import TRAINED, client_in_scope, key_in_rollout, serve
 
 
-def embeddings_of(run: Run) -> list[SpanRecord]:
+def embeddings_of(run: ActiveRollout) -> list[SpanRecord]:
     return [span for span in run.spans if span.attributes.get("gen_ai.operation.name") == "embeddings"]
 
 

@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from lightning_core import Call, Trace, reward, rollout, trace_to_transitions
-from lightning_core.capture import Run, scope
+from lightning_core.capture import ActiveRollout, scope
 from lightning_core.capture.tool_results import RESULT
 from lightning_core.credit.tool_outcomes import tool_outcomes
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
@@ -31,7 +31,7 @@ OTHER = "ab" * 16
 
 
 @contextmanager
-def opened(**options: Any) -> Generator[tuple[PolicyEndpoint, Run, str]]:
+def opened(**options: Any) -> Generator[tuple[PolicyEndpoint, ActiveRollout, str]]:
     """An endpoint with an open rollout in which the agent ``solver`` is trained."""
     with serve(answer_prompt) as endpoint, rollout("task", **options) as run:
         key = endpoint.new_key()

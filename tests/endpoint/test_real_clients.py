@@ -21,7 +21,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from openai import AsyncOpenAI, OpenAI
 
 from lightning_core import Call, rollout, trace_to_transitions, transitions_to_rows
-from lightning_core.capture import Run, scope
+from lightning_core.capture import ActiveRollout, scope
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.testing.recording_server import RecordingServer, recording_server
@@ -45,7 +45,7 @@ def endpoint(upstream: RecordingServer) -> Iterator[PolicyEndpoint]:
         yield endpoint
 
 
-def play(endpoint: PolicyEndpoint, work: Callable[[], Any], agent: str = "writer") -> tuple[Run, Any]:
+def play(endpoint: PolicyEndpoint, work: Callable[[], Any], agent: str = "writer") -> tuple[ActiveRollout, Any]:
     """A rollout in which ``agent`` runs ``work``, and its result."""
     key = endpoint.new_key()
     with rollout({"id": "t"}, endpoint=endpoint.url, api_key=key) as run:

@@ -19,7 +19,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import RetryPolicy
 
 from lightning_core import Trace, trainable
-from lightning_core.capture import Run
+from lightning_core.capture import ActiveRollout
 from tests.integrations.identity.outcome import Outcome, compare
 
 CALLS_PER_ROUND = 9
@@ -124,7 +124,12 @@ class Storm:
         return graph.compile()
 
     async def run(
-        self, scope: Callable[[], AbstractContextManager[Run]], *, rollouts: int, rounds: int, concurrency: int
+        self,
+        scope: Callable[[], AbstractContextManager[ActiveRollout]],
+        *,
+        rollouts: int,
+        rounds: int,
+        concurrency: int,
     ) -> list[Trace]:
         """The traces of ``rollouts`` rollouts, each in its own ``scope``."""
         places = asyncio.Semaphore(concurrency)

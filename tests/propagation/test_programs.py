@@ -16,9 +16,10 @@ from collections.abc import Iterator
 import pytest
 
 from lightning_core import rollout, trainable
-from lightning_core.capture import Run, endpoint_environment, scope
-from lightning_core.capture.children.environment import child_variables, origin_url
+from lightning_core.capture import ActiveRollout, scope
 from lightning_core.endpoint.server import Routing
+from lightning_core.propagation import endpoint_environment
+from lightning_core.propagation.children.environment import child_variables, origin_url
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.testing import Playground, open_playground
 from lightning_core.testing.recording_server import RecordingServer
@@ -49,7 +50,7 @@ def playground() -> Iterator[Playground]:
         yield opened
 
 
-def calls(run: Run) -> Counter[tuple[str | None, str]]:
+def calls(run: ActiveRollout) -> Counter[tuple[str | None, str]]:
     """Agent and prompt of each call."""
     return Counter((call.agent, str(call.messages[-1]["content"])) for call in run.trace.calls)
 

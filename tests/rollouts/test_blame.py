@@ -17,7 +17,7 @@ from openai import AsyncOpenAI, OpenAI
 from starlette.responses import JSONResponse
 
 from lightning_core import reward
-from lightning_core.capture import current_address, current_run, scope
+from lightning_core.capture import current_address, current_rollout, scope
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import ConfigError
 from lightning_core.rollouts.attempt import Rollout
@@ -44,7 +44,7 @@ def client(agent: str = "critic", **options: Any) -> OpenAI:
 
 
 def settings_of(agent: str) -> dict[str, Any]:
-    current = current_run()
+    current = current_rollout()
     assert current is not None
     with scope(agent):
         address = current_address()
