@@ -133,14 +133,14 @@ def _record(spans: list[CallSpan], responses: list[UpstreamResponse], target: Ta
         span.end()
 
 
-def replay_forwarded(
+def answer_recorded(
     dialect: Dialect, incoming: IncomingRequest, request: ChatRequest, target: Target
 ) -> Response | None:
     """The recorded responses to a request that would be forwarded; None if one of them is not recorded."""
-    replay, agent = incoming.session.replay, incoming.address.agent
-    if replay is None:
+    recorded, agent = incoming.session.recorded, incoming.address.agent
+    if recorded is None:
         return None
-    found = [replay.take_forwarded(agent, request.input_messages(i)) for i in range(request.choices)]
+    found = [recorded.take_forwarded(agent, request.input_messages(i)) for i in range(request.choices)]
     calls = [call for call in found if call is not None]
     if len(calls) < len(found):
         return None

@@ -15,7 +15,7 @@ from typing import Any
 from openai import OpenAI
 
 from lightning_core import Call, trainable
-from lightning_core.credit.tool_outcomes import ToolOutcome
+from lightning_core.signals.air.tool_outcomes import ToolOutcome
 
 LETTERS = "abcdef"
 client = OpenAI(api_key="any", max_retries=0)

@@ -40,8 +40,8 @@ from pydantic import BaseModel
 from lightning_core import reward, trainable
 from lightning_core.capture import current_address
 from lightning_core.capture.mark import get_mark
-from lightning_core.credit.tool_outcomes import tool_outcomes
 from lightning_core.errors import ConfigError
+from lightning_core.signals.air.tool_outcomes import tool_outcomes
 from lightning_core.testing import tool_call
 from lightning_core.testing.contract import (
     AgentSpec,

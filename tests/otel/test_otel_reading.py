@@ -20,9 +20,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from lightning_core import Trace, rollout, trace_to_transitions, transitions_to_rows
 from lightning_core.capture import outside_rollout, scope
 from lightning_core.capture.spans import to_record
-from lightning_core.credit.tool_outcomes import tool_outcomes
 from lightning_core.endpoint.server import Routing
 from lightning_core.otel import read_traces, spans_from_otlp, spans_to_otlp, spans_to_protobuf
+from lightning_core.signals.air.tool_outcomes import tool_outcomes
 from lightning_core.testing import Playground
 from lightning_core.testing.contract import answer_prompt
 from lightning_core.trace import Event, SpanRecord
