@@ -18,8 +18,8 @@ from lightning_core.capture import marks
 from lightning_core.capture.patching import Patches
 from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, LOSSES, REWARD_RULES
 from lightning_core.rollouts.local_agents import patched
+from lightning_core.testing import Playground
 from lightning_core.testing.contract import answer_prompt
-from lightning_core.testing.playground import Playground
 from lightning_core.testing.recording_server import RecordingServer, recording_server
 from tests.budget import Budget
 from tests.program_runs import Program

@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 
+from lightning_core import load_config
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
-from lightning_core.config import load_config
 from lightning_core.records.ledger import Ledger, trace_ledger
 from lightning_core.records.store import Store
 from lightning_core.rollouts.attempt import Group

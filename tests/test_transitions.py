@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_core.trace import Call, Trace
-from lightning_core.transitions import Transition, refused_calls, trace_to_transitions, transitions_to_rows
+from lightning_core import Call, Trace, Transition, trace_to_transitions, transitions_to_rows
+from lightning_core.transitions import refused_calls
 
 
 def call(sequence: int, agent: str | None, prompt: list[int], output: list[int], **changes: object) -> Call:

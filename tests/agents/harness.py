@@ -24,13 +24,11 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
-from lightning_core import fit, load_config, trainable
+from lightning_core import Trace, fit, load_config, trace_to_transitions, trainable, transitions_to_rows
 from lightning_core.propagation import ProgramResult, endpoint_environment
 from lightning_core.records.ledger import trace_ledger
 from lightning_core.rollouts.entry_points import fill
-from lightning_core.testing.playground import tool_call
-from lightning_core.trace import Trace
-from lightning_core.transitions import trace_to_transitions, transitions_to_rows
+from lightning_core.testing import tool_call
 from tests.rollouts import command_runs
 
 ROOT = Path(__file__).resolve().parents[2]

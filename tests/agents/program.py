@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from lightning_core.propagation import endpoint_environment
-from lightning_core.testing.playground import tool_call
+from lightning_core.testing import tool_call
 from tests.agents.harness import ANSWER, NOTE, ROOT, Agent
 
 PROGRAMS = ROOT / "tests/agents/programs"

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from lightning_core.testing.playground import tool_call
+from lightning_core.testing import tool_call
 from tests.agents.harness import ANSWER, QUESTION, ROOT, CommandLine
 
 VERSION = "2.4.6"

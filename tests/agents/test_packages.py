@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import ClassVar
 
-from lightning_core.testing.playground import tool_call
+from lightning_core.testing import tool_call
 from tests.agents.harness import ANSWER, QUESTION
 from tests.agents.program import Program
 

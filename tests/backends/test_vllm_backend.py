@@ -156,24 +156,15 @@ def test_a_server_that_is_not_vllm(changes: dict[str, Any], expected: str):
         ({"choices": [{**CHOICE, "logprobs": None}]}, "expected a response of vLLM 0.27"),
         ({"choices": [{**CHOICE, "logprobs": {"token_logprobs": [-0.5]}}]}, "expected a response of vLLM 0.27"),
         ({"choices": [{**CHOICE, "logprobs": {"token_logprobs": [-0.5, None]}}]}, "expected a response of vLLM 0.27"),
-        (
-            {"choices": [{**CHOICE, "logprobs": {"token_logprobs": [-0.5, float("nan")]}}]},
-            "expected a response of vLLM 0.27",
-        ),
-        (
-            {"choices": [{**CHOICE, "logprobs": {"token_logprobs": [-0.5, -9999.0]}}]},
-            "expected a response of vLLM 0.27",
-        ),
+        ({"choices": [{**CHOICE, "logprobs": {"token_logprobs": [-0.5, float("nan")]}}]}, "expected a response of vLLM 0.27"),
+        ({"choices": [{**CHOICE, "logprobs": {"token_logprobs": [-0.5, -9999.0]}}]}, "expected a response of vLLM 0.27"),
         ({"choices": [{**CHOICE, "finish_reason": None}]}, "an incomplete response"),
         ({"choices": [{**CHOICE, "finish_reason": "tool"}]}, "expected a response of vLLM 0.27"),
         ({"choices": [{**CHOICE, "finish_reason": "abort"}]}, "shutting down, or another program paused it"),
-        (
-            {"choices": [{**CHOICE, "token_ids": [9, 5]}]},
-            r"\[5\]; expected one of \[9\]. Start it with --generation-config vllm",
-        ),
+        ({"choices": [{**CHOICE, "token_ids": [9, 5]}]}, r"\[5\]; expected one of \[9\]. Start it with --generation-config vllm"),
         ({"choices": [{**CHOICE, "prompt_token_ids": [0, 1, 2]}]}, "did not sample from the prompt that it was sent"),
     ],
-)
+)  # fmt: skip
 def test_an_answer_that_cannot_be_trained_on(answer: Any, expected: str):
     with answering(v1__completions=answer) as url, pytest.raises(InfrastructureError, match=expected):
         sample(url)

@@ -17,7 +17,7 @@ import numpy as np
 
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.scripted import ByteTokenizer
-from lightning_core.testing.playground import tool_call
+from lightning_core.testing import tool_call
 from lightning_core.trace import BASE, Floats
 
 WORDS = ("ah", "bee", "coda", "dim", "ebb", "fig", "Gus", "HUB", "9 to 5", "jazz", "qx", "vowel")

@@ -57,28 +57,16 @@ RUNS: dict[str, dict[str, Any]] = {
         "rollouts": {"forks": {**FORKS, "tools": "recorded"}},
         "credit": {"rewards": "counterfactual", "advantage": "rloo"},
     },
-    "forks, vine": {
-        "rollouts": {"forks": FORKS},
-        "credit": {"rewards": "vine", "advantage": "none"},
-        "trainer": {"steps": 1},
-    },
-    "distillation, reverse": {
-        "algorithm": {"distill": {**TEACHER, "weight": 0.5, "agents": ["writer"]}, "reward_weight": 2.0}
-    },
-    "distillation, forward": {
-        "algorithm": {"distill": {**TEACHER, "divergence": "forward", "candidates": 3}},
-        "trainer": {"steps": 1},
-    },
+    "forks, vine": {"rollouts": {"forks": FORKS}, "credit": {"rewards": "vine", "advantage": "none"}, "trainer": {"steps": 1}},
+    "distillation, reverse": {"algorithm": {"distill": {**TEACHER, "weight": 0.5, "agents": ["writer"]}, "reward_weight": 2.0}},
+    "distillation, forward": {"algorithm": {"distill": {**TEACHER, "divergence": "forward", "candidates": 3}}, "trainer": {"steps": 1}},
     "cross-entropy, tool and user": {"algorithm": {"ce": {"weight": 0.5, "tokens": ["tool", "user"]}}},
     "cross-entropy, response": {
         "algorithm": {"ce": {"weight": 0.5, "tokens": "response", "min_reward": 0.5, "agents": ["writer"]}},
         "trainer": {"steps": 1},
     },
     "judge": {"credit": {"judge": {"model": "base", "rubric": "It is good.", "weight": 0.5}}},
-    "judge, criteria": {
-        "credit": {"judge": {"model": "base", "rubric": CRITERIA, "weight": 0.5}},
-        "trainer": {"steps": 1},
-    },
+    "judge, criteria": {"credit": {"judge": {"model": "base", "rubric": CRITERIA, "weight": 0.5}}, "trainer": {"steps": 1}},
     "information gain": {"credit": {"rewards": "igpo", "information_gain": GAIN}},
     "air": {"credit": {"rewards": "discounted", "gamma": 0.5, "air": AIR}, "rollouts": {"max_tokens": 24}},
     "critic": {"credit": {"rewards": "gae", "gamma": 0.5, "lam": 0.5, "advantage": "reinforce++"}},
@@ -102,7 +90,7 @@ RUNS: dict[str, dict[str, Any]] = {
         },
         "algorithm": {"distill": TEACHER, "ce": {"weight": 0.5, "tokens": ["tool", "response"], "min_reward": 0.5}},
     },
-}
+}  # fmt: skip
 
 
 def settings(name: str, runs: Path) -> dict[str, Any]:

@@ -116,7 +116,8 @@ def ray_nodes(count: int, workers: int, folder: Path) -> Iterator[None]:
 
 def make_manager(options: Any, client: Any) -> Any:
     """Create the manager as verl does, with verl's configuration."""
-    from lightning_core.config import dump_config, load_config
+    from lightning_core import load_config
+    from lightning_core.config import dump_config
     from lightning_core.trainers.verl.compose import compose_config
     from lightning_core.trainers.verl.manager import LightningManager
     from lightning_core.trainers.verl.settings import defaults, translate

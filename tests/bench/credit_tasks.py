@@ -14,9 +14,8 @@ from typing import Any
 
 from openai import OpenAI
 
-from lightning_core import trainable
+from lightning_core import Call, trainable
 from lightning_core.signals.air.tool_outcomes import ToolOutcome
-from lightning_core.trace import Call
 
 LETTERS = "abcdef"
 client = OpenAI(api_key="any", max_retries=0)

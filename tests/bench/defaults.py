@@ -69,8 +69,7 @@ class StepClock(SilentProgress):
 def train_here(work: Mapping[str, Any]) -> None:
     """The work of `train`, in this process; prints its result."""
     import lightning_core.trainers  # noqa: F401 - before torch: sets how its threads wait
-    from lightning_core.config import Config
-    from lightning_core.loop import fit
+    from lightning_core import Config, fit
 
     clock = StepClock()
     tasks, held_out = split(work["agent"], train=400, held_out=80)

@@ -16,9 +16,9 @@ from typing import Any
 
 import aiohttp
 
+from lightning_core import rollout
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.scripted import ByteTokenizer
-from lightning_core.capture import rollout
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from tests.bench.null_model import logprobs_of, tokens

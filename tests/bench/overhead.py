@@ -27,8 +27,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from openai import AsyncOpenAI
 
-from lightning_core.capture import rollout
-from lightning_core.capture.mark import trainable
+from lightning_core import rollout, trainable
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.testing import Playground
 from lightning_core.testing.contract import answer_prompt

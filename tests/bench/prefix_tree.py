@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from lightning_core import Row
 from lightning_core.model.source import load_model, resolve_model
 from lightning_core.trainers.torch import packing, policy_model
 from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.trainer import TorchTrainer
-from lightning_core.transitions import Row
 from tests.tiny_model import make_tiny_model
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts

@@ -19,9 +19,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
+from lightning_core import Config, load_config
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
-from lightning_core.config import Config, load_config
 from lightning_core.records.store import Store
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.local_agents import capturing, open_agents

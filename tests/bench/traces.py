@@ -30,14 +30,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from lightning_core import Row, Transition, reward, rollout, trace_to_transitions, transitions_to_rows
 from lightning_core.backends.backend import SamplingParams, sampling_digest
-from lightning_core.capture import reward, rollout
 from lightning_core.capture.address import Address
 from lightning_core.chat.chat import RenderedPrompt
 from lightning_core.dialects.exchange import ChatRequest, Choice
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.trace import SpanRecord, spans_to_trace
-from lightning_core.transitions import Row, Transition, trace_to_transitions, transitions_to_rows
 from tests.bench import environment
 from tests.bench.processes import process, read_line
 from tests.bench.traces_peer import microseconds

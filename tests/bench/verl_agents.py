@@ -12,8 +12,8 @@ import torch
 from openai import AsyncOpenAI
 from safetensors.torch import load_file, save_file
 
+from lightning_core import trainable
 from lightning_core.capture import current_rollout
-from lightning_core.capture.mark import trainable
 from tests.tiny_model import make_tiny_model
 
 NEVER = -1000.0

@@ -54,7 +54,7 @@ class Measured:
 
 def configuration(options: Any, folder: Path, ray_folder: Path) -> Any:
     """Our configuration, as a user would write it for a machine without an accelerator."""
-    from lightning_core.config import load_config
+    from lightning_core import load_config
 
     rollouts = options.tasks * GROUP
     return load_config({

@@ -6,8 +6,9 @@ import functools
 import pickle
 from typing import Any
 
-from lightning_core.capture import current_address, rollout
-from lightning_core.capture.mark import get_mark, trainable
+from lightning_core import rollout, trainable
+from lightning_core.capture import current_address
+from lightning_core.capture.mark import get_mark
 
 
 def speak(*words: str) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lightning_core.capture import note_elsewhere, rollout, scope
+from lightning_core import rollout
+from lightning_core.capture import note_elsewhere, scope
 from tests.propagation.requests_elsewhere import elsewhere
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from lightning_core.capture import rollout, scope
+from lightning_core import rollout
+from lightning_core.capture import scope
 
 
 def test_two_live_rollouts_that_seed_random_have_different_ids() -> None:

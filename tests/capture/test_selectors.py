@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from lightning_core import load_config
-from lightning_core.capture import rollout, scope
+from lightning_core import load_config, rollout
+from lightning_core.capture import scope
 from lightning_core.capture.selectors import find_selector, is_known, matches, may_overlap
 from lightning_core.credit.grouping import agent_family
 from lightning_core.endpoint.routing import AuxiliaryCalls, Routing

@@ -12,8 +12,9 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from lightning_core.capture import current_address, register_control_flow, rollout, scope
-from lightning_core.capture.mark import get_mark, marked_agents, trainable
+from lightning_core import rollout, trainable
+from lightning_core.capture import current_address, register_control_flow, scope
+from lightning_core.capture.mark import get_mark, marked_agents
 from lightning_core.errors import ConfigError
 
 

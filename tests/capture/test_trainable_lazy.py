@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from lightning_core.capture import current_address, rollout
-from lightning_core.capture.mark import trainable
+from lightning_core import rollout, trainable
+from lightning_core.capture import current_address
 
 
 def speaker(*_: Any) -> str | None:

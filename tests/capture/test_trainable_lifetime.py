@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lightning_core.capture import ActiveRollout, bind, current_address, current_scope, rollout
-from lightning_core.capture.mark import trainable
+from lightning_core import rollout, trainable
+from lightning_core.capture import ActiveRollout, bind, current_address, current_scope
 from lightning_core.capture.patching import Patches
 from lightning_core.propagation.threads import install_threads
 

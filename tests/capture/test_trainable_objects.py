@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import wrapt
 
-from lightning_core.capture import rollout
-from lightning_core.capture.mark import get_mark, marked_agents, trainable
+from lightning_core import rollout, trainable
+from lightning_core.capture.mark import get_mark, marked_agents
 from lightning_core.errors import ConfigError
 from tests.capture.marked_programs import MARKED, Speaker, builtin, run_pickled, speak
 

@@ -12,12 +12,14 @@ from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
 from lightning_core.chat.template_probe import after_prompt
 from lightning_core.endpoint.streaming import HeldText
 from tests.chat.chat_families import Family, encode, make_chat, make_tokenizer
-from tests.chat.native_templates import FORMATS, LOCAL, OTHERS, family, folder
-from tests.chat.test_templates import serve
+from tests.chat.native_templates import FORMATS, LOCAL, MADE, OTHERS, family, folder
+from tests.chat.test_templates import serve, trained_tokens
 
 needs_wheel = pytest.mark.skipif(folder() is None, reason="needs trl's wheel: pip install --no-deps trl")
-NATIVE = {**FORMATS, **LOCAL}
-every_template = pytest.mark.parametrize("name", [*LOCAL, *(pytest.param(name, marks=needs_wheel) for name in FORMATS)])
+NATIVE = {**FORMATS, **LOCAL, **{name: made.format for name, made in MADE.items()}}
+every_template = pytest.mark.parametrize(
+    "name", [*LOCAL, *MADE, *(pytest.param(name, marks=needs_wheel) for name in FORMATS)]
+)
 
 PROPERTIES: dict[str, Any] = {
     "text": {"type": "string", "description": "A text."},
@@ -132,28 +134,55 @@ def test_a_call_that_the_template_writes_is_read_with_its_types(name: str, argum
     assert not (message["content"] or "").strip()
 
 
-@every_template
-def test_two_calls_and_the_text_and_reasoning_before_them_are_read(name: str):
+def write_two(name: str, prompt: RenderedPrompt, *, said: str = "") -> str:
+    """Two calls in one response, after reasoning and the text ``said`` where the format has a place for them."""
     chat = make_chat(family(name))
-    form = chat.tool_format
-    calls = template_writes(name, {"text": "a"})
-    prompt = chat.render([USER], TOOLS, Memory())
-    around = chat.template.delimiters
-    body = calls
+    form, around = chat.tool_format, chat.template.delimiters
+    body = template_writes(name, {"text": "a"})
     if around is not None:
         body = body.partition(around.close)[2].lstrip() if around.close in body else body
     if form.name == "harmony":
-        text = f"{HM}{SO}{calls}<|call|><|start|>assistant{calls}"
-    elif form.bare:
-        text = f"{body[:-1]}, {body[1:]}" if form.bare == "[" else f"{body}; {body}"
-    else:
-        thought = "" if around is None else f"{'' if prompt.thinking else around.open}hm{around.close}"
-        text = f"{thought}so\n{body}\n{body}"
-    message = chat.read(text, tools=True, thinking=prompt.thinking, declared=TOOLS)
+        return f"{HM}{SO.replace('so', said) if said else ''}{body}<|call|><|start|>assistant{body}"
+    if form.bare:
+        return f"{body[:-1]}, {body[1:]}" if form.bare == "[" else f"{body}; {body}"
+    thought = "" if around is None else f"{'' if prompt.thinking else around.open}hm{around.close}"
+    return f"{thought}{said}\n{body}\n{body}"
+
+
+@every_template
+def test_two_calls_and_the_text_and_reasoning_before_them_are_read(name: str):
+    chat = make_chat(family(name))
+    prompt = chat.render([USER], TOOLS, Memory())
+    message = chat.read(write_two(name, prompt, said="so"), tools=True, thinking=prompt.thinking, declared=TOOLS)
     assert given(message) == [("set_it", {"text": "a"})] * 2
-    if not form.bare:
+    if not chat.tool_format.bare:
         assert message["content"] == "so"
-        assert message.get("reasoning_content") == ("hm" if around or form.split else None)
+        around = chat.template.delimiters
+        assert message.get("reasoning_content") == ("hm" if around or chat.tool_format.split else None)
+
+
+@every_template
+def test_the_results_of_two_sampled_calls_continue_their_tokens(name: str):
+    fam, memory = family(name), Memory()
+    chat = make_chat(fam)
+    prompt = chat.render([USER], TOOLS, memory)
+    text = write_two(name, prompt)
+    message = sample(chat, fam, memory, prompt, text, call_stop(name))
+    ids = [made["id"] for made in message["tool_calls"]]
+    assert len(set(ids)) == 2
+    sampled = (*prompt.ids, *encode(fam, text + call_stop(name), letter_by_letter=True))
+    later = chat.render([USER, message, *(result(made, f"result {made}") for made in ids)], TOOLS, memory)
+    written = make_tokenizer(fam).decode(list(later.ids))
+    assert written.count("result " + ids[0]) == written.count("result " + ids[1]) == 1
+    forks = {
+        "gptoss": "the template writes one tool call a message, and the response has several",
+        REASONED: FORKS["deepseekv3"],
+    }
+    if name in forks:
+        assert (later.context, later.reason) == ("forked", forks[name])
+    else:
+        assert later.context in ("clean", "realigned"), later.reason
+        assert later.ids[: len(sampled)] == sampled
 
 
 @every_template
@@ -213,9 +242,10 @@ def test_two_calls_of_another_model_keep_their_results(name: str):
         {"role": "assistant", "content": "so", "tool_calls": calls},
         *(result(f"call_{i}", f"answer-{i}") for i in range(2)),
     ]
-    text = make_tokenizer(family(name)).decode(list(chat.render(history, TOOLS, Memory()).ids))
-    for part in ("so", "value-0", "value-1", "answer-0", "answer-1"):
-        assert part in text
+    for tools in (TOOLS, None):  # also if no tools are offered any more
+        text = make_tokenizer(family(name)).decode(list(chat.render(history, tools, Memory()).ids))
+        for part in ("so", "value-0", "value-1", "answer-0", "answer-1"):
+            assert part in text
 
 
 @every_template
@@ -369,6 +399,8 @@ def test_an_agent_calls_a_tool_over_http(name: str, stream: bool):
     assert second.context == ("forked" if name in FORKS else "clean"), second.context_reason
     assert first.output_ids is not None
     assert make_tokenizer(fam).decode(first.output_ids.tolist()) == written + call_stop(name)
+    trained, sampled = trained_tokens(run)
+    assert trained == sampled
 
 
 @needs_wheel

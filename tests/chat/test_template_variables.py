@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from lightning_core.capture import ActiveRollout, rollout
+from lightning_core import load_config, rollout
+from lightning_core.capture import ActiveRollout
 from lightning_core.chat.chat import Chat, Memory
-from lightning_core.config import load_config
 from lightning_core.config.resolve import policy_settings
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.errors import ConfigError

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from lightning_core.capture import ActiveRollout, current_address, rollout, scope
+from lightning_core import rollout, trace_to_transitions, transitions_to_rows
+from lightning_core.capture import ActiveRollout, current_address, scope
 from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
-from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.chat.chat_families import FAMILIES, Family, FamilyBackend, encode, make_chat, make_tokenizer
 
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -60,19 +60,8 @@ CALLS: dict[str, tuple[str, str]] = {
         "<｜tool▁calls▁begin｜>" + DS.replace("{}", ONE) + "\n" + DS.replace("{}", TWO) + "<｜tool▁calls▁end｜>",
     ),
 }  # fmt: skip
-BROKEN = {
-    "hermes": "<tool_call>{oops</tool_call>",
-    "llama": '{"name": "add", "parameters": oops}',
-    "mistral": "[TOOL_CALLS][{oops",
-    "phi": "<|tool_call|>[{oops<|/tool_call|>",
-    "qwen_xml": "<tool_call>\n<function=add>\noops\n</function>\n</tool_call>",
-    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>oops<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-}
 
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-reasoning_families = pytest.mark.parametrize(
-    "family", [f for f in FAMILIES if f.reasons], ids=lambda family: family.name
-)
 
 
 def sample(
@@ -92,11 +81,6 @@ def recorded(memory: Memory) -> list[tuple[int, ...]]:
 
 def thinking(family: Family, thought: str, answer: str) -> str:
     return ("" if family.opens_thought else "<think>\n") + f"{thought}\n</think>\n\n{answer}"
-
-
-@every_family
-def test_the_format_of_tool_calls_is_found_in_the_template(family: Family):
-    assert make_chat(family).tool_format.name == family.format
 
 
 @every_family
@@ -182,79 +166,12 @@ def serve(family: Family, script: Callable[[str], str]) -> Iterator[tuple[Active
         endpoint.close(key)
 
 
-def answering(family: Family, call: str, *, marker: str) -> Callable[[str], str]:
-    """Tool calls first, and an answer once ``marker`` is in the prompt."""
-
-    def script(prompt: str) -> str:
-        text = "the answer" if marker in prompt else call
-        opened = prompt.rstrip().endswith("<think>")
-        return (f"hm\n</think>\n\n{text}" if opened else text) + family.stops[-1]
-
-    return script
-
-
 def trained_tokens(run: ActiveRollout) -> tuple[int, int]:
     """Number of trained tokens in a rollout's rows, and number of sampled ones."""
     rows = transitions_to_rows(trace_to_transitions(run.trace, agents={"writer"}))
     return sum(int(r.mask.sum()) for r in rows), sum(
         len(c.output_ids) for c in run.trace.calls if c.output_ids is not None
     )
-
-
-@every_family
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("stream", [False, True])
-def test_tool_calls_and_their_results_continue_the_row(family: Family, count: int, stream: bool):
-    call = CALLS.get(family.name, CALLS[family.format])[count - 1]
-    with serve(family, answering(family, call, marker="forty")) as (run, client, _):
-
-        def ask(messages: list[Any]) -> Any:
-            if not stream:
-                return client.chat.completions.create(model="m", messages=messages, tools=TOOLS).choices[0]
-            with client.chat.completions.stream(model="m", messages=messages, tools=TOOLS) as chunks:
-                text = "".join(event.delta for event in chunks if event.type == "content.delta")
-                choice = chunks.get_final_completion().choices[0]
-            assert text == (choice.message.content or "")
-            return choice
-
-        # Mistral's third version shows the system message only if the last turn is a user's.
-        start = [USER] if "system" in family.moves else [SYSTEM, USER]
-        first = ask(start)
-        calls = first.message.tool_calls
-        assert first.finish_reason == "tool_calls"
-        assert not first.message.content
-        assert [(c.function.name, c.function.arguments) for c in calls] == [("add", ONE), ("add", TWO)][:count]
-        results = [{"role": "tool", "tool_call_id": c.id, "content": "forty"} for c in calls]
-        returned = first.message.model_dump(exclude_none=True, exclude={"parsed", "reasoning_content"})
-        for c in returned["tool_calls"]:
-            c["function"].pop("parsed_arguments", None)
-        second = ask([*start, returned, *results])
-        assert second.message.content == "the answer"
-    one, two = run.trace.calls
-    assert one.prompt_ids is not None
-    assert two.prompt_ids is not None
-    assert "add" in make_tokenizer(family).decode(one.prompt_ids.tolist())
-    assert make_tokenizer(family).decode(two.prompt_ids.tolist()).count("forty") == count
-    if family.opens_thought:
-        assert two.context == "forked"
-    else:
-        assert two.context == "clean"
-        rows = transitions_to_rows(trace_to_transitions(run.trace, agents={"writer"}))
-        assert [len(r.segments) for r in rows] == [2]
-    trained, sampled = trained_tokens(run)
-    assert trained == sampled
-
-
-@every_family
-def test_a_malformed_call_is_text(family: Family):
-    broken = BROKEN[family.format]
-    with serve(family, answering(family, broken, marker="never")) as (_, client, _):
-        messages = [USER]
-        whole = client.chat.completions.create(model="m", messages=messages, tools=TOOLS).choices[0]
-        chunks = list(client.chat.completions.create(model="m", messages=messages, tools=TOOLS, stream=True))
-    assert whole.message.content == broken
-    assert not whole.message.tool_calls
-    assert "".join(c.choices[0].delta.content or "" for c in chunks) == broken
 
 
 @every_family
@@ -297,23 +214,6 @@ def test_a_template_without_a_readable_format_gets_it_spelled_out(family: Family
     later = chat.render(history, TOOLS, Memory()).text
     assert '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>' in later
     assert "<tool_response>\nforty\n</tool_response>" in later
-
-
-@every_family
-def test_history_of_calls_that_were_not_sampled_here_is_rendered(family: Family):
-    """Another model made two tool calls with its own ids and some text. No tools are offered any more."""
-    chat = make_chat(family)
-    calls = [
-        {"id": f"call_{i}", "type": "function", "function": {"name": "add", "arguments": f'{{"a": {i}}}'}}
-        for i in (41, 42)
-    ]
-    results = [{"role": "tool", "tool_call_id": c["id"], "content": f"result {c['id']}"} for c in calls]
-    messages = [USER, {"role": "assistant", "content": None, "tool_calls": calls}, *results]
-    for tools in (TOOLS, None):
-        text = chat.render(messages, tools, Memory()).text
-        for part in ("41", "42", "result call_41", "result call_42"):
-            assert text.count(part) >= 1
-        assert chat.render(messages, tools, Memory()).text == text
 
 
 KEPT = {

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from docs._generate.configuration import reference
-from lightning_core.config import Config, dump_config, load_config
+from lightning_core import Config, load_config
+from lightning_core.config import dump_config
 from lightning_core.config.resolve import agents_policies, policy_settings
 from lightning_core.config.sections import Policy
 from lightning_core.credit import ADVANTAGE_RULES
@@ -190,32 +191,17 @@ rollouts: {group_size: yes}
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            "tasks: {train: {source: a.jsonl, args: {n: 1}}}",
-            "tasks.train.args: goes with a source 'module:callable' only",
-        ),
+        ("tasks: {train: {source: a.jsonl, args: {n: 1}}}", "tasks.train.args: goes with a source 'module:callable' only"),
         ("agents: {train: []}", "agents.train: the list is empty"),
         ("policy: {model: m, tuning: lora, train_layers: 2}", "policy.train_layers: goes with tuning: full only"),
         ("policy: {model: m, lora: {rank: 4}}", "policy.lora: goes with tuning: lora only"),
-        (
-            "policy: {model: m, max_context: 256}",
-            "rollouts.max_tokens: found 256, expected less than policy.max_context",
-        ),
-        (
-            "credit: {gamma: 0.9}",
-            "credit.gamma: goes with rewards: discounted | gigpo | gae | igpo, but",
-        ),
-        (
-            "credit: {rewards: outcome}",
-            "credit.rewards: found 'outcome', expected 'broadcast', 'last-call', 'explicit',",
-        ),
+        ("policy: {model: m, max_context: 256}", "rollouts.max_tokens: found 256, expected less than policy.max_context"),
+        ("credit: {gamma: 0.9}", "credit.gamma: goes with rewards: discounted | gigpo | gae | igpo, but"),
+        ("credit: {rewards: outcome}", "credit.rewards: found 'outcome', expected 'broadcast', 'last-call', 'explicit',"),
         ("credit: {rewards: gae, gamma: 1.0}", "credit.advantage: found 'grpo', expected 'reinforce++' or"),
         ("credit: {lam: 0.9}", "credit.lam: goes with rewards: gae only"),
         ("credit: {anchor: exact}", "credit.anchor: goes with rewards: gigpo only, but"),
-        (
-            "credit: {air: {formats: [{pattern: '(', weight: 1}]}}",
-            "credit.air.formats[0].pattern: found '(', expected a regular",
-        ),
+        ("credit: {air: {formats: [{pattern: '(', weight: 1}]}}", "credit.air.formats[0].pattern: found '(', expected a regular"),
         ("credit: {air: {token_cost: -0.001}}", "credit.air.token_cost: found -0.001, expected"),
         (
             "credit: {air: {formats: [{pattern: a, weight: 1, agent: [x]}]}}",
@@ -228,10 +214,7 @@ rollouts: {group_size: yes}
         ),
         ("credit: {judge: {model: m, rubric: []}}", "credit.judge.rubric: the list is empty, expected"),
         ("credit: {judge: {model: m, rubric: 5}}", "credit.judge.rubric: found 5, expected a string"),
-        (
-            "credit: {judge: {model: m, rubric: [{name: a b, text: t}]}}",
-            "credit.judge.rubric[0].name: found 'a b', expected",
-        ),
+        ("credit: {judge: {model: m, rubric: [{name: a b, text: t}]}}", "credit.judge.rubric[0].name: found 'a b', expected"),
         (
             "credit: {judge: {model: m, rubric: [{name: a, text: t, weigth: 1}]}}",
             "credit.judge.rubric[0].weigth: unknown key; did you mean 'weight'?",
@@ -264,14 +247,8 @@ rollouts: {group_size: yes}
             "agents: {frozen: {judge: base}, train: [a]}\npolicy: {model: m, backend: vllm}",
             "agents.frozen.judge: 'base' is not available with policy.backend: vllm",
         ),
-        (
-            "trainer: {max_batch: 8}\npolicy: {model: m, backend: vllm}",
-            "trainer.max_batch: goes with policy.backend: torch only",
-        ),
-        (
-            "eval: {temperature: 0.001}\npolicy: {model: m, backend: vllm}",
-            "eval.temperature: found 0.001; vLLM supports",
-        ),
+        ("trainer: {max_batch: 8}\npolicy: {model: m, backend: vllm}", "trainer.max_batch: goes with policy.backend: torch only"),
+        ("eval: {temperature: 0.001}\npolicy: {model: m, backend: vllm}", "eval.temperature: found 0.001; vLLM supports"),
         ("eval: {temperature: 0, samples: 4}", "eval.samples: found 4, expected 1: at eval.temperature 0"),
         (
             "algorithm: {loss: gspo, clip_low: 3e-4, clip_high: 4e-4}",
@@ -282,25 +259,13 @@ rollouts: {group_size: yes}
             "algorithm: {sequence: row}",
             "algorithm.sequence: goes with loss: gspo or aggregation: sequence-mean only, but they are 'ppo' and 'rollout-mean'",
         ),
-        (
-            "algorithm: {loss: gspo, sequence: row}",
-            "algorithm.loss: 'gspo' has no default for clip_low and clip_high; set both",
-        ),
+        ("algorithm: {loss: gspo, sequence: row}", "algorithm.loss: 'gspo' has no default for clip_low and clip_high; set both"),
         ("algorithm: {loss: reinforce, clip_high: 0.3}", "algorithm.clip_high: 'reinforce' has no ratio to clip"),
         ("algorithm: {loss: reinforce, updates_per_step: 2}", "algorithm.updates_per_step: found 2; 'reinforce' has"),
         ("algorithm: {loss: reinforce, mini_batches: 2}", "algorithm.mini_batches: found 2; 'reinforce' has no ratio"),
-        (
-            "algorithm: {mini_batches: 65}",
-            "algorithm.mini_batches: found 65, expected at most the 64 rollouts of a step",
-        ),
-        (
-            "trainer: {min_learning_rate_ratio: 0.1}",
-            "trainer.min_learning_rate_ratio: goes with schedule: linear | cosine",
-        ),
-        (
-            "trainer: {schedule: cosine, steps: 5, warmup_steps: 5}",
-            "trainer.warmup_steps: found 5, expected less than trainer.steps = 5",
-        ),
+        ("algorithm: {mini_batches: 65}", "algorithm.mini_batches: found 65, expected at most the 64 rollouts of a step"),
+        ("trainer: {min_learning_rate_ratio: 0.1}", "trainer.min_learning_rate_ratio: goes with schedule: linear | cosine"),
+        ("trainer: {schedule: cosine, steps: 5, warmup_steps: 5}", "trainer.warmup_steps: found 5, expected less than trainer.steps = 5"),
         ("trainer: {keep_best: true}", "trainer.keep_best: requires evaluations during training; set eval.every"),
         ("eval: {early_stop: {reward: 1.0}}", "eval.early_stop: requires evaluations during training; set eval.every"),
         (
@@ -308,10 +273,7 @@ rollouts: {group_size: yes}
             "eval.early_stop: there is no evaluation during training: eval.every is 50 and trainer.steps 50",
         ),
         ("eval: {every: 5, early_stop: {}}", "eval.early_stop: without reward or patience the run never"),
-        (
-            "eval: {every: 5, early_stop: {reward: 1.0, min_improvement: 0.1}}",
-            "eval.early_stop.min_improvement: goes with patience",
-        ),
+        ("eval: {every: 5, early_stop: {reward: 1.0, min_improvement: 0.1}}", "eval.early_stop.min_improvement: goes with patience"),
         ("credit: {air: {truncated_ramp: 9}}", "credit.air.truncated_ramp: has no effect without credit.air.truncated"),
         ("tasks: {sampling: hard}", "tasks.sampling: found 'hard', expected 'uniform' or 'curriculum'"),
         ("tasks: {sampling: curriculum, sampling_floor: 1.5}", "tasks.sampling_floor: found 1.5, expected"),
@@ -320,12 +282,9 @@ rollouts: {group_size: yes}
         ("algorithm: {aggregation: constant}", "algorithm.aggregation: 'constant' needs algorithm.constant_tokens"),
         ("algorithm: {constant_tokens: 9}", "algorithm.constant_tokens: goes with aggregation: constant only"),
         ("algorithm: {importance: {low: 3.0}}", "algorithm.importance.low: found 3.0, which is not below"),
-        (
-            "algorithm: {importance: {kind: mask, high: null}}",
-            "algorithm.importance.kind: 'mask' has no effect without low and high",
-        ),
+        ("algorithm: {importance: {kind: mask, high: null}}", "algorithm.importance.kind: 'mask' has no effect without low and high"),
     ],
-)
+)  # fmt: skip
 def test_invalid_combinations(tmp_path: Path, text: str, expected: str) -> None:
     (problem,) = refusal(tmp_path, text if "policy:" in text else f"{text}\n{MINIMAL}")
     place, rest = problem.split(": ", 1)
@@ -449,43 +408,28 @@ def test_policies_inherit_missing_settings_from_the_common_sections() -> None:
         ("policies: {a: {}}", "policies.a.agents: missing, but required"),
         ("policies: {a: {agents: []}}", "policies.a.agents: the list is empty"),
         ("policies: {a: {agents: [x], modle: m}}", "policies.a.modle: unknown key; did you mean 'model'?"),
-        (
-            "policies: {a: {agents: [x], credit: {advantag: m}}}",
-            "policies.a.credit.advantag: unknown key; did you mean 'advantage'?",
-        ),
+        ("policies: {a: {agents: [x], credit: {advantag: m}}}", "policies.a.credit.advantag: unknown key; did you mean 'advantage'?"),
         (
             "policies: {a: {agents: [x]}, b: {agents: [y, x]}}",
             "policies.b.agents: agent 'x' is in policies.a.agents too; list it once, under one policy",
         ),
         ("agents: {train: [x]}\n" + TWO, "agents.train: found ['x'], but the agents of the policies are ['x', 'y']"),
         ("agents: {frozen: {y: base}}\n" + TWO, "agents.frozen.y: the agent is in agents.train too"),
-        (
-            "agents: {frozen: {z: policy}}\n" + TWO,
-            "agents.frozen.z: no policy has the name 'policy'; expected 'base', one of",
-        ),
+        ("agents: {frozen: {z: policy}}\n" + TWO, "agents.frozen.z: no policy has the name 'policy'; expected 'base', one of"),
         (
             "agents: {frozen: {z: base}}\npolicies: {a: {agents: [x], model: n}}",
             "agents.frozen.z: 'base' is the initial 'some/model' (policy.model), but no policy",
         ),
         ("policies: {a: {agents: [x], lora: {rank: 4}}}", "policies.a.lora: goes with tuning: lora only"),
-        (
-            "policies: {a: {agents: [x], tuning: lora, train_layers: 2}}",
-            "policies.a.train_layers: goes with tuning: full only",
-        ),
-        (
-            "policies: {a: {agents: [x], credit: {gamma: 0.9}}}",
-            "policies.a.credit.gamma: goes with rewards: discounted",
-        ),
+        ("policies: {a: {agents: [x], tuning: lora, train_layers: 2}}", "policies.a.train_layers: goes with tuning: full only"),
+        ("policies: {a: {agents: [x], credit: {gamma: 0.9}}}", "policies.a.credit.gamma: goes with rewards: discounted"),
         (
             "policies: {a: {agents: [x], credit: {rewards: gae, gamma: 1.0}}}",
             "policies.a.credit.advantage: found 'grpo', expected 'reinforce++' or",
         ),
-        (
-            "policy: {model: m, backend: vllm}\n" + TWO,
-            "policy.backend: found 'vllm', expected 'torch': several policies",
-        ),
+        ("policy: {model: m, backend: vllm}\n" + TWO, "policy.backend: found 'vllm', expected 'torch': several policies"),
     ],
-)
+)  # fmt: skip
 def test_invalid_policies(tmp_path: Path, text: str, expected: str) -> None:
     (problem,) = refusal(tmp_path, text if text.startswith("policy: {model") else f"{text}\n{MINIMAL}")
     assert problem.partition(": ")[2].startswith(expected)

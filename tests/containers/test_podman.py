@@ -11,7 +11,7 @@ from lightning_core import trainable
 from lightning_core.capture import Container
 from lightning_core.errors import InfrastructureError
 from lightning_core.propagation import ProgramResult, launch
-from lightning_core.testing.playground import open_playground
+from lightning_core.testing import open_playground
 from tests.containers.conftest import podman
 from tests.rollouts.command_runs import roll_out
 

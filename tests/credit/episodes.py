@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lightning_core.credit import Episode
-from lightning_core.trace import Call, Event, Reward, Trace
-from lightning_core.transitions import Transition
+from lightning_core import Call, Episode, Trace, Transition
+from lightning_core.trace import Event, Reward
 
 IDS = np.array([1], dtype="<u4")
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Gt
 
-from lightning_core.credit import Episode, Value
+from lightning_core import Episode
+from lightning_core.credit import Value
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_core.credit import CreditRules, assign_credit
+from lightning_core import CreditRules, assign_credit
 from lightning_core.errors import CreditError, RewardError
 from lightning_core.trace import Reward, check_reward
 from tests.credit.episodes import episode

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_core.credit import CreditRules, Episode, assign_by_policy, assign_credit
+from lightning_core import CreditRules, Episode, assign_credit
+from lightning_core.credit import assign_by_policy
 from lightning_core.trace import Reward
 from tests.credit.episodes import call, from_calls
 

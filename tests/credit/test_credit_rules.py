@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_core.credit import CreditRules, Episode, assign_credit
+from lightning_core import CreditRules, Episode, assign_credit
 from lightning_core.credit.gae import turn_gae
 from lightning_core.errors import CreditError, RewardError
 from lightning_core.trace import Reward

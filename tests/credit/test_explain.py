@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, REWARD_RULES, CreditRules, Episode, assign_by_policy
+from lightning_core import CreditRules, Episode
+from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, REWARD_RULES, assign_by_policy
 from lightning_core.credit.explain import explain_credit
 from lightning_core.trace import Reward
 from tests.credit.episodes import call, episode, from_calls

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lightning_core.credit import CreditRules, Episode, assign_credit
+from lightning_core import CreditRules, Episode, assign_credit
 from lightning_core.trace import Reward
 from tests.credit.episodes import call, from_calls
 

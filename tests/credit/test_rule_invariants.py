@@ -11,16 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_core import CreditRules, Episode, assign_credit
 from lightning_core.config.rule_names import function_of
-from lightning_core.credit import (
-    ADVANTAGE_RULES,
-    GROUP_KEYS,
-    REWARD_RULES,
-    CreditRules,
-    Episode,
-    assign_by_policy,
-    assign_credit,
-)
+from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, REWARD_RULES, assign_by_policy
 from lightning_core.rollouts.refill import without_gradient
 from lightning_core.trace import Reward
 from tests.credit.episodes import call, episode, from_calls

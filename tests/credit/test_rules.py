@@ -13,13 +13,12 @@ import pytest
 from annotated_types import Ge
 
 from docs._generate.rules import TABLES, advantage_table, update
-from lightning_core import CreditRules, assign_credit, load_config
+from lightning_core import CreditRules, Episode, assign_credit, fit, load_config
 from lightning_core.config.build_rules import loss_rule, policy_rules
 from lightning_core.credit import (
     ADVANTAGE_RULES,
     GROUP_KEYS,
     Component,
-    Episode,
     Value,
     advantage_rule,
     group_key,
@@ -28,7 +27,6 @@ from lightning_core.credit import (
 )
 from lightning_core.credit.registry import LOSSES, REWARD_RULES
 from lightning_core.errors import ConfigError, CreditError
-from lightning_core.loop import fit
 from lightning_core.observers.monitors import MONITORS
 from lightning_core.records.folder import open_run_folder
 from tests.credit import own_rules
@@ -163,18 +161,9 @@ def test_rules_are_module_and_callable() -> None:
 @pytest.mark.parametrize(
     ("credit", "text"),
     [
-        (
-            {"rewards": "tests.credit.own_rules:nothing"},
-            "credit.rewards: the module 'tests.credit.own_rules' has no 'nothing'",
-        ),
-        (
-            {"advantage": "tests.credit.own_rules:nothing"},
-            "credit.advantage: the module 'tests.credit.own_rules' has no 'nothing'",
-        ),
-        (
-            {"group_by": ["tests.credit.own_rules:nothing"]},
-            "credit.group_by: the module 'tests.credit.own_rules' has no 'nothing'",
-        ),
+        ({"rewards": "tests.credit.own_rules:nothing"}, "credit.rewards: the module 'tests.credit.own_rules' has no 'nothing'"),
+        ({"advantage": "tests.credit.own_rules:nothing"}, "credit.advantage: the module 'tests.credit.own_rules' has no 'nothing'"),
+        ({"group_by": ["tests.credit.own_rules:nothing"]}, "credit.group_by: the module 'tests.credit.own_rules' has no 'nothing'"),
         ({"group_by": ["tusk"]}, "credit.group_by[0]: found 'tusk', expected 'task', 'agent',"),
         (
             {"rewards": "tests.credit.own_rules:per_call", "rewards_args": {"penalti": 1.0}},
@@ -190,12 +179,9 @@ def test_rules_are_module_and_callable() -> None:
             "credit.rewards is 'tests.credit.own_rules:per_call'",
         ),
         ({"advantage": "tests.credit.own_rules:shifted"}, "credit.advantage: 'shifted' needs credit.advantage_args.by"),
-        (
-            {"advantage_args": {"by": 1.0}},
-            "credit.advantage_args.by: 'grpo' has no argument 'by'; it takes no arguments",
-        ),
+        ({"advantage_args": {"by": 1.0}}, "credit.advantage_args.by: 'grpo' has no argument 'by'; it takes no arguments"),
     ],
-)
+)  # fmt: skip
 def test_errors_name_the_key_and_what_was_expected(credit: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as error:
         rules(**credit)

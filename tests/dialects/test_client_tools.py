@@ -12,10 +12,9 @@ import httpx
 import openai
 import pytest
 
+from lightning_core import trace_to_transitions, transitions_to_rows
 from lightning_core.capture import ActiveRollout, scope
-from lightning_core.testing import playground
-from lightning_core.testing.playground import tool_call
-from lightning_core.transitions import trace_to_transitions, transitions_to_rows
+from lightning_core.testing import playground, tool_call
 
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: WORD"}
 WRITE = {"type": "custom", "name": "write", "description": "Writes a file.", "format": GRAMMAR}

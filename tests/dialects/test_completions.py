@@ -9,12 +9,10 @@ import openai
 import pytest
 from langchain_openai import OpenAI as LangChainOpenAI
 
-from lightning_core.capture import reward, rollout, scope
-from lightning_core.endpoint.server import Routing
-from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core import reward, trace_to_transitions, transitions_to_rows
+from lightning_core.capture import scope
 from lightning_core.testing import Playground
-from lightning_core.transitions import trace_to_transitions, transitions_to_rows
-from tests.endpoint.test_endpoint import TRAINED, client_in_scope, serve
+from tests.endpoint.serving import TRAINED, client_in_scope, serve, serve_upstream
 
 
 def echo(prompt: str) -> str:
@@ -108,18 +106,16 @@ def test_a_prompt_too_long_is_refused_by_its_name():
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_untrained_agent_s_call_passes_through_unchanged_and_is_recorded(stream: bool):
-    with serve(echo) as far, rollout({"id": "far"}) as far_run:
-        key = far.new_key()
-        far.open(key, far_run.address, Routing(frozen={"": "policy"}))
-        with (
-            serve(upstream=UpstreamServer(base_url=far.url, api_key=key)) as near,
-            client_in_scope(near, agent="critic") as (run, client),
-        ):
-            answer: Any = client.completions.create(model="davinci", prompt=["a", "b"], n=2, stream=stream)
-            if stream:
-                list(answer)
-            with pytest.raises(openai.BadRequestError, match="suffix"):
-                list(client.completions.create(model="davinci", prompt="a", suffix="z", stream=stream))
+    with (
+        serve_upstream(echo) as (far_run, upstream),
+        serve(upstream=upstream) as near,
+        client_in_scope(near, agent="critic") as (run, client),
+    ):
+        answer: Any = client.completions.create(model="davinci", prompt=["a", "b"], n=2, stream=stream)
+        if stream:
+            list(answer)
+        with pytest.raises(openai.BadRequestError, match="suffix"):
+            list(client.completions.create(model="davinci", prompt="a", suffix="z", stream=stream))
     *calls, refused = run.trace.calls
     assert [(c.agent, c.prompt_ids, (c.response or {})["content"]) for c in calls] == [
         ("critic", None, text) for text in ("<a>", "<a>", "<b>", "<b>")

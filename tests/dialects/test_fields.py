@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-import httpx
 import pytest
 from anthropic.types import message_create_params
 from anthropic.types.beta import message_create_params as beta_message_create_params
@@ -18,7 +16,6 @@ from typing_extensions import is_typeddict
 
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import ActiveRollout, rollout
 from lightning_core.dialects import DIALECTS
 from lightning_core.dialects import anthropic_messages as messages
 from lightning_core.dialects import openai_chat as chat_completions
@@ -28,9 +25,8 @@ from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.openai_chat import GUIDED, SAMPLER
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.records.ledger import trace_ledger
-from tests.endpoint.test_endpoint import serve, serve_backend
+from tests.endpoint.serving import HI, client_in_rollout, serve, serve_backend
 
-HI: list[Any] = [{"role": "user", "content": "hi"}]
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "add"}}]
 LEAST: dict[str, dict[str, Any]] = {
     chat_completions.PATH: {"model": "base", "messages": HI},
@@ -104,19 +100,6 @@ def test_the_table_is_what_the_sdk_documents(wire: Dialect, params: list[Any], b
 
 def test_every_dialect_is_checked():
     assert {wire.PATH for wire, _, _ in DOCUMENTED} == {wire.PATH for wire in DIALECTS} == set(LEAST)
-
-
-@contextmanager
-def client_in_rollout(
-    endpoint: PolicyEndpoint, routing: Routing | None = None, **options: Any
-) -> Iterator[tuple[ActiveRollout, httpx.Client]]:
-    """A rollout with a client for any wire format."""
-    with rollout({"id": "t"}) as run:
-        key = endpoint.new_key()
-        endpoint.open(key, run.address, routing or Routing(), **options)
-        with httpx.Client(base_url=endpoint.url, headers={"authorization": f"Bearer {key}"}, timeout=30) as client:
-            yield run, client
-        endpoint.close(key)
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +237,9 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (wire, {name: value}, name)
     for wire in DIALECTS
     for name, value in [
+        ("temperature", -1),
         ("temperature", 1e-9),
+        ("temperature", "hot"),
         ("temperature", True),
         ("top_p", 0),
         ("stream", "yes"),
@@ -299,6 +284,32 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (completions, {"prompt": [-1]}, "prompt"),
     (completions, {"logprobs": 1}, "logprobs"),
     (completions, {"best_of": 2}, "best_of"),
+    (chat_completions, {"response_format": {"type": "grammar"}}, "response_format"),
+    (chat_completions, {"tool_choice": "required"}, "tool_choice"),
+    (chat_completions, {"tool_choice": {"type": "function", "function": {"name": "sub"}}, "tools": TOOLS}, "tool_choice"),
+    (chat_completions, {"tool_choice": {"type": "allowed_tools"}, "tools": TOOLS}, "tool_choice"),
+    (chat_completions, {"n": 0}, "n"),
+    (chat_completions, {"top_logprobs": 3, "logprobs": True}, "top_logprobs"),
+    (chat_completions, {"tools": ["add"]}, "tools"),
+    (responses, {"text": "json"}, "text"),
+    (responses, {"input": [None]}, "input.0"),
+    (messages, {"output_config": "json"}, "output_config"),
+    (responses, {"tools": [{"type": "computer_use_preview"}]}, "tools.0.type"),
+    (responses, {"tool_choice": {"type": "web_search"}}, "tool_choice"),
+    (responses, {"tool_choice": "required"}, "tool_choice"),
+    (responses, {"text": {"format": {"type": "grammar"}}}, "text.format"),
+    (responses, {"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0"),
+    (responses, {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0"),
+    (responses, {"input": 3}, "input"),
+    (responses, {"input": []}, "messages"),
+    (messages, {"max_tokens": None}, "max_tokens"),
+    (messages, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),
+    (messages, {"tool_choice": {"type": "any"}}, "tool_choice"),
+    (messages, {"tool_choice": {"type": "grammar"}}, "tool_choice"),
+    (messages, {"output_config": {"format": {"type": "grammar"}}}, "output_config.format"),
+    (messages, {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0"),
+    (messages, {"messages": [*HI, {"role": "assistant", "content": "The answer is ("}]}, "ends with an assistant message"),
+    (messages, {"messages": []}, "messages"),
 ]  # fmt: skip
 
 
@@ -310,6 +321,8 @@ def test_a_wrong_value_is_refused_with_its_name(
         answer = client.post(wire.PATH, json={**LEAST[wire.PATH], **wrong})
     assert answer.status_code == 400
     assert name in answer.json()["error"]["message"]
-    if wire is not messages:
+    if wire is messages:
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+    else:
         assert answer.json()["error"]["param"] == name
     assert run.infrastructure == []

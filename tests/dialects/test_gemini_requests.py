@@ -13,9 +13,9 @@ from google.genai import types
 
 from lightning_core.dialects import gemini
 from lightning_core.dialects.gemini_contents import to_parts
-from tests.dialects.test_fields import Spy, client_in_rollout
+from tests.dialects.test_fields import Spy
 from tests.dialects.test_gemini import ADD, BASE, HI, Person
-from tests.endpoint.test_endpoint import serve, serve_backend
+from tests.endpoint.serving import client_in_rollout, serve, serve_backend
 
 
 def test_json_schemas_constrain_the_answer():

@@ -24,10 +24,9 @@ from lightning_core.dialects import openai_responses_items as response_items
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.fields import Fields, collect_notes
 from lightning_core.endpoint.server import PolicyEndpoint
-from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing.recording_server import recording_server
-from tests.dialects.test_fields import LEAST, client_in_rollout
-from tests.endpoint.test_endpoint import serve
+from tests.dialects.test_fields import LEAST
+from tests.endpoint.serving import client_in_rollout, serve
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 HI: dict[str, Any] = {"role": "user", "content": "hi"}
@@ -383,8 +382,7 @@ def test_a_forwarded_request_keeps_its_unknown_fields(wire: Dialect):
     field = "input" if wire is responses else "messages"
     more = {field: [{**HI, "mood": "glad"}], "tools": [{"type": "odd", "x": 1}]}
     with recording_server() as server:
-        upstream = UpstreamServer(base_url=f"{server.url}/v1")
-        with serve(upstream=upstream) as endpoint, client_in_rollout(endpoint) as (_, client):
+        with serve(upstream=f"{server.url}/v1") as endpoint, client_in_rollout(endpoint) as (_, client):
             post(client, wire, {"model": "elsewhere", **more})
         (noted,) = server.requests
     assert noted.body == {**LEAST[wire.PATH], "model": "elsewhere", **more}

@@ -24,8 +24,8 @@ from pydantic import SecretStr
 from lightning_core.capture.address import Address
 from lightning_core.endpoint.routing import Routing
 from lightning_core.rollouts.local_agents import patched
-from lightning_core.testing.playground import open_playground
-from tests.endpoint.test_endpoint import serve
+from lightning_core.testing import open_playground
+from tests.endpoint.serving import serve
 
 SEVERAL = 8
 HI: list[Any] = [{"role": "user", "content": "hi"}]

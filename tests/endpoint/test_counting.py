@@ -14,18 +14,15 @@ from google.genai import types
 from openai import NotFoundError, OpenAI
 from starlette.responses import JSONResponse
 
+from lightning_core import trace_to_transitions, transitions_to_rows
 from lightning_core.capture import ActiveRollout, scope
-from lightning_core.endpoint.server import PolicyEndpoint, Routing
-from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.testing import Playground
 from lightning_core.testing.recording_server import RecordingServer, recording_server
 from lightning_core.trace import Event
-from lightning_core.transitions import trace_to_transitions, transitions_to_rows
-from tests.dialects.test_fields import client_in_rollout
 from tests.dialects.test_gemini import BASE, HI
-from tests.endpoint.test_endpoint import client_in_scope, serve
+from tests.endpoint.serving import WRITER, client_in_rollout, client_in_scope, serve
 
-WRITER = Routing(trained=frozenset({"writer"}))
 KEY: Any = "sk-own"
 USER: list[Any] = [{"role": "user", "content": "hi"}]
 TOOL: dict[str, Any] = {"name": "add", "description": "a + b", "parameters": {"type": "object"}}
@@ -118,7 +115,7 @@ def test_google_s_other_form_of_the_request():
 def upstream_of(answer: dict[str, Any], status: int = 200) -> Generator[tuple[RecordingServer, PolicyEndpoint]]:
     with (
         recording_server(refusal=JSONResponse(answer, status)) as server,
-        serve(upstream=UpstreamServer(base_url=f"{server.url}/v1", api_key="sk-upstream")) as endpoint,
+        serve(upstream=f"{server.url}/v1", upstream_key="sk-upstream") as endpoint,
     ):
         yield server, endpoint
 

@@ -12,15 +12,15 @@ import pytest
 from anthropic import Anthropic
 from langchain_openai import OpenAIEmbeddings
 
-from lightning_core.capture import ActiveRollout, rollout, scope
+from lightning_core import trace_to_transitions
+from lightning_core.capture import ActiveRollout, scope
 from lightning_core.capture.signatures import sign_origin
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
-from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing import Playground
 from lightning_core.testing.recording_server import RecordingServer
 from lightning_core.trace import SpanRecord
-from lightning_core.transitions import refused_calls, trace_to_transitions
-from tests.endpoint.test_endpoint import TRAINED, client_in_scope, serve
+from lightning_core.transitions import refused_calls
+from tests.endpoint.serving import TRAINED, client_in_scope, key_in_rollout, serve
 
 
 def embeddings_of(run: ActiveRollout) -> list[SpanRecord]:
@@ -30,9 +30,11 @@ def embeddings_of(run: ActiveRollout) -> list[SpanRecord]:
 @pytest.mark.parametrize("agent", ["writer", "critic"])
 def test_embeddings_pass_through_unchanged_and_are_recorded(server: RecordingServer, agent: str):
     """Also for a trained agent: no policy computes embeddings. A model under agents.frozen is not for embeddings."""
-    upstream = UpstreamServer(base_url=f"{server.url}/v1", api_key="sk-upstream")
     routing = Routing(trained=frozenset({"writer"}), frozen={"critic": "base"})
-    with serve(upstream=upstream) as endpoint, client_in_scope(endpoint, routing, agent) as (run, client):
+    with (
+        serve(upstream=f"{server.url}/v1", upstream_key="sk-upstream") as endpoint,
+        client_in_scope(endpoint, routing, agent) as (run, client),
+    ):
         answer = client.embeddings.create(
             model="embed-3", input=["a", "b"], dimensions=3, encoding_format="float", user="me"
         )
@@ -84,9 +86,8 @@ def test_embeddings_without_anybody_to_ask_are_a_clear_404():
 
 
 def test_embeddings_that_fail_are_the_machinery_s_failure():
-    dead = UpstreamServer(base_url="http://127.0.0.1:9/v1")
     with (
-        serve(upstream=dead) as endpoint,
+        serve(upstream="http://127.0.0.1:9/v1") as endpoint,
         client_in_scope(endpoint) as (run, client),
         pytest.raises(openai.APIStatusError, match=r"could not reach http://127\.0\.0\.1:9") as caught,
     ):
@@ -128,12 +129,11 @@ def test_models_in_openais_format():
 
 @contextmanager
 def theirs(endpoint: PolicyEndpoint) -> Iterator[Anthropic]:
-    with rollout({"id": "t"}) as run:
-        key = endpoint.new_key()
-        endpoint.open(key, run.address, Routing())
-        with Anthropic(base_url=endpoint.url.removesuffix("/v1"), api_key=key, max_retries=0) as client:
-            yield client
-        endpoint.close(key)
+    with (
+        key_in_rollout(endpoint) as (_, key),
+        Anthropic(base_url=endpoint.url.removesuffix("/v1"), api_key=key, max_retries=0) as client,
+    ):
+        yield client
 
 
 def test_models_in_anthropics_format():

@@ -4,8 +4,6 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http.client import HTTPConnection
 from typing import Any
 
@@ -15,62 +13,15 @@ import pytest
 from openai import OpenAI
 from starlette.responses import JSONResponse, Response
 
+from lightning_core import rollout, trace_to_transitions
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import ActiveRollout, current_address, reward, rollout, scope
+from lightning_core.capture import current_address, scope
 from lightning_core.capture.signatures import sign_origin
-from lightning_core.chat.chat import Chat
-from lightning_core.endpoint.server import Limits, PolicyEndpoint, Routing
-from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.endpoint.server import Routing
 from lightning_core.testing.recording_server import RecordingServer, recording_server
-from lightning_core.trace import Call
-from lightning_core.transitions import trace_to_transitions, transitions_to_rows
+from tests.endpoint.serving import HI, TRAINED, client_in_scope, serve, serve_backend, serve_upstream
 
-TRAINED = Routing(trained=frozenset({"writer"}), temperature=0.7, max_tokens=64)
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-HI: list[Any] = [{"role": "user", "content": "hi"}]
-
-
-@contextmanager
-def serve(
-    script: Any = lambda prompt: "hello",
-    *,
-    upstream: UpstreamServer | None = None,
-    limits: Limits | None = None,
-    **options: Any,
-) -> Iterator[PolicyEndpoint]:
-    with serve_backend(ScriptedBackend(script, **options), upstream=upstream, limits=limits) as endpoint:
-        yield endpoint
-
-
-@contextmanager
-def serve_backend(backend: ScriptedBackend, **options: Any) -> Iterator[PolicyEndpoint]:
-    with PolicyEndpoint(backend, Chat(backend.tokenizer), **options) as endpoint:
-        yield endpoint
-
-
-@contextmanager
-def client_in_scope(
-    endpoint: PolicyEndpoint, routing: Routing = TRAINED, agent: str = "writer", **options: Any
-) -> Iterator[tuple[ActiveRollout, OpenAI]]:
-    """A rollout with a client in the scope of ``agent``."""
-    key = endpoint.new_key()
-    with rollout({"id": "t"}) as run:
-        endpoint.open(key, run.address, routing, **options)
-        try:
-            with scope(agent):
-                address = current_address()
-                assert address is not None
-                with OpenAI(
-                    base_url=endpoint.url, api_key=key, max_retries=0, default_headers=address.to_headers()
-                ) as client:
-                    yield run, client
-        finally:
-            endpoint.close(key)
-
-
-def answered(run: ActiveRollout) -> list[Call]:
-    """The calls of ``run`` that the endpoint did not refuse."""
-    return [call for call in run.trace.calls if call.refused is None]
 
 
 def test_a_call_is_answered_and_recorded_with_its_tokens():
@@ -96,49 +47,6 @@ def test_a_call_is_answered_and_recorded_with_its_tokens():
     assert {k: v for k, v in span.attributes.items() if "replaced" in k} == {"lightning.replaced.temperature": 0.1}
 
 
-def test_streaming_gives_the_same_text_and_the_same_record():
-    with serve(lambda p: "hällo wörld ✓") as endpoint, client_in_scope(endpoint) as (run, client):
-        chunks = list(
-            client.chat.completions.create(model="m", messages=HI, stream=True, stream_options={"include_usage": True})
-        )
-    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "hällo wörld ✓"
-    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
-    usage = chunks[-1].usage
-    (call,) = run.trace.calls
-    assert call.output_ids is not None
-    assert usage is not None
-    assert usage.completion_tokens == len(call.output_ids) == len("hällo wörld ✓".encode()) + 1
-    assert call.response == {"role": "assistant", "content": "hällo wörld ✓"}
-
-
-def test_tool_calls_streamed_and_not_and_the_second_turn_continues_the_row():
-    def script(prompt: str) -> str:
-        return (
-            "the sum is 3"
-            if "tool_response" in prompt
-            else 'let me <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
-        )
-
-    with serve(script) as endpoint, client_in_scope(endpoint, Routing(trained=frozenset({"writer"}))) as (run, client):
-        message = client.chat.completions.create(model="m", messages=HI, tools=TOOLS).choices[0].message
-        assert message.tool_calls
-        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
-        turn = [*HI, message.model_dump(exclude_none=True), result]
-        assert (
-            client.chat.completions.create(model="m", messages=turn, tools=TOOLS).choices[0].message.content
-            == "the sum is 3"
-        )
-        with client.chat.completions.stream(model="m", messages=HI, tools=TOOLS) as stream:
-            streamed = stream.get_final_completion().choices[0]
-    assert streamed.finish_reason == "tool_calls"
-    assert streamed.message.content == "let me"
-    assert streamed.message.tool_calls
-    assert streamed.message.tool_calls[0].function.arguments == '{"a": 1}'
-    rows = transitions_to_rows(trace_to_transitions(run.trace, agents={"writer"}))
-    assert [len(r.segments) for r in rows] == [2, 1]
-    assert run.trace.calls[1].context == "clean"
-
-
 def test_every_choice_is_a_separate_call():
     with serve(iter(["one", "two", "three"])) as endpoint, client_in_scope(endpoint) as (run, client):
         answer = client.chat.completions.create(model="m", messages=HI, n=3)
@@ -157,15 +65,6 @@ def test_stop_strings_cut_the_text_but_not_the_record():
         assert bytes(call.output_ids.astype("u1")).startswith(b"a;"), (
             "all sampled tokens are recorded, also after the cut"
         )
-
-
-def test_max_tokens_truncates_and_reports_it():
-    with serve(lambda p: "a long answer") as endpoint, client_in_scope(endpoint) as (run, client):
-        answer = client.chat.completions.create(model="m", messages=HI, max_tokens=3)
-    assert answer.choices[0].finish_reason == "length"
-    assert answer.choices[0].message.content == "a l"
-    assert run.trace.calls[0].finish_reason == "length"
-    assert run.trace.calls[0].max_tokens == 3
 
 
 def test_agents_that_are_not_trained_keep_their_model_and_settings():
@@ -207,54 +106,33 @@ def test_an_unknown_model_of_an_untrained_agent_is_a_clear_404():
     assert "agent 'checker' is not trained, and model 'gpt-x' is not served here" in str(caught.value)
 
 
-def test_calls_of_untrained_agents_go_upstream_and_are_recorded():
-    """The upstream is a second endpoint, over real HTTP."""
-    with serve(lambda p: "from afar") as far, rollout({"id": "far"}) as far_run:
-        key = far.new_key()
-        far.open(key, far_run.address, Routing(frozen={"": "policy"}))
-        target = UpstreamServer(base_url=far.url, api_key=key)
-        with serve(upstream=target) as near, client_in_scope(near, agent="critic") as (run, client):
-            answer = client.chat.completions.create(model="policy-afar", messages=HI)
-            streamed = list(client.chat.completions.create(model="policy-afar", messages=HI, stream=True))
-    assert answer.choices[0].message.content == "from afar"
-    assert "".join(c.choices[0].delta.content or "" for c in streamed) == "from afar"
-    assert [(c.agent, c.prompt_ids, (c.response or {}).get("content")) for c in run.trace.calls] == [
-        ("critic", None, "from afar")
-    ] * 2
-    assert [c.context for c in far_run.trace.calls] == ["new", "new"]
-
-
 def test_a_configured_model_replaces_the_model_of_the_upstream_request():
     routing = Routing(trained=frozenset({"writer"}), frozen={"critic": "base"})
     backend = ScriptedBackend(lambda p: "near", models=["policy"])
-    with serve(lambda p: "from afar") as far, rollout({"id": "far"}) as far_run:
-        key = far.new_key()
-        far.open(key, far_run.address, Routing())
-        target = UpstreamServer(base_url=far.url, api_key=key)
-        near = PolicyEndpoint(backend, Chat(backend.tokenizer), upstream=target)
-        with near, client_in_scope(near, routing, "critic") as (_, client):
-            answer = client.chat.completions.create(model="gpt-x", messages=HI)
+    with (
+        serve_upstream(lambda p: "from afar", Routing()) as (far_run, upstream),
+        serve_backend(backend, upstream=upstream) as near,
+        client_in_scope(near, routing, "critic") as (_, client),
+    ):
+        answer = client.chat.completions.create(model="gpt-x", messages=HI)
     assert answer.choices[0].message.content == "from afar"
     assert [c.model for c in far_run.trace.calls] == ["base"]
 
 
 def test_what_an_upstream_can_do_is_for_the_upstream_to_say():
     """A frozen agent's grammar is forwarded unchanged and rejected by a server that does not support it."""
-    with serve() as far, rollout({"id": "far"}) as far_run:
-        key = far.new_key()
-        far.open(key, far_run.address, Routing(frozen={"": "policy"}))
-        target = UpstreamServer(base_url=far.url, api_key=key)
-        with (
-            serve(upstream=target) as near,
-            client_in_scope(near, agent="critic") as (run, client),
-            pytest.raises(openai.BadRequestError, match="guided_grammar") as caught,
-        ):
-            client.chat.completions.create(model="far", messages=HI, extra_body={"guided_grammar": "x"})
+    with (
+        serve_upstream(lambda p: "hello") as (_, upstream),
+        serve(upstream=upstream) as near,
+        client_in_scope(near, agent="critic") as (run, client),
+        pytest.raises(openai.BadRequestError, match="guided_grammar") as caught,
+    ):
+        client.chat.completions.create(model="far", messages=HI, extra_body={"guided_grammar": "x"})
     assert caught.value.param == "guided_grammar", "the error's body is the upstream's own"
     assert run.infrastructure == [], "an error of the request is not an infrastructure failure"
     (call,) = run.trace.calls
     assert call.error is not None
-    assert f"{far.url}/chat/completions returned status 400" in call.error
+    assert f"{upstream.base_url}/chat/completions returned status 400" in call.error
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -264,7 +142,7 @@ def test_an_upstream_s_error_reaches_the_agent_unchanged(status: int, blamed: bo
     body = {"error": {"message": "no", "code": "context_length_exceeded"}}
     with (
         recording_server(refusal=JSONResponse(body, status, {"retry-after": "7"})) as server,
-        serve(upstream=UpstreamServer(base_url=f"{server.url}/v1")) as endpoint,
+        serve(upstream=f"{server.url}/v1") as endpoint,
         client_in_scope(endpoint, agent="critic") as (run, client),
         pytest.raises(openai.APIStatusError) as caught,
     ):
@@ -278,9 +156,8 @@ def test_an_upstream_s_error_reaches_the_agent_unchanged(status: int, blamed: bo
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_dead_upstream_is_an_infrastructure_failure_with_a_clear_error(stream: bool):
-    dead = UpstreamServer(base_url="http://127.0.0.1:9/v1")
     with (
-        serve(upstream=dead) as endpoint,
+        serve(upstream="http://127.0.0.1:9/v1") as endpoint,
         client_in_scope(endpoint, agent="critic") as (run, client),
         pytest.raises(openai.APIError) as caught,
     ):
@@ -288,62 +165,6 @@ def test_a_dead_upstream_is_an_infrastructure_failure_with_a_clear_error(stream:
     assert "could not reach http://127.0.0.1:9" in str(caught.value)
     assert len(run.infrastructure) == 1
     assert run.trace.calls[0].error is not None
-
-
-def test_a_backend_that_fails_is_an_infrastructure_failure():
-    with (
-        serve(iter([])) as endpoint,
-        client_in_scope(endpoint) as (run, client),
-        pytest.raises(openai.InternalServerError, match="no more answers"),
-    ):
-        client.chat.completions.create(model="m", messages=HI)
-    assert "no more answers" in run.infrastructure[0]
-    assert run.trace.calls[0].error is not None
-
-
-@pytest.mark.parametrize(
-    ("extra", "param"),
-    [
-        ({"response_format": {"type": "grammar"}}, "response_format"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "sub"}}, "tools": TOOLS}, "tool_choice"),
-        ({"tool_choice": {"type": "allowed_tools"}, "tools": TOOLS}, "tool_choice"),
-        ({"temperature": -1}, "temperature"),
-        ({"n": 0}, "n"),
-        ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),
-        ({"extra_body": {"guided_json": {}}}, "guided_json"),
-    ],
-)
-def test_unsupported_fields_are_refused_by_name(extra: dict[str, Any], param: str):
-    with (
-        serve() as endpoint,
-        client_in_scope(endpoint) as (run, client),
-        pytest.raises(openai.BadRequestError) as caught,
-    ):
-        client.chat.completions.create(model="m", messages=HI, **extra)
-    assert caught.value.param == param
-    assert run.infrastructure == []
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/chat/completions", {"messages": HI, "tools": ["add"]}),
-        ("/chat/completions", {"messages": HI, "stop": 5}),
-        ("/responses", {"input": "hi", "text": "json"}),
-        ("/responses", {"input": [None]}),
-        ("/messages", {"messages": HI, "max_tokens": 9, "output_config": "json"}),
-        ("/messages", {"messages": [{"role": "user", "content": 5}], "max_tokens": 9}),
-    ],
-)
-def test_a_malformed_request_is_the_agents_failure_and_not_the_machinerys(path: str, body: dict[str, Any]):
-    with serve() as endpoint, client_in_scope(endpoint) as (run, client):
-        response = httpx.post(
-            f"{endpoint.url}{path}", json={"model": "policy", **body}, headers={"x-api-key": client.api_key}
-        )
-    assert response.status_code == 400
-    assert response.json()["error"]["type"] == "invalid_request_error"
-    assert run.infrastructure == []
 
 
 def test_json_and_a_tool_call_are_instructions_in_the_prompt():
@@ -373,15 +194,15 @@ def test_json_and_a_tool_call_are_instructions_in_the_prompt():
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_complete_response_of_an_upstream_is_recorded(stream: bool):
     answer = 'so: <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
-    with serve(lambda p: answer) as far, rollout({"id": "far"}) as far_run:
-        key = far.new_key()
-        far.open(key, far_run.address, Routing(frozen={"": "policy"}))
-        near = serve(upstream=UpstreamServer(base_url=far.url, api_key=key))
-        with near as endpoint, client_in_scope(endpoint, agent="critic") as (run, client):
-            options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-            given = client.chat.completions.create(model="gpt", messages=HI, tools=TOOLS, n=2, **options)
-            if stream:
-                list(given)
+    with (
+        serve_upstream(lambda p: answer) as (far_run, upstream),
+        serve(upstream=upstream) as endpoint,
+        client_in_scope(endpoint, agent="critic") as (run, client),
+    ):
+        options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        given = client.chat.completions.create(model="gpt", messages=HI, tools=TOOLS, n=2, **options)
+        if stream:
+            list(given)
     theirs = {call.response["tool_calls"][0]["id"]: call for call in far_run.trace.calls if call.response}
     assert len(run.trace.calls) == 2
     for call in run.trace.calls:
@@ -396,7 +217,7 @@ def test_the_complete_response_of_an_upstream_is_recorded(stream: bool):
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_upstream_answer_that_cannot_be_recorded_fails_the_call(server: RecordingServer, stream: bool):
     """A server that returns something else for a request of the Responses API."""
-    upstream = UpstreamServer(base_url=f"{server.url}/v1")
+    upstream = f"{server.url}/v1"
     with serve(upstream=upstream) as endpoint, client_in_scope(endpoint, agent="critic") as (run, client):
         with pytest.raises(openai.APIError, match="returned 0 complete responses; expected 1"):
             list(client.responses.create(model="gpt", input="hi", stream=stream))
@@ -424,7 +245,7 @@ def test_an_upstream_s_events_reach_the_agent_byte_for_byte():
     ).encode()
     with (
         recording_server(refusal=Response(stream, media_type="text/event-stream")) as server,
-        serve(upstream=UpstreamServer(base_url=f"{server.url}/v1")) as endpoint,
+        serve(upstream=f"{server.url}/v1") as endpoint,
         client_in_scope(endpoint, agent="critic") as (run, client),
     ):
         request = client.chat.completions.with_streaming_response.create(model="gpt", messages=HI, stream=True)
@@ -546,10 +367,7 @@ def test_seeds_depend_on_the_prompt_and_not_on_the_order():
     def ask(order: str) -> dict[str, list[int | None]]:
         seeds.clear()
         backend = Spy(lambda p: "x")
-        with (
-            PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint,
-            client_in_scope(endpoint, seed=5) as (_, client),
-        ):
+        with serve_backend(backend) as endpoint, client_in_scope(endpoint, seed=5) as (_, client):
             for letter in order:
                 client.chat.completions.create(model="m", messages=[{"role": "user", "content": letter}])
         found: dict[str, list[int | None]] = {}
@@ -562,16 +380,8 @@ def test_seeds_depend_on_the_prompt_and_not_on_the_order():
     assert len({s for values in first.values() for s in values}) == 3
 
 
-def test_a_reward_can_name_the_response_it_is_for():
-    with serve() as endpoint, client_in_scope(endpoint) as (run, client):
-        answer = client.chat.completions.create(model="m", messages=HI)
-        reward(0.5, call=answer.id)
-    assert run.trace.rewards[0].call == run.trace.calls[0].id
-    assert run.trace.reward is None
-
-
 def test_fifty_concurrent_rollouts_never_mix():
-    async def one(endpoint: PolicyEndpoint, number: int) -> tuple[int, list[str]]:
+    async def one(endpoint: Any, number: int) -> tuple[int, list[str]]:
         key = endpoint.new_key()
         async with rollout({"id": str(number)}) as run:
             endpoint.open(key, run.address, TRAINED)
@@ -589,7 +399,7 @@ def test_fifty_concurrent_rollouts_never_mix():
             endpoint.close(key)
         return number, [c.messages[0]["content"] for c in run.trace.calls]
 
-    async def ask_all(endpoint: PolicyEndpoint) -> list[tuple[int, list[str]]]:
+    async def ask_all(endpoint: Any) -> list[tuple[int, list[str]]]:
         return await asyncio.gather(*(one(endpoint, i) for i in range(50)))
 
     with serve(lambda prompt: prompt.split("user\n")[1].split("<")[0], delay=0.01) as endpoint:

@@ -18,14 +18,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_core import rollout, trace_to_transitions, transitions_to_rows
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.scripted import ByteTokenizer
-from lightning_core.capture import ActiveRollout, rollout
+from lightning_core.capture import ActiveRollout
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.trainers.torch.packing import pack_rows
 from lightning_core.trainers.torch.proof import prove_batch, prove_once
-from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 
 
 class TwoEndsTokenizer(ByteTokenizer):

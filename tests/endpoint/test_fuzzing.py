@@ -22,9 +22,9 @@ from lightning_core.capture import ActiveRollout
 from lightning_core.capture.spans import add_span_processor, remove_span_processor
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
-from tests.dialects.test_fields import DOCUMENTED, LEAST, client_in_rollout
+from tests.dialects.test_fields import DOCUMENTED, LEAST
+from tests.endpoint.serving import client_in_rollout, serve, serve_backend
 from tests.endpoint.strategies import request
-from tests.endpoint.test_endpoint import serve, serve_backend
 from tests.endpoint.test_hanging_up import connect
 
 SECONDS = 5.0

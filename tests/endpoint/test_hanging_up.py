@@ -15,14 +15,13 @@ import pytest
 
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import ActiveRollout, rollout
+from lightning_core.capture import ActiveRollout
 from lightning_core.dialects import DIALECTS
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
-from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.errors import InfrastructureError
-from tests.dialects.test_fields import LEAST, client_in_rollout
-from tests.endpoint.test_endpoint import serve_backend
+from tests.dialects.test_fields import LEAST
+from tests.endpoint.serving import client_in_rollout, key_in_rollout, serve, serve_backend
 
 PROMPTLY = 2.0
 """Seconds."""
@@ -79,16 +78,13 @@ def assert_recorded_as_failed(run: ActiveRollout, count: int = 1) -> None:
 @pytest.mark.parametrize(("wire", "stream"), CASES)
 def test_a_client_that_hangs_up_stops_the_sampling(wire: Dialect, stream: bool):
     backend = Endless()
-    with serve_backend(backend) as endpoint, rollout({"id": "t"}) as run:
-        key = endpoint.new_key()
-        endpoint.open(key, run.address, Routing())
+    with serve_backend(backend) as endpoint, key_in_rollout(endpoint) as (run, key):
         with connect(endpoint) as connection:
             connection.sendall(request_of(endpoint, key, wire.PATH, {**LEAST[wire.PATH], "stream": stream}))
             backend.wait_for(backend.begun)
             if stream:
                 assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
         backend.wait_for(backend.stopped)
-        endpoint.close(key)
     assert_recorded_as_failed(run)
 
 
@@ -107,48 +103,38 @@ class Slow(Endless):
 
 def test_an_endpoint_too_busy_to_close_is_not_a_failure_of_the_agent():
     backend = Slow()
-    with serve_backend(backend) as endpoint, rollout({"id": "t"}) as run:
-        key = endpoint.new_key()
-        endpoint.open(key, run.address, Routing())
-        with connect(endpoint) as connection:
-            connection.sendall(request_of(endpoint, key, "/chat/completions", LEAST["/chat/completions"]))
-            backend.wait_for(backend.begun)
-            with pytest.raises(InfrastructureError, match=r"within 0\.1 s"):
-                endpoint.close(key, timeout_seconds=0.1)
+    with serve_backend(backend) as endpoint, key_in_rollout(endpoint) as (_, key), connect(endpoint) as connection:
+        connection.sendall(request_of(endpoint, key, "/chat/completions", LEAST["/chat/completions"]))
+        backend.wait_for(backend.begun)
+        with pytest.raises(InfrastructureError, match=r"within 0\.1 s"):
+            endpoint.close(key, timeout_seconds=0.1)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_all_choices_stop(stream: bool):
     backend = Endless(expected=3)
-    with serve_backend(backend) as endpoint, rollout({"id": "t"}) as run:
-        key = endpoint.new_key()
-        endpoint.open(key, run.address, Routing())
+    with serve_backend(backend) as endpoint, key_in_rollout(endpoint) as (run, key):
         body = {**LEAST["/chat/completions"], "n": 3, "stream": stream}
         with connect(endpoint) as connection:
             connection.sendall(request_of(endpoint, key, "/chat/completions", body))
             backend.wait_for(backend.begun)
         backend.wait_for(backend.stopped)
-        endpoint.close(key)
     assert_recorded_as_failed(run, 3)
 
 
 @pytest.mark.parametrize(("wire", "stream"), CASES)
 def test_an_upstream_is_disconnected_too(wire: Dialect, stream: bool):
     backend = Endless()
-    with serve_backend(backend) as far, rollout({"id": "far"}) as far_run:
-        far_key = far.new_key()
-        far.open(far_key, far_run.address, Routing())
-        upstream = UpstreamServer(base_url=far.url, api_key=far_key)
-        near = ScriptedBackend(lambda prompt: "near", models=["policy"])
-        with serve_backend(near, upstream=upstream) as endpoint, rollout({"id": "t"}) as run:
-            key = endpoint.new_key()
-            endpoint.open(key, run.address, Routing())
-            with connect(endpoint) as connection:
-                connection.sendall(request_of(endpoint, key, wire.PATH, {**LEAST[wire.PATH], "stream": stream}))
-                backend.wait_for(backend.begun)
-            backend.wait_for(backend.stopped)
-            endpoint.close(key)
-        far.close(far_key)
+    with (
+        serve_backend(backend) as far,
+        key_in_rollout(far) as (far_run, far_key),
+        serve(lambda prompt: "near", models=["policy"], upstream=far.url, upstream_key=far_key) as endpoint,
+        key_in_rollout(endpoint) as (run, key),
+    ):
+        with connect(endpoint) as connection:
+            connection.sendall(request_of(endpoint, key, wire.PATH, {**LEAST[wire.PATH], "stream": stream}))
+            backend.wait_for(backend.begun)
+        backend.wait_for(backend.stopped)
     assert_recorded_as_failed(run)
     assert_recorded_as_failed(far_run)
 
@@ -176,10 +162,7 @@ def test_a_rollout_that_ends_stops_its_calls_with_an_error_for_the_client(wire: 
 
 @pytest.mark.parametrize("sent", ["nothing", "half the headers", "half the body"])
 def test_one_that_hangs_up_earlier_leaves_nothing_behind(sent: str):
-    with (
-        serve_backend(ScriptedBackend(lambda prompt: "hello")) as endpoint,
-        client_in_rollout(endpoint) as (run, client),
-    ):
+    with serve() as endpoint, client_in_rollout(endpoint) as (run, client):
         key = client.headers["authorization"].removeprefix("Bearer ")
         whole = request_of(endpoint, key, "/chat/completions", LEAST["/chat/completions"])
         part = {"nothing": 0, "half the headers": 40, "half the body": len(whole) - 10}[sent]
@@ -232,17 +215,17 @@ class Verbose(ScriptedBackend):
 @pytest.mark.parametrize("ends", ["the client", "the rollout"])
 def test_a_slow_reader_delays_no_other_client(ends: str):
     body = {"model": "base", "messages": [{"role": "user", "content": "much"}], "stream": True, "logprobs": True}
-    with serve_backend(Verbose(lambda prompt: "hello")) as endpoint, rollout({"id": "t"}) as run:
-        key = endpoint.new_key()
-        endpoint.open(key, run.address, Routing(max_tokens=1 << 20))
-        with connect(endpoint) as connection:
-            connection.sendall(request_of(endpoint, key, "/chat/completions", body))
-            assert connection.recv(64).startswith(b"HTTP/1.1 200")
-            with client_in_rollout(endpoint) as (_, client):
-                assert client.post("/chat/completions", json=LEAST["/chat/completions"]).status_code == 200
-            if ends == "the rollout":
-                endpoint.close(key)
-        endpoint.close(key)
+    with (
+        serve_backend(Verbose(lambda prompt: "hello")) as endpoint,
+        key_in_rollout(endpoint, Routing(max_tokens=1 << 20)) as (run, key),
+        connect(endpoint) as connection,
+    ):
+        connection.sendall(request_of(endpoint, key, "/chat/completions", body))
+        assert connection.recv(64).startswith(b"HTTP/1.1 200")
+        with client_in_rollout(endpoint) as (_, client):
+            assert client.post("/chat/completions", json=LEAST["/chat/completions"]).status_code == 200
+        if ends == "the rollout":
+            endpoint.close(key)
     (call,) = run.trace.calls
     assert call.error is None, "it was sampled to its end, although the client disconnected"
     assert call.output_ids is not None

@@ -24,12 +24,11 @@ from lightning_core.capture.signatures import (
 from lightning_core.endpoint import child_records
 from lightning_core.endpoint.request import EventStream
 from lightning_core.endpoint.server import PolicyEndpoint
-from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.propagation import endpoint_environment
 from lightning_core.propagation.children.keys import KeyAddress, bind_key
 from lightning_core.testing.recording_server import RecordingServer
-from tests.dialects.test_fields import LEAST, client_in_rollout
-from tests.endpoint.test_endpoint import serve
+from tests.dialects.test_fields import LEAST
+from tests.endpoint.serving import client_in_rollout, serve
 
 CHAT = "/chat/completions"
 BODY = {"model": "gpt", "messages": [{"role": "user", "content": "hi"}]}
@@ -125,8 +124,10 @@ def test_an_origin_without_a_signature_is_refused(
 
 
 def test_policy_upstream_needs_no_origin(server: RecordingServer) -> None:
-    upstream = UpstreamServer(base_url=f"{server.url}/v1", api_key="sk-upstream")
-    with serve(upstream=upstream) as endpoint, client_in_rollout(endpoint) as (_, client):
+    with (
+        serve(upstream=f"{server.url}/v1", upstream_key="sk-upstream") as endpoint,
+        client_in_rollout(endpoint) as (_, client),
+    ):
         assert client.post(CHAT, json=BODY, headers=READER).status_code == 200
     assert [request.url for request in server.requests] == [f"{server.url}/v1/chat/completions"]
 

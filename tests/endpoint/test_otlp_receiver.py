@@ -16,27 +16,24 @@ import httpx
 import openai
 import pytest
 
-from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import ActiveRollout, reward, rollout, scope
-from lightning_core.chat.chat import Chat
+from lightning_core import Call, Trace, reward, rollout, trace_to_transitions
+from lightning_core.capture import ActiveRollout, scope
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.otel import exporting, spans_to_otlp, spans_to_protobuf
 from lightning_core.signals.air.tool_outcomes import tool_outcomes
 from lightning_core.signals.forks.tool_results import RESULT
 from lightning_core.testing import Playground
 from lightning_core.testing.contract import answer_prompt
-from lightning_core.trace import Call, Event, SpanRecord, Trace
-from lightning_core.transitions import trace_to_transitions
+from lightning_core.trace import Event, SpanRecord
+from tests.endpoint.serving import HI, serve
 
 OTHER = "ab" * 16
-HI: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 @contextmanager
 def opened(**options: Any) -> Generator[tuple[PolicyEndpoint, ActiveRollout, str]]:
     """An endpoint with an open rollout in which the agent ``solver`` is trained."""
-    backend = ScriptedBackend(answer_prompt)
-    with PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint, rollout("task", **options) as run:
+    with serve(answer_prompt) as endpoint, rollout("task", **options) as run:
         key = endpoint.new_key()
         endpoint.open(key, run.address, Routing(trained=frozenset({"solver"})))
         try:
@@ -221,22 +218,12 @@ def test_a_span_with_an_invalid_field_is_refused(changes: dict[str, Any], expect
         (b"{", {}, 400, "the request body is not JSON: EOF"),
         (b"[]", {}, 400, "expected an object with 'resourceSpans', found a JSON list"),
         (b'{"resourceSpans": [3]}', {}, 400, "expected OTLP/JSON, found"),
-        (
-            b"{}",
-            {"content-encoding": "gzip"},
-            400,
-            "the request body has the content-encoding 'gzip', but the data is not gzip",
-        ),
+        (b"{}", {"content-encoding": "gzip"}, 400, "the request body has the content-encoding 'gzip', but the data is not gzip"),
         (b"{}", {"content-encoding": "br"}, 415, "the request body has the content-encoding 'br'"),
         (b"{}", {"content-type": "text/plain"}, 415, "expected application/x-protobuf or application/json"),
-        (
-            gzip.compress(bytes(65 << 20)),
-            {"content-encoding": "gzip"},
-            413,
-            "the request body has more than 67108864 bytes",
-        ),
+        (gzip.compress(bytes(65 << 20)), {"content-encoding": "gzip"}, 413, "the request body has more than 67108864 bytes"),
     ],
-)
+)  # fmt: skip
 def test_requests_that_cannot_be_read(body: bytes, headers: dict[str, str], status: int, expected: str) -> None:
     with opened() as (endpoint, run, key):
         answer = httpx.post(

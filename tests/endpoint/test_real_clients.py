@@ -20,17 +20,13 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
 from openai import AsyncOpenAI, OpenAI
 
-from lightning_core.capture import ActiveRollout, rollout, scope
-from lightning_core.endpoint.server import PolicyEndpoint, Routing
-from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core import Call, rollout, trace_to_transitions, transitions_to_rows
+from lightning_core.capture import ActiveRollout, scope
+from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.testing.recording_server import RecordingServer, recording_server
-from lightning_core.trace import Call
-from lightning_core.transitions import trace_to_transitions, transitions_to_rows
-from tests.endpoint.test_endpoint import serve
+from tests.endpoint.serving import HI, TRAINED, serve
 
-ROUTING = Routing(trained=frozenset({"writer"}), temperature=0.7, max_tokens=64)
-HI: list[Any] = [{"role": "user", "content": "hi"}]
 KEY: Any = "sk-of-the-agent"
 ANSWER = "well, hällo ✓"
 
@@ -45,8 +41,7 @@ def upstream() -> Iterator[RecordingServer]:
 def endpoint(upstream: RecordingServer) -> Iterator[PolicyEndpoint]:
     """Every response is unique, so that none can be confused with another."""
     answers = (f"{ANSWER}{i}" for i in range(1000))
-    server = UpstreamServer(base_url=f"{upstream.url}/v1", api_key="sk-upstream")
-    with patched(()), serve(answers, upstream=server) as endpoint:
+    with patched(()), serve(answers, upstream=f"{upstream.url}/v1", upstream_key="sk-upstream") as endpoint:
         yield endpoint
 
 
@@ -54,7 +49,7 @@ def play(endpoint: PolicyEndpoint, work: Callable[[], Any], agent: str = "writer
     """A rollout in which ``agent`` runs ``work``, and its result."""
     key = endpoint.new_key()
     with rollout({"id": "t"}, endpoint=endpoint.url, api_key=key) as run:
-        endpoint.open(key, run.address, ROUTING, seed=1)
+        endpoint.open(key, run.address, TRAINED, seed=1)
         with scope(agent):
             result = work()
         endpoint.close(key)

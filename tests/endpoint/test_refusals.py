@@ -11,9 +11,8 @@ import openai
 import pytest
 from rich.console import Console
 
-from lightning_core.capture import reward
-from lightning_core.credit import assign_credit
-from lightning_core.endpoint.server import Limits, Routing
+from lightning_core import assign_credit, reward, trace_to_transitions, transitions_to_rows
+from lightning_core.endpoint.server import Limits
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.jobs import to_episodes
 from lightning_core.signals.air.rewards import with_air
@@ -21,15 +20,13 @@ from lightning_core.signals.air.section import Air
 from lightning_core.signals.air.tool_outcomes import tool_outcomes
 from lightning_core.signals.judge.scores import judge_prompt
 from lightning_core.tools.cli.tree import make_tree
-from lightning_core.transitions import refused_calls, trace_to_transitions, transitions_to_rows
-from tests.dialects.test_fields import client_in_rollout
-from tests.endpoint.test_endpoint import HI, client_in_scope, serve, serve_backend
+from lightning_core.transitions import refused_calls
+from tests.endpoint.serving import HI, WRITER, client_in_rollout, client_in_scope, serve, serve_backend
 from tests.endpoint.test_hanging_up import Endless
 from tests.endpoint.test_safety import key_of
 
 CHAT = "/chat/completions"
 LONG: list[Any] = [{"role": "user", "content": "x" * 800}]
-WRITER = Routing(trained=frozenset({"writer"}))
 CASES: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
     "a refused field": (CHAT, {"json": {"model": "base", "messages": HI, "top_logprobs": 2}}, 400, "base", "top_logprobs"),
     "a field of the wrong type": ("/messages", {"json": {"model": "base", "thinking": 1}}, 400, "base", "thinking"),

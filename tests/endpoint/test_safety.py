@@ -18,13 +18,20 @@ import openai
 import pytest
 
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import rollout
 from lightning_core.dialects import DIALECTS
 from lightning_core.dialects import anthropic_messages as messages
 from lightning_core.dialects.dialect import Dialect
-from lightning_core.endpoint.server import Limits, PolicyEndpoint, Routing
-from tests.dialects.test_fields import LEAST, client_in_rollout
-from tests.endpoint.test_endpoint import HI, answered, client_in_scope, serve, serve_backend
+from lightning_core.endpoint.server import Limits, PolicyEndpoint
+from tests.dialects.test_fields import LEAST
+from tests.endpoint.serving import (
+    HI,
+    answered,
+    client_in_rollout,
+    client_in_scope,
+    key_in_rollout,
+    serve,
+    serve_backend,
+)
 from tests.endpoint.test_hanging_up import Endless, connect, request_of
 
 CHAT = "/chat/completions"
@@ -406,9 +413,7 @@ def test_a_good_client_is_served_while_bad_ones_do_what_they_can():
 def test_the_sdk_s_raise_what_they_should():
     with serve(limits=Limits(body_bytes=1000)) as endpoint, ExitStack() as stack:
         long: list[Any] = [{"role": "user", "content": "x" * 1000}]
-        run = stack.enter_context(rollout({"id": "t"}))
-        key = endpoint.new_key()
-        endpoint.open(key, run.address, Routing())
+        _, key = stack.enter_context(key_in_rollout(endpoint))
         theirs = stack.enter_context(
             anthropic.Anthropic(base_url=endpoint.url.removesuffix("/v1"), api_key=key, max_retries=0)
         )

@@ -12,9 +12,10 @@ from typing import ClassVar
 
 import pytest
 
+from lightning_core import Call, Trace
 from lightning_core.testing import Playground, open_playground
 from lightning_core.testing.programs import answer_prompt
-from lightning_core.trace import TOOL_ARGUMENTS, TOOL_CALL_ID, TOOL_RESULT, Call, Trace
+from lightning_core.trace import TOOL_ARGUMENTS, TOOL_CALL_ID, TOOL_RESULT
 
 PARALLEL = 8
 

@@ -14,9 +14,10 @@ from autogen_agentchat.messages import BaseChatMessage, TextMessage
 from autogen_core import CancellationToken
 from langchain_core.runnables import RunnableLambda
 
-from lightning_core.capture import current_address, rollout
+from lightning_core import rollout, trainable
+from lightning_core.capture import current_address
 from lightning_core.capture.integration import installed
-from lightning_core.capture.mark import get_mark, trainable
+from lightning_core.capture.mark import get_mark
 
 
 def speaker(_: object = None) -> str | None:

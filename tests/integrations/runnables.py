@@ -1,10 +1,28 @@
-"""Runs LangChain Runnables with each of their methods."""
+"""A tool and a model for LangChain, and its Runnables run with each of their methods."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from langchain_core.tools import ToolException, tool
+from langchain_openai import ChatOpenAI
+
 from lightning_core.testing.contract import run_async
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers that are not negative."""
+    if b < 0:
+        raise ToolException("b is negative")
+    return a + b
+
+
+add.handle_tool_error = True
+
+
+def chat_model(base_url: str | None = None) -> ChatOpenAI:
+    return ChatOpenAI(model="policy", api_key="sk-of-the-agent", base_url=base_url, max_retries=0)
 
 
 def run_runnable(runnable: Any, how: str, input: Any) -> Any:

@@ -6,14 +6,16 @@ from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-from agents import Agent, Model, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool
+from agents import Agent, Model, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool, set_trace_processors
 from httpx2 import Limits
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+from lightning_core import Call, Trace
 from lightning_core.testing import Playground, open_playground
 from lightning_core.testing.contract import ancestors, parent_of, run_async
-from lightning_core.trace import Call, Event, Trace
+from lightning_core.trace import Event
 
+set_trace_processors([])  # the SDK's own would send traces to the provider
 QUIET = RunConfig(tracing_disabled=True)
 
 

@@ -18,9 +18,8 @@ from langchain_core.language_models import BaseChatModel
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import RetryPolicy
 
+from lightning_core import Trace, trainable
 from lightning_core.capture import ActiveRollout
-from lightning_core.capture.mark import trainable
-from lightning_core.trace import Trace
 from tests.integrations.identity.outcome import Outcome, compare
 
 CALLS_PER_ROUND = 9

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -36,13 +35,12 @@ from autogen_core.tools import BaseTool, FunctionTool, TextResultContent, ToolRe
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
 from lightning_autogen_agentchat._context import FUNCTIONS
-from lightning_core.capture import current_rollout
+from lightning_core import Trace, trainable
 from lightning_core.capture.integration import Installed
-from lightning_core.capture.mark import trainable
 from lightning_core.errors import ConfigError
-from lightning_core.testing import Playground, open_playground, playground, tool_call
+from lightning_core.testing import Playground, playground, tool_call
 from lightning_core.testing.contract import AgentSpec, HostAdapter, IntegrationContract, ancestors, parent_of, run_async
-from lightning_core.trace import Event, Trace
+from lightning_core.trace import Event
 
 INFO = ModelInfo(
     vision=False, function_calling=True, json_output=False, structured_output=False, family=ModelFamily.UNKNOWN
@@ -520,53 +518,6 @@ def test_streaming() -> None:
     assert agents_of(trace) == ["writer", "critic"]
     assert chunks.count("ModelClientStreamingChunkEvent") > 4
     assert chunks[-1] == "TaskResult"
-
-
-@pytest.mark.parametrize("shared_runtime", [False, True])
-def test_twenty_rollouts_at_once(shared_runtime: bool) -> None:
-    """Teams of one factory with one model client in one loop. A shared runtime was started outside of all rollouts."""
-    chance = random.Random(1)
-
-    async def answer_late(playground: Playground) -> list[Trace]:
-        runtime = SingleThreadedAgentRuntime() if shared_runtime else None
-        if runtime is not None:
-            assert current_rollout() is None
-            runtime.start()
-        async with client() as model:
-
-            def make_team() -> Any:
-                agents: list[Any] = [assistant(name, model, model_client_stream=True) for name in ("writer", "critic")]
-                team = SelectorGroupChat(
-                    [*agents, assistant("other", model)], model, name="desk", max_turns=4, runtime=runtime
-                )
-                return trainable(team, agents=["writer"])
-
-            async def attempt(number: int) -> Trace:
-                with playground.rollout() as run:
-                    await asyncio.sleep(chance.random() / 50)  # so that they start at different times
-                    await make_team().run(task=f"task {number}.")
-                return run.trace
-
-            traces = await asyncio.gather(*(attempt(number) for number in range(20)))
-        if runtime is not None:
-            await runtime.stop_when_idle()
-        return traces
-
-    def script(prompt: str) -> str:
-        if role(prompt) in ("writer", "critic"):
-            return f"by {role(prompt)}" + "." * chance.randrange(
-                30
-            )  # four tokens per delta, so the number of delays varies
-        return "critic" if prompt.rstrip().count("by writer") > prompt.count("by critic") else "writer"
-
-    with open_playground(script, integrations=["autogen-agentchat"], delay=0.001) as opened:
-        traces = asyncio.run(answer_late(opened))
-    assert len({trace.rollout for trace in traces}) == 20
-    assert len({call.id for trace in traces for call in trace.calls}) == 20 * 8
-    for number, trace in enumerate(traces):
-        assert agents_of(trace) == ["desk", "writer", "desk", "critic"] * 2
-        assert paths(trace) == [["desk"], ["writer", "desk"], ["desk"], ["critic", "desk"]] * 2
-        assert all(f"task {number}." in json.dumps(call.messages) for call in trace.calls)
 
 
 # What can be marked

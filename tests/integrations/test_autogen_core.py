@@ -26,10 +26,10 @@ from autogen_core.model_context import UnboundedChatCompletionContext
 from autogen_core.models import UserMessage
 from openai import AsyncOpenAI
 
+from lightning_core import Trace, trainable
 from lightning_core.capture.integration import Installed
-from lightning_core.capture.mark import trainable
 from lightning_core.testing import Playground, open_playground, tool_call
-from lightning_core.trace import DECLARED_AGENTS, Trace
+from lightning_core.trace import DECLARED_AGENTS
 from tests.integrations.test_autogen_agentchat import agents_of, assistant, client, has_result, played, role
 
 

@@ -7,31 +7,20 @@ from typing import Any
 
 import pytest
 
-from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.chat.chat import Chat
-from lightning_core.config.sections import Rollouts
-from lightning_core.endpoint.routing import Routing
-from lightning_core.endpoint.server import PolicyEndpoint
-from lightning_core.rollouts.attempt import Job, Rollout
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.local_agents import patched
-from lightning_core.rollouts.runner import Runner
+from tests.endpoint.serving import serve
 from tests.integrations import executor_programs as programs
+from tests.rollouts.executor_runs import numbered, run
 
 ROUTING = Routing(trained=frozenset({"plan", "write"}))
 
 
 @pytest.fixture
 def endpoint() -> Iterator[PolicyEndpoint]:
-    backend = ScriptedBackend(lambda prompt: "answer")
-    with patched(), PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint:
+    with patched(), serve(lambda prompt: "answer") as endpoint:
         yield endpoint
-
-
-def run(endpoint: PolicyEndpoint, solve: Callable[[Any], Any], executor: str) -> list[Rollout]:
-    settings = Rollouts.model_validate({"executor": executor, "retries": 0, "concurrency": 2, "timeout_seconds": 120})
-    with Runner(solve, endpoint=endpoint, settings=settings, agents=ROUTING.trained) as runner:
-        jobs = [Job(task={"id": str(n)}, task_id=str(n), seed=n) for n in range(3)]
-        return runner.submit(jobs, routing=ROUTING).result(200)
 
 
 def shape(rollout: Rollout) -> Any:
@@ -48,7 +37,11 @@ def shape(rollout: Rollout) -> Any:
     [programs.with_langgraph, programs.with_openai_agents, programs.with_autogen, programs.with_host_spans],
 )
 def test_a_worker_process_records_what_this_process_does(endpoint: PolicyEndpoint, solve: Callable[[Any], Any]) -> None:
-    here, there = ([shape(r) for r in run(endpoint, solve, executor)] for executor in ("task", "process"))
+    options = {"concurrency": 2, "timeout_seconds": 100, "agents": ROUTING.trained, "routing": ROUTING}
+    here, there = (
+        [shape(r) for r in run(endpoint, solve, numbered(3), executor=executor, **options)]
+        for executor in ("task", "process")
+    )
     assert here == there
     for (status, _), _, calls in here:
         assert status == "ok"

@@ -23,7 +23,7 @@ from lightning_core import trainable
 from lightning_core.capture import current_address, scope
 from lightning_core.capture.integration import Installed
 from lightning_core.rollouts.local_agents import patched
-from lightning_core.testing.playground import Playground
+from lightning_core.testing import Playground
 from lightning_core.testing.programs import answer_prompt
 from lightning_core.testing.traces import ancestors, parent_of
 from lightning_core.trace import TOOL_ARGUMENTS, TOOL_CALL_ID, TOOL_RESULT

@@ -21,34 +21,20 @@ from langchain_core.runnables import (
     RunnablePassthrough,
     RunnableSequence,
 )
-from langchain_core.tools import BaseTool, ToolException, tool
+from langchain_core.tools import BaseTool, tool
 from langchain_openai import ChatOpenAI
 from pydantic import ValidationError
 
-from lightning_core.capture.integration import Installed
+from lightning_core import trainable
 from lightning_core.capture.integration import installed as installed_globally
-from lightning_core.capture.mark import trainable
 from lightning_core.errors import ConfigError
 from lightning_core.testing import Playground
 from lightning_core.testing.contract import ADD_PROMPT, AgentSpec, HostAdapter, IntegrationContract, ancestors
 from lightning_langchain import LightningCallbackHandler
 from lightning_langchain._trainable import RUNS
-from tests.integrations.runnables import run_runnable
+from tests.integrations.runnables import add, chat_model, run_runnable
 
-
-@tool
-def add(a: int, b: int) -> int:
-    """Add two numbers that are not negative."""
-    if b < 0:
-        raise ToolException("b is negative")
-    return a + b
-
-
-add.handle_tool_error = True
-
-
-def chat_model(base_url: str | None = None) -> ChatOpenAI:
-    return ChatOpenAI(model="policy", api_key="sk-of-the-agent", base_url=base_url, max_retries=0)
+INTEGRATION = "langchain"
 
 
 class LangChainAdapter(HostAdapter):
@@ -107,12 +93,6 @@ class LangChainAdapter(HostAdapter):
 class TestLangChain(IntegrationContract):
     distribution = "lightning-rl"
     adapter = LangChainAdapter()
-
-
-@pytest.fixture
-def installed() -> Iterator[None]:
-    with Installed().installed("langchain"):
-        yield
 
 
 # Objects derived from a marked one stay marked
@@ -217,32 +197,6 @@ def test_parts_of_a_parallel_and_of_a_sequence(playground: Playground) -> None:
 
 
 # Selected by name
-
-
-@pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream", "batch", "abatch"])
-def test_run_names(playground: Playground, how: str) -> None:
-    model = chat_model()
-    named: list[Any] = [
-        model.with_config(run_name="writer"),
-        RunnableLambda(lambda x: model.invoke(x), lambda x: model.ainvoke(x), name="writer"),
-        (model | StrOutputParser()).with_config(run_name="writer"),
-        RunnableSequence(RunnableLambda(lambda x: x), model, name="writer"),
-        RunnableParallel(answer=model).with_config(run_name="writer"),
-        ChatOpenAI(model="policy", api_key="sk", name="writer"),
-        RunnableLambda(
-            lambda x: model.invoke(x, {"run_name": "writer"}), lambda x: model.ainvoke(x, {"run_name": "writer"})
-        ),
-    ]
-    with playground.rollout(train=["writer"]) as run:
-        for runnable in named:
-            run_runnable(runnable, how, "hello")
-        run_runnable(model.with_config(run_name="rewriter"), how, "hello")
-    times = 2 if "batch" in how else 1
-    assert [call.agent for call in run.trace.calls] == ["writer"] * len(named) * times + [None] * times
-    agents = [event for event in run.trace.events if event.kind == "agent"]
-    assert len(agents) >= len(named)
-    assert all(event.name == "writer" for event in agents)
 
 
 # The callback handler

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,20 +13,15 @@ from langchain_core.runnables import RunnableBranch, RunnableLambda, RunnablePar
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from lightning_core.capture.integration import Installed
-from lightning_core.capture.mark import trainable
+from lightning_core import trainable
 from lightning_core.testing import Playground
 from lightning_core.testing.contract import user_message
 from lightning_core.trace import DECLARED_AGENTS
 from tests.integrations.runnables import run_runnable
 
+INTEGRATION = "langchain"
+pytestmark = pytest.mark.usefixtures("installed")
 llm = ChatOpenAI(model="policy", api_key=SecretStr("sk-of-the-agent"), max_retries=0)
-
-
-@pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
-    with Installed().installed("langchain"):
-        yield
 
 
 class FixingParser(BaseOutputParser[str]):

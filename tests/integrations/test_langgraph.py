@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 import operator
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import fields
 from typing import Annotated, Any, TypedDict
 
@@ -15,8 +14,7 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableLambda
-from langchain_core.tools import ToolException, tool
-from langchain_openai import ChatOpenAI
+from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphBubbleUp
 from langgraph.func import entrypoint, task
@@ -26,8 +24,8 @@ from langgraph.prebuilt import ToolNode, ToolRuntime
 from langgraph.pregel import Pregel
 from langgraph.types import Command, PregelExecutableTask, RetryPolicy, Send, interrupt
 
+from lightning_core import trainable
 from lightning_core.capture.integration import Installed
-from lightning_core.capture.mark import trainable
 from lightning_core.errors import ConfigError
 from lightning_core.testing import Playground
 from lightning_core.testing.contract import (
@@ -39,26 +37,13 @@ from lightning_core.testing.contract import (
     parent_of,
     user_message,
 )
-from tests.integrations.runnables import run_runnable
+from tests.integrations.runnables import add, chat_model, run_runnable
+
+INTEGRATION = "langgraph"
 
 
 class State(TypedDict):
     said: Annotated[list[str], operator.add]
-
-
-@tool
-def add(a: int, b: int) -> int:
-    """Add two numbers that are not negative."""
-    if b < 0:
-        raise ToolException("b is negative")
-    return a + b
-
-
-add.handle_tool_error = True
-
-
-def chat_model(base_url: str | None = None) -> ChatOpenAI:
-    return ChatOpenAI(model="policy", api_key="sk-of-the-agent", base_url=base_url, max_retries=0)
 
 
 class LangGraphAdapter(HostAdapter):
@@ -133,12 +118,6 @@ class TestLangGraph(IntegrationContract):
     adapter = LangGraphAdapter()
 
 
-@pytest.fixture
-def installed() -> Iterator[None]:
-    with Installed().installed("langgraph"):
-        yield
-
-
 def one_node(name: str, node: Any) -> StateGraph[Any]:
     graph = StateGraph(MessagesState)
     graph.add_node(name, node)
@@ -189,14 +168,15 @@ def make_markable() -> dict[str, Any]:
 @pytest.mark.parametrize("kind", make_markable())
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream", "batch", "abatch", "astream_events"])
 @pytest.mark.parametrize("integration", [True, False])
-def test_marked_nodes(playground: Playground, kind: str, how: str, integration: bool) -> None:
+def test_marked_nodes(
+    request: pytest.FixtureRequest, playground: Playground, kind: str, how: str, integration: bool
+) -> None:
     if kind == "async function" and not how.startswith("a"):
         return
     program = one_node("node", trainable(make_markable()[kind], name="writer")).compile()
-    with ExitStack() as stack:
-        if integration:
-            stack.enter_context(Installed().installed("langgraph"))
-        run = stack.enter_context(playground.rollout())
+    if integration:
+        request.getfixturevalue("installed")
+    with playground.rollout() as run:
         run_runnable(program, how, HELLO)
     calls = run.trace.calls
     assert [call.agent for call in calls] == ["writer"] * (2 if "batch" in how else 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -28,21 +28,16 @@ from langgraph.prebuilt import create_react_agent  # pyright: ignore[reportDepre
 from langgraph.types import CachePolicy, Command, Send, interrupt
 from pydantic import SecretStr
 
-from lightning_core.capture.integration import Installed
-from lightning_core.capture.mark import trainable
+from lightning_core import Trace, trainable
 from lightning_core.errors import ConfigError
 from lightning_core.testing import Playground, open_playground
 from lightning_core.testing.contract import ADD_PROMPT, ancestors, parent_of, run_async, user_message
-from lightning_core.trace import DECLARED_AGENTS, Trace
+from lightning_core.trace import DECLARED_AGENTS
 from tests.integrations.runnables import run_runnable
 
+INTEGRATION = "langgraph"
+pytestmark = pytest.mark.usefixtures("installed")
 llm = ChatOpenAI(model="policy", api_key=SecretStr("sk-of-the-agent"), max_retries=0)
-
-
-@pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
-    with Installed().installed("langgraph"):
-        yield
 
 
 class State(TypedDict):

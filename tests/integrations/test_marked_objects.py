@@ -19,8 +19,8 @@ from langchain_openai import ChatOpenAI
 from langgraph.func import entrypoint, task
 from openai import AsyncOpenAI, OpenAI
 
-from lightning_core.capture import rollout
-from lightning_core.capture.mark import get_mark, trainable
+from lightning_core import rollout, trainable
+from lightning_core.capture.mark import get_mark
 from lightning_core.testing import Playground
 from tests.integrations.marked_objects import MARKED, make_marked, run_pickled, speaker
 

@@ -6,9 +6,8 @@ import asyncio
 import dataclasses
 import inspect
 import json
-import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -38,12 +37,12 @@ from agents import (
 from agents.mcp import MCPServerStdio
 from pydantic import BaseModel
 
-from lightning_core.capture import current_address, reward
-from lightning_core.capture.integration import Installed
-from lightning_core.capture.mark import get_mark, trainable
+from lightning_core import reward, trainable
+from lightning_core.capture import current_address
+from lightning_core.capture.mark import get_mark
 from lightning_core.errors import ConfigError
 from lightning_core.signals.air.tool_outcomes import tool_outcomes
-from lightning_core.testing import Playground, tool_call
+from lightning_core.testing import tool_call
 from lightning_core.testing.contract import (
     AgentSpec,
     HostAdapter,
@@ -52,7 +51,6 @@ from lightning_core.testing.contract import (
     run_async,
     user_message,
 )
-from lightning_core.trace import Trace
 from tests.integrations.sdk_programs import (
     HOWS,
     QUIET,
@@ -68,6 +66,8 @@ from tests.integrations.sdk_programs import (
     speakers,
     tools,
 )
+
+INTEGRATION = "openai-agents"
 
 
 class FailsAtItsEnd(AgentHooks[Any]):
@@ -140,13 +140,9 @@ class TestOpenAIAgents(IntegrationContract):
 
 
 @pytest.fixture(autouse=True)
-def _installed(request: pytest.FixtureRequest) -> Iterator[None]:
-    set_trace_processors([])  # the SDK's own would send traces to the provider
-    if request.cls is TestOpenAIAgents:
-        yield
-        return
-    with Installed().installed("openai-agents"):
-        yield
+def _installed(request: pytest.FixtureRequest) -> None:
+    if request.cls is not TestOpenAIAgents:
+        request.getfixturevalue("installed")
 
 
 def test_private_api() -> None:
@@ -557,6 +553,7 @@ def test_the_sdks_own_tracing_is_not_needed_and_not_changed(how: str) -> None:
                 run(agent, "what is 1 + 2?", how, run_config=RunConfig())
         finally:
             set_tracing_disabled(False)
+            set_trace_processors([] if disabled else [processor])
         recorded.append([(event.kind, event.name, event.error) for event in rollout.trace.events])
     assert recorded[0] == recorded[1]
     assert [name for _, name, _ in recorded[0]] == ["rollout", "Triage", "transfer_to_math", "Math", "add"]
@@ -595,68 +592,12 @@ def test_models(monkeypatch: pytest.MonkeyPatch, how: str, model: Any, settings:
 # Programs
 
 
-class Homework(BaseModel):
-    is_homework: bool
-    reasoning: str
-
-
-class Solution(BaseModel):
-    answer: str
-
-
-@pytest.mark.parametrize("how", ["run", "run_streamed"])
-def test_a_triage_with_a_guardrail(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """The program from the SDK's introduction, with the SDK's defaults only."""
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-agent")
-    guard = Agent(name="Guardrail check", instructions="Guard: is this homework?", output_type=Homework)
-    history = Agent(name="History Tutor", handoff_description="Knows history", instructions="History: tell when.")
-    math = Agent(name="Math Tutor", handoff_description="Knows math", instructions="Math: reckon.")
-
-    async def is_homework(context: Any, agent: Any, text: Any) -> GuardrailFunctionOutput:
-        result = await Runner.run(guard, text, context=context.context, run_config=QUIET)
-        verdict = result.final_output_as(Homework)
-        return GuardrailFunctionOutput(verdict, tripwire_triggered=not verdict.is_homework)
-
-    triage = Agent(
-        name="Triage Agent",
-        instructions="Triage: choose a tutor.",
-        handoffs=[history, math],
-        input_guardrails=[InputGuardrail(guardrail_function=is_homework)],
-    )
-    verdicts = [Homework(is_homework=yes, reasoning="because").model_dump_json() for yes in (True, False)]
-    script: dict[str, Answer] = {
-        "Guard": lambda prompt: verdicts["meaning of life" in prompt],
-        "Triage": tool_call("transfer_to_history_tutor"),
-        "History": "George Washington.",
-    }
-    with cast(script) as playground:
-        with playground.rollout(train=["History Tutor"]) as one:
-            result = run(triage, "Who was the first president of the United States?", how)
-        with pytest.raises(InputGuardrailTripwireTriggered), playground.rollout() as two:
-            run(triage, "What is the meaning of life?", how)
-    assert result.final_output == "George Washington."
-    assert sorted(map(str, speakers(one.trace))) == ["Guardrail check", "History Tutor", "Triage Agent"]
-    paths = [path(one.trace, call) for call in one.trace.calls if call.agent == "Guardrail check"]
-    assert paths == [["Guardrail check", "is_homework", "rollout"]]
-    assert "Guardrail check" in speakers(two.trace)
-    assert "InputGuardrailTripwireTriggered" in str(two.trace.error)
-
-
-def test_a_guardrail_and_an_evaluation_in_a_hook(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Judge(AgentHooks[Any]):
-        async def on_end(self, context: Any, agent: Any, output: Any) -> None:
-            reward(float(output == "Paris"), agent=agent.name)
-
-    main = make("Main Agent", hooks=Judge(), input_guardrails=[make_guardrail()])
-    verdict = Verdict(is_homework=False).model_dump_json()
-    with cast({"Main": "Paris", "Guard": verdict}) as playground, playground.rollout(train=["Main Agent"]) as rollout:
-        run(main, "The capital of France?")
-    assert sorted(map(str, speakers(rollout.trace))) == ["Guard", "Main Agent"]
-    assert [(given.value, given.agent) for given in rollout.trace.rewards] == [(1.0, "Main Agent")]
-
-
 def test_rewards_reach_the_call_that_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two questions, one through a tool: five calls of three agents with structured outputs."""
+    """Two questions, one through a tool: five calls of three agents with structured outputs and the SDK's own model."""
+
+    class Solution(BaseModel):
+        answer: str
+
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-agent")
     math = Agent(name="MathAgent", instructions="Math", tools=[add], output_type=Solution)
     history = Agent(name="HistoryAgent", instructions="History", output_type=Solution)
@@ -675,47 +616,3 @@ def test_rewards_reach_the_call_that_is_meant(monkeypatch: pytest.MonkeyPatch) -
     assert speakers(rollout.trace) == ["TriageAgent", "MathAgent", "MathAgent", "TriageAgent", "HistoryAgent"]
     given = [(one.value, one.call, one.agent) for one in rollout.trace.rewards]
     assert given == [(1.0, rollout.trace.calls[1].id, None), (0.5, None, "HistoryAgent")]
-
-
-def test_shared_agents_in_rollouts_at_once() -> None:
-    """Twenty rollouts of one program in one loop: each call belongs to its rollout and its agent."""
-    pauses = random.Random(0)
-
-    @function_tool
-    async def pause() -> str:
-        await asyncio.sleep(pauses.random() * 0.02)
-        return "waited"
-
-    solver = trainable(make("Solver", tools=[pause]), name="solver")
-    triage = make("Triage", handoffs=[solver], tools=[make("Adviser").as_tool("advise", "Advises.")])
-
-    def decide(prompt: str) -> str:
-        number = prompt.partition("number ")[2].partition("<|im_end|>")[0]
-        return tool_call("transfer_to_solver") if "well" in prompt else tool_call("advise", input=f"number {number}")
-
-    script: dict[str, Answer] = {
-        "Triage": decide,
-        "Adviser": "well",
-        "Solver": lambda prompt: "Done" if "waited" in prompt else tool_call("pause"),
-    }
-
-    async def work(playground: Playground, number: int) -> Trace:
-        with playground.rollout() as rollout:
-            await asyncio.sleep(pauses.random() * 0.02)
-            if number % 2:
-                await Runner.run(triage, f"number {number}", run_config=QUIET)
-            else:
-                async for _ in Runner.run_streamed(triage, f"number {number}", run_config=QUIET).stream_events():
-                    await asyncio.sleep(0)
-        return rollout.trace
-
-    async def work_all(playground: Playground) -> list[Trace]:
-        return list(await asyncio.gather(*(work(playground, number) for number in range(20))))
-
-    with cast(script, delay=0.001) as playground:
-        traces = run_async(work_all(playground))
-    for number, trace in enumerate(traces):
-        assert speakers(trace) == ["Triage", "Adviser", "Triage", "solver", "solver"]
-        assert {user_message(call) for call in trace.calls} == {f"number {number}"}
-        assert {call.rollout for call in trace.calls} == {trace.rollout}
-        assert [event.name for event in tools(trace)] == ["advise", "transfer_to_solver", "pause"]

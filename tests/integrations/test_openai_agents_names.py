@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from agents import Agent, handoff, set_trace_processors
+from agents import Agent, handoff
 
-from lightning_core.capture.integration import Installed
-from lightning_core.capture.mark import trainable
+from lightning_core import trainable
 from lightning_core.testing import tool_call
 from lightning_core.trace import DECLARED_AGENTS
 from tests.integrations.sdk_programs import HOWS, cast, first, make, run, speakers
 
-
-@pytest.fixture(autouse=True)
-def _installed() -> Iterator[None]:
-    set_trace_processors([])  # the SDK's own would send traces to the provider
-    with Installed().installed("openai-agents"):
-        yield
+INTEGRATION = "openai-agents"
+pytestmark = pytest.mark.usefixtures("installed")
 
 
 def make_desk(*, marked: bool = False) -> Agent[Any]:

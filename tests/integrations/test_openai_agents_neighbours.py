@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,14 +15,12 @@ from agents import (
     ToolGuardrailFunctionOutput,
     function_tool,
     handoff,
-    set_trace_processors,
     tool_input_guardrail,
     tool_output_guardrail,
 )
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, field_validator
 
-from lightning_core.capture.integration import Installed
 from lightning_core.testing import tool_call
 from tests.integrations.sdk_programs import HOWS, Answer, add, cast, first, make, run
 
@@ -30,11 +28,8 @@ ADD = first(tool_call("add", a=1, b=2), "Done")
 ASK = first(tool_call("ask", text="hm"), "Done")
 
 
-@pytest.fixture(autouse=True)
-def _installed() -> Iterator[None]:
-    set_trace_processors([])  # the SDK's own would send traces to the provider
-    with Installed().installed("openai-agents"):
-        yield
+INTEGRATION = "openai-agents"
+pytestmark = pytest.mark.usefixtures("installed")
 
 
 async def ask(*_: Any, **__: Any) -> None:

@@ -15,11 +15,11 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from openai import AsyncOpenAI
 
+from lightning_core import Trace
 from lightning_core.capture.integration import Installed, active_integrations, discover, installed
 from lightning_core.capture.patching import Patches
 from lightning_core.testing import Playground
 from lightning_core.testing.contract import ADD_PROMPT, run_async
-from lightning_core.trace import Trace
 from lightning_langchain import LightningCallbackHandler
 from tests.integrations.runnables import run_runnable
 

@@ -19,10 +19,9 @@ from langgraph.prebuilt import InjectedState, ToolNode
 from langgraph.types import Command
 from pydantic import BaseModel
 
-from lightning_core.capture import rollout
+from lightning_core import Trace, rollout
 from lightning_core.capture.integration import Installed
 from lightning_core.signals.forks.tool_results import RESULT, RecordedTool, ToolResults
-from lightning_core.trace import Trace
 
 _numbers = itertools.count()
 

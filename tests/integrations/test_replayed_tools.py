@@ -10,11 +10,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.chat.chat import Chat
-from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.routing import Routing
-from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.rollouts.runner import Runner
@@ -23,8 +19,10 @@ from lightning_core.signals.forks.recording import Recording
 from lightning_core.signals.forks.replayed_tools import check_tools, count_tools
 from lightning_core.signals.forks.tool_results import RESULT, ToolResults
 from lightning_core.trace import TOOL_RESULT
+from tests.endpoint.serving import serve
 from tests.integrations import random_tools
 from tests.integrations.random_tools import AGENTS, PROGRAMS, TOOLS
+from tests.rollouts import executor_runs
 
 ROUTING = Routing(trained=AGENTS | {"guest"}, max_tokens=4096)
 INTEGRATIONS = {
@@ -36,14 +34,12 @@ _seeds = itertools.count()
 @contextmanager
 def running(framework: str, solve: Callable[[Any], Any], **options: Any) -> Generator[Runner]:
     rng = random.Random(next(_seeds))
-    backend = ScriptedBackend(lambda prompt: random_tools.script(rng, prompt))
-    settings = Rollouts.model_validate({"executor": "task", "retries": 0, "timeout_seconds": 60, **options})
     with (
         patched([INTEGRATIONS[framework]]),
-        PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint,
-        Runner(
-            solve, endpoint=endpoint, settings=settings, agents=frozenset({"clerk", "guest"}),
-            agent_name=f"tests.integrations.random_tools:{solve.__name__}",
+        serve(lambda prompt: random_tools.script(rng, prompt)) as endpoint,
+        executor_runs.running(
+            endpoint, solve, settings={"executor": "task", "retries": 0, "timeout_seconds": 60}, agents=frozenset({"clerk", "guest"}),
+            agent_name=f"tests.integrations.random_tools:{solve.__name__}", **options,
         ) as runner,
     ):  # fmt: skip
         yield runner

@@ -44,18 +44,13 @@ from langchain_core.tools import BaseTool
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import SecretStr
 
-from lightning_core.capture.integration import Installed
 from lightning_core.testing import Playground
 from lightning_core.testing.contract import run_async, user_message
 from lightning_langchain._trainable import RUNS
 
+INTEGRATION = "langchain"
+pytestmark = pytest.mark.usefixtures("installed")
 llm = ChatOpenAI(model="policy", api_key=SecretStr("sk-of-the-agent"), max_retries=0)
-
-
-@pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
-    with Installed().installed("langchain"):
-        yield
 
 
 def ask(text: Any) -> str:
@@ -234,7 +229,13 @@ def test_a_run_name_selects(playground: Playground, cls: type[Any], named: str, 
     assert [event.kind for event in run.trace.events if event.name == "writer"] == ["agent"]
 
 
-@pytest.mark.parametrize("cls", [RunnableBranch, RunnableAssign, RunnableParallel, RunnableGenerator])
+@pytest.mark.parametrize(
+    "cls",
+    [
+        *(BaseChatModel, RunnableLambda, RunnableSequence),
+        *(RunnableBranch, RunnableAssign, RunnableParallel, RunnableGenerator),
+    ],
+)
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
 def test_a_name_selects(playground: Playground, cls: type[Any], how: str) -> None:
     build, input = BUILDERS[cls]

@@ -32,13 +32,13 @@ import httpx
 import pytest
 from langchain_core.caches import InMemoryCache
 
+from lightning_core import Trace
 from lightning_core.capture import scope
 from lightning_core.errors import InfrastructureError, StrayCallError, TrainingError
 from lightning_core.rollouts.counts import count_rollouts
 from lightning_core.rollouts.rows import to_rows
-from lightning_core.testing.playground import Playground
+from lightning_core.testing import Playground
 from lightning_core.testing.recording_server import recording_server
-from lightning_core.trace import Trace
 from lightning_core.transitions import Streams
 from tests.integrations.identity.chat_models import chat_model
 from tests.integrations.identity.clients import ask, ask_async, new_client

@@ -16,12 +16,11 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Send
 from openai import AsyncOpenAI
 
-from lightning_core import CreditRules, Episode, assign_credit, reward, trace_to_transitions, transitions_to_rows
+from lightning_core import CreditRules, Episode, Trace, assign_credit, reward, trace_to_transitions, transitions_to_rows
 from lightning_core.capture import scope
 from lightning_core.config.rule_names import function_of
 from lightning_core.testing import open_playground, tool_call
 from lightning_core.testing.contract import run_async
-from lightning_core.trace import Trace
 from tests.integrations.sdk_programs import QUIET
 from tests.integrations.sdk_programs import chat_model as sdk_model
 from tests.integrations.test_autogen_agentchat import client as autogen_client

@@ -80,20 +80,10 @@ def test_it_is_discovered_and_its_host_s_version_is_reported(folder: Path) -> No
     ("file", "right", "wrong", "failing"),
     [
         ("tests/test_robots.py", '"lightning-robots"', '"lightning-rl"', "test_the_distribution_announces_it"),
-        (
-            "lightning_robots/__init__.py",
-            'wrap(robots.Robot, "run"',
-            'wrap(robots.Team, "run"',
-            "test_selected_by_name",
-        ),
-        (
-            "lightning_robots/__init__.py",
-            "scope_function(type(obj).run, spec.name)",
-            "type(obj).run",
-            "test_marked_calls",
-        ),
+        ("lightning_robots/__init__.py", 'wrap(robots.Robot, "run"', 'wrap(robots.Team, "run"', "test_selected_by_name"),
+        ("lightning_robots/__init__.py", "scope_function(type(obj).run, spec.name)", "type(obj).run", "test_marked_calls"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_integration_fails_the_suite(folder: Path, file: str, right: str, wrong: str, failing: str) -> None:
     text = (folder / file).read_text(encoding="utf-8")
     assert right in text

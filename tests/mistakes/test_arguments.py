@@ -32,21 +32,12 @@ TRAIN = ["train", "lightning.yaml"]
         ([*TRAIN, "trainer.steps="], ["override 'trainer.steps='", "found nothing (null), expected a whole number"]),
         ([*TRAIN, "trainer.steps=ten"], ["found 'ten', expected a whole number"]),
         ([*TRAIN, "trainer.steps.x=1"], ["trainer.steps is", "expected a section"]),
-        (
-            ["eval", "eval.tasks=5"],
-            ["in place of the configuration", "lightning-rl eval lightning.yaml eval.tasks=5"],
-        ),
+        (["eval", "eval.tasks=5"], ["in place of the configuration", "lightning-rl eval lightning.yaml eval.tasks=5"]),
         (["doctor", "trainer.steps=5"], ["pass its file: lightning-rl doctor CONFIG key=value"]),
         (["doctor", "lightning.yaml", "--tasks", "0"], ["--tasks 0: expected 1 or more"]),
-        (
-            [*TRAIN, "--require-improvement", "tasks.eval="],
-            ["--require-improvement needs held-out tasks", "tasks.eval"],
-        ),
+        ([*TRAIN, "--require-improvement", "tasks.eval="], ["--require-improvement needs held-out tasks", "tasks.eval"]),
         ([*TRAIN, "--require-improvement"], ["needs 6 held-out tasks or more, but tasks.eval has 3", "exit with 3"]),
-        (
-            [*TRAIN, "--require-improvement", "eval.tasks=2"],
-            ["but eval.tasks selects 2", "no improvement is significant"],
-        ),
+        ([*TRAIN, "--require-improvement", "eval.tasks=2"], ["but eval.tasks selects 2", "no improvement is significant"]),
         (["trace", "lightning.yaml", "--rollout", "1"], ["--rollout is for a run's folder", "use --task"]),
         (["trace", "lightning.yaml", "--task", "nosuch"], ["no task with the id 'nosuch'", "'train0'"]),
         (["trace", "lightning.yaml", "--status", "bad"], ["invalid choice: 'bad'", "failed"]),
@@ -62,7 +53,7 @@ TRAIN = ["train", "lightning.yaml"]
         (["completion", "fish"], ["invalid choice: 'fish'"]),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
-)
+)  # fmt: skip
 def test_a_wrong_argument_shows_the_right_one(attempt: Try, arguments: list[str], words: list[str]) -> None:
     attempt(arguments, 2, *words)
 

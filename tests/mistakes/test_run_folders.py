@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_core.config import dump_config, load_config
+from lightning_core import load_config
+from lightning_core.config import dump_config
 from tests.mistakes.try_command import Try
 
 

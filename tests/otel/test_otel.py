@@ -18,10 +18,10 @@ import openai
 import pytest
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
+from lightning_core import Config, load_config, reward, rollout, trace_to_transitions
 from lightning_core import trace as tr
-from lightning_core.capture import current_address, reward, rollout, scope
+from lightning_core.capture import current_address, scope
 from lightning_core.capture.spans import start_span
-from lightning_core.config import Config, load_config
 from lightning_core.errors import ConfigError, MissingExtra
 from lightning_core.otel import (
     exporting,
@@ -38,7 +38,6 @@ from lightning_core.session import open_session
 from lightning_core.testing import Playground
 from lightning_core.trace import SpanRecord, spans_to_trace
 from lightning_core.trainers.plan import Plan
-from lightning_core.transitions import trace_to_transitions
 from tests import bandit
 from tests.tiny_model import make_tiny_model
 

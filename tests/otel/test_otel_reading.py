@@ -17,17 +17,17 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import outside_rollout, rollout, scope
+from lightning_core import Trace, rollout, trace_to_transitions, transitions_to_rows
+from lightning_core.capture import outside_rollout, scope
 from lightning_core.capture.spans import to_record
-from lightning_core.chat.chat import Chat
-from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core.endpoint.server import Routing
 from lightning_core.otel import read_traces, spans_from_otlp, spans_to_otlp, spans_to_protobuf
 from lightning_core.signals.air.tool_outcomes import tool_outcomes
 from lightning_core.testing import Playground
 from lightning_core.testing.contract import answer_prompt
-from lightning_core.trace import Event, SpanRecord, Trace
-from lightning_core.transitions import refused_calls, trace_to_transitions, transitions_to_rows
+from lightning_core.trace import Event, SpanRecord
+from lightning_core.transitions import refused_calls
+from tests.endpoint.serving import serve
 
 ADD = 'use:add {"a": 1}'
 TOOLS: list[Any] = [
@@ -73,8 +73,7 @@ def recorder() -> Recorder:
 @pytest.fixture
 def served() -> Iterator[str]:
     """A model behind a URL, without Lightning's capture."""
-    backend = ScriptedBackend(answer_prompt)
-    with PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint, rollout() as run:
+    with serve(answer_prompt) as endpoint, rollout() as run:
         endpoint.open("key", run.address, Routing())
         with outside_rollout():
             yield endpoint.url

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_core import Row
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.trainers.torch.objective import Objective
 from lightning_core.trainers.torch.packing import pack_rows
-from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
 
 B, T = 6, 14

@@ -21,7 +21,7 @@ from lightning_core.propagation.children.keys import (
     read_key,
     unbind_headers,
 )
-from lightning_core.testing.playground import Playground, open_playground
+from lightning_core.testing import Playground, open_playground
 
 ROLLOUT, SPAN = "a" * 32, "b" * 16
 SECRET = "secret"

@@ -15,7 +15,7 @@ from lightning_core import reward
 from lightning_core.capture import ActiveRollout, note_elsewhere, scope
 from lightning_core.propagation import endpoint_environment
 from lightning_core.propagation.children.keys import read_key
-from lightning_core.testing.playground import Playground
+from lightning_core.testing import Playground
 from tests.propagation import process_work as work
 from tests.propagation.gate import Gate, gate_to
 from tests.propagation.requests_elsewhere import elsewhere

@@ -16,7 +16,8 @@ import openai
 import pytest
 import requests
 
-from lightning_core.capture import ActiveRollout, bind, current_address, outside_rollout, rollout, scope
+from lightning_core import rollout
+from lightning_core.capture import ActiveRollout, bind, current_address, outside_rollout, scope
 from lightning_core.capture.address import Address
 from lightning_core.capture.context import is_capturing
 from lightning_core.capture.patching import Patches

@@ -25,10 +25,10 @@ import pytest
 import requests
 import urllib3
 
-from lightning_core.capture import ActiveRollout, current_rollout, rollout, scope
+from lightning_core import load_config, rollout
+from lightning_core.capture import ActiveRollout, current_rollout, scope
 from lightning_core.capture.address import Address
 from lightning_core.capture.patching import Patches
-from lightning_core.config import load_config
 from lightning_core.errors import StrayCallError
 from lightning_core.propagation.clients import install_client
 from lightning_core.testing.recording_server import RecordedRequest, RecordingServer

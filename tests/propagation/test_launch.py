@@ -18,7 +18,7 @@ import pytest
 from lightning_core import launch, trainable
 from lightning_core.capture import current_rollout
 from lightning_core.errors import InfrastructureError
-from lightning_core.testing.playground import Playground, open_playground
+from lightning_core.testing import Playground, open_playground
 from tests.rollouts.command_runs import ASKS
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="POSIX")

@@ -22,7 +22,7 @@ import pytest
 
 from lightning_core.capture import current_rollout, outside_rollout, scope
 from lightning_core.errors import InfrastructureError, StrayCallError
-from lightning_core.testing.playground import Playground
+from lightning_core.testing import Playground
 from lightning_core.testing.recording_server import RecordingServer
 from tests.propagation.requests_elsewhere import elsewhere
 from tests.propagation.work_items import ask, ask_async, assert_exact, opened, prompt_of, run_agents, run_rollouts

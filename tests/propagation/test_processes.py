@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from lightning_core.capture import ActiveRollout, outside_rollout, reward, scope
+from lightning_core import reward
+from lightning_core.capture import ActiveRollout, outside_rollout, scope
 from lightning_core.propagation import bind_for_process
-from lightning_core.testing.playground import Playground, open_playground
+from lightning_core.testing import Playground, open_playground
 from tests.propagation import process_work as work
 
 pytestmark = pytest.mark.slow  # starts many processes

@@ -15,16 +15,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from lightning_core import trainable
-from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import ActiveRollout, rollout, scope
-from lightning_core.chat.chat import Chat
-from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core import rollout, trainable
+from lightning_core.capture import ActiveRollout, scope
+from lightning_core.endpoint.server import Routing
 from lightning_core.propagation import endpoint_environment
 from lightning_core.propagation.children.environment import child_variables, origin_url
 from lightning_core.rollouts.local_agents import patched
-from lightning_core.testing.playground import Playground, open_playground
+from lightning_core.testing import Playground, open_playground
 from lightning_core.testing.recording_server import RecordingServer
+from tests.endpoint.serving import serve
 from tests.propagation import process_work
 
 OPENAI = """
@@ -191,9 +190,8 @@ def test_an_agent_that_is_not_trained_reaches_its_provider(
     monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-parent")
     explicit = os.environ | {"OPENAI_BASE_URL": f"{server.url}/other/v1", "OPENAI_API_KEY": "sk-explicit"}
-    backend = ScriptedBackend(lambda prompt: "sampled")
     answers: list[str] = []
-    with patched(()), PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint:
+    with patched(()), serve(lambda prompt: "sampled") as endpoint:
         key = endpoint.new_key()
         with rollout(endpoint=endpoint.url, api_key=key) as run:
             endpoint.open(key, run.address, Routing(trained=frozenset({"writer"})))
@@ -216,9 +214,8 @@ def test_an_agent_that_is_not_trained_reaches_its_provider(
 def test_the_mark_of_an_agent_travels_with_its_key_and_with_its_work() -> None:
     """A mark decides who is trained, also one that only a child process knows."""
     marked = trainable(lambda: subprocess.check_output(python(OPENAI, "hello"), text=True), name="marked by program")
-    backend = ScriptedBackend(lambda prompt: "sampled")
     context = multiprocessing.get_context("spawn")
-    with patched(()), PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint:
+    with patched(()), serve(lambda prompt: "sampled") as endpoint:
         key = endpoint.new_key()
         with rollout(endpoint=endpoint.url, api_key=key) as run, context.Pool(1) as pool:
             endpoint.open(key, run.address, Routing(select="marked"))

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from lightning_core.capture import rollout, scope
+from lightning_core import rollout
+from lightning_core.capture import scope
 from lightning_core.capture.context import is_capturing
 from lightning_core.capture.patching import Patches
 from lightning_core.propagation.children.program_names import program_of, program_of_command

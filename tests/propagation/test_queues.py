@@ -16,13 +16,13 @@ from typing import Any
 import httpx
 import pytest
 
-from lightning_core import reward
-from lightning_core.capture import ActiveRollout, bind, current_scope, outside_rollout, rollout, run_as, scope
+from lightning_core import reward, rollout
+from lightning_core.capture import ActiveRollout, bind, current_scope, outside_rollout, run_as, scope
 from lightning_core.capture.context import inherited_scope, without_scope
 from lightning_core.capture.resolvers import register_resolver, unregister_resolver
 from lightning_core.capture.scope import named_scope
 from lightning_core.errors import StrayCallError
-from lightning_core.testing.playground import Playground
+from lightning_core.testing import Playground
 from lightning_core.testing.recording_server import RecordingServer
 from tests.propagation.work_items import (
     AGENTS,

@@ -16,7 +16,7 @@ import pytest
 from lightning_core.capture import ActiveRollout, outside_rollout, scope
 from lightning_core.propagation.children import sender as sending
 from lightning_core.propagation.children.sender import Destination, Sender
-from lightning_core.testing.playground import Playground
+from lightning_core.testing import Playground
 from tests.propagation.gate import Gate, gate_to
 
 

@@ -63,11 +63,7 @@ MODEL_CALLS: list[tuple[str, Any, str]] = [
     ("https://api.x.ai/v1/responses", INPUT, RESPONSES),
     ("https://gateway.ai.cloudflare.com/v1/account/gateway/openai/chat/completions", MESSAGES, CHAT),
     ("https://gateway.ai.cloudflare.com/v1/account/gateway/anthropic/v1/messages", MESSAGES, ANTHROPIC),
-    (
-        "https://us-east5-aiplatform.googleapis.com/v1/projects/p/locations/l/endpoints/openapi/chat/completions",
-        MESSAGES,
-        CHAT,
-    ),
+    ("https://us-east5-aiplatform.googleapis.com/v1/projects/p/locations/l/endpoints/openapi/chat/completions", MESSAGES, CHAT),
     ("https://my.workspace.databricks.com/serving-endpoints/chat/completions", MESSAGES, CHAT),
     ("http://localhost:11434/v1/chat/completions", MESSAGES, CHAT),
     ("http://localhost:8000/v1/completions", PROMPT, COMPLETIONS),
@@ -84,11 +80,7 @@ MODEL_CALLS: list[tuple[str, Any, str]] = [
         CONTENTS,
         "/models/gemini:streamGenerateContent",
     ),
-    (
-        "https://generativelanguage.googleapis.com/v1beta/models/gemini:countTokens",
-        CONTENTS,
-        "/models/gemini:countTokens",
-    ),
+    ("https://generativelanguage.googleapis.com/v1beta/models/gemini:countTokens", CONTENTS, "/models/gemini:countTokens"),
     (
         "https://l-aiplatform.googleapis.com/v1/projects/p/locations/l/publishers/google/models/g:generateContent",
         CONTENTS,
@@ -141,7 +133,7 @@ MODEL_CALLS: list[tuple[str, Any, str]] = [
     ("https://openrouter.ai/api/v1/responses/", INPUT, RESPONSES),
     ("http://localhost:4000/messages", MESSAGES, ANTHROPIC),
     ("http://localhost:8000/v1/completions", {"prompt": ["hi"]}, COMPLETIONS),
-]
+]  # fmt: skip
 
 OTHER_REQUESTS: list[tuple[str, Any]] = [
     ("https://api.openai.com/v1/embeddings", INPUT),

@@ -18,7 +18,8 @@ import pytest
 import requests
 import urllib3
 
-from lightning_core.capture import rollout, scope
+from lightning_core import rollout
+from lightning_core.capture import scope
 from lightning_core.capture.context import is_capturing
 from lightning_core.capture.patching import Patches
 from lightning_core.propagation.clients import install_client

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from lightning_core.capture import current_address, current_rollout, rollout, scope
+from lightning_core import rollout
+from lightning_core.capture import current_address, current_rollout, scope
 from lightning_core.capture.patching import Patches
 from lightning_core.propagation.threads import install_threads
 

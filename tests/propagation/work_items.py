@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from lightning_core.capture import ActiveRollout, current_rollout, scope
-from lightning_core.testing.playground import Playground, open_playground
+from lightning_core.testing import Playground, open_playground
 
 URL = "https://api.openai.com/v1/chat/completions"
 AGENTS = ("writer", "critic")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_core.config import load_config
+from lightning_core import load_config
 from lightning_core.records.commit import record_commit, recorded_commits
 from lightning_core.records.folder import open_run_folder, record_resume
 

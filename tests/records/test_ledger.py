@@ -153,25 +153,16 @@ def test_the_store_finds_what_its_traces_contain(tmp_path_factory: pytest.TempPa
     ("messages", "expected"),
     [
         (["n: not supported"], "n: not supported"),
-        (
-            [
-                f"messages[{n}].role is {role!r}; expected one of ['system', 'user']"
-                for n, role in ((0, "x"), (12, "it's"))
-            ],
-            None,
-        ),
+        ([f"messages[{n}].role is {role!r}; expected one of ['system', 'user']" for n, role in ((0, "x"), (12, "it's"))], None),
         ([f"the prompt has {n} tokens, the context {n + 1:,}. Shorten it." for n in (5, 4096)], None),
-        (
-            [f"the model {name!r} does not exist. Known are {name!r}." for name in ("gpt-4o. Or", 'a "b"', "c' d")],
-            None,
-        ),
+        ([f"the model {name!r} does not exist. Known are {name!r}." for name in ("gpt-4o. Or", 'a "b"', "c' d")], None),
         ([f"tools is {value!r}; expected a list" for value in ({}, {"a": {"b": 1}}, {"c": [1, 2]})], None),
         ([f"stop is {value!r}; expected strings" for value in ([1], [1, 2.5, -3])], "stop is [N]; expected strings"),
         ([f"the agent's call didn't fit: {n}" for n in range(3)], "the agent's call didn't fit: N"),
         ([f"the prompt is {n * 'a'!r}"[:50] for n in (5, 500)], None),
         ([f"exit code 3 after {n} s" for n in (1, 2.5)], "exit code 3 after N s"),
     ],
-)
+)  # fmt: skip
 def test_equal_reasons_of_a_refusal_are_one_entry(messages: list[str], expected: str | None) -> None:
     found = {general_reason(message) for message in messages}
     assert len({reason.replace('"', "'").rstrip("'") for reason in found}) == 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.config import load_config
+from lightning_core import load_config
 from lightning_core.records.observer import ObservedRun, Observer, Observers, RunState
 from lightning_core.records.report import Summary
 from lightning_core.records.results import Recorded, Result

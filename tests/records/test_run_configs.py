@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_core.config import load_config
+from lightning_core import load_config
 from lightning_core.records.configs import config_of_step
 from lightning_core.records.folder import open_run_folder, record_resume
 from lightning_core.records.runs import list_runs

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lightning_core import reward, rollout
 from lightning_core import trace as tr
-from lightning_core.capture import current_address, reward, rollout
+from lightning_core.capture import current_address
 from lightning_core.capture.spans import start_span
 from lightning_core.errors import ConfigError
 from lightning_core.records.store import CallCredit, RolloutRecord, Store

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from lightning_core.config import Config
-from lightning_core.credit import Credit, Episode
+from lightning_core import Config, Episode, Row, Trace
+from lightning_core.credit import Credit
 from lightning_core.endpoint.server import Routing
 from lightning_core.errors import InfrastructureError
 from lightning_core.records.observer import Observers
@@ -24,10 +24,9 @@ from lightning_core.session import TrainingSession
 from lightning_core.signals.judge.scores import JudgeResult
 from lightning_core.signals.judge.section import Judge
 from lightning_core.signals.judge.signal import judge_at
-from lightning_core.trace import Reward, Trace
+from lightning_core.trace import Reward
 from lightning_core.trainers.embedded import EmbeddedRun
 from lightning_core.trainers.plan import Plan
-from lightning_core.transitions import Row
 from tests.credit.episodes import call, event
 
 

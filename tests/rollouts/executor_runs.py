@@ -4,53 +4,58 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.chat.chat import Chat
 from lightning_core.config.sections import Rollouts
-from lightning_core.endpoint.routing import Routing
-from lightning_core.endpoint.server import PolicyEndpoint
+from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.rollouts.runner import Runner
+from tests.endpoint.serving import serve
 
 ROUTING = Routing(trained=frozenset({"a"}), frozen=dict.fromkeys(("planner", "writer"), "base"))
+
+WORKERS = MappingProxyType({"executor": "process", "retries": 0, "concurrency": 4, "timeout_seconds": 60})
 
 
 def open_endpoint() -> Iterator[PolicyEndpoint]:
     """An endpoint whose model always says "answer", for a fixture."""
-    backend = ScriptedBackend(lambda prompt: "answer")
-    with patched(()), PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint:
+    with patched(()), serve(lambda prompt: "answer") as endpoint:
         yield endpoint
 
 
 @contextlib.contextmanager
-def running(endpoint: PolicyEndpoint, solve: Callable[[Any], Any], **options: Any) -> Generator[Runner]:
-    """A runner; by default of four worker processes, without retries."""
-    more = {name: options.pop(name) for name in ("reward_function", "agent_name") if name in options}
-    settings = Rollouts.model_validate(
-        {"executor": "process", "retries": 0, "concurrency": 4, "timeout_seconds": 60, **options}
-    )
-    with Runner(solve, endpoint=endpoint, settings=settings, **more) as runner:
+def running(
+    endpoint: PolicyEndpoint, solve: Callable[[Any], Any], *, settings: Mapping[str, Any] = WORKERS, **options: Any
+) -> Generator[Runner]:
+    """A runner with ``settings``, which ``options`` replace; by default of four worker processes, without retries."""
+    names = ("reward_function", "agent_name", "agents", "strict")
+    more = {name: options.pop(name) for name in names if name in options}
+    rollouts = Rollouts.model_validate({**settings, **options})
+    with Runner(solve, endpoint=endpoint, settings=rollouts, **more) as runner:
         yield runner
 
 
 def finish(runner: Runner, tasks: list[dict[str, Any]], *, routing: Routing = ROUTING, **options: Any) -> list[Rollout]:
-    """The rollouts of ``tasks``."""
+    """The rollouts of ``tasks``; they are cancelled if a test waits too long."""
     jobs = [Job(task=task, task_id=str(task["id"]), seed=n + 1) for n, task in enumerate(tasks)]
-    return runner.submit(jobs, routing=routing, **options).result(120)
+    work = runner.submit(jobs, routing=routing, **options)
+    try:
+        return work.result(120)
+    finally:
+        work.cancel()
 
 
 def run(
     endpoint: PolicyEndpoint, solve: Callable[[Any], Any], tasks: list[dict[str, Any]], **options: Any
 ) -> list[Rollout]:
     """The rollouts of ``tasks``, in a runner of their own."""
-    on_attempt = options.pop("on_attempt", None)
+    submitted = {name: options.pop(name) for name in ("on_attempt", "routing") if name in options}
     with running(endpoint, solve, **options) as runner:
-        return finish(runner, tasks, on_attempt=on_attempt)
+        return finish(runner, tasks, **submitted)
 
 
 def numbered(count: int, **fields: Any) -> list[dict[str, Any]]:

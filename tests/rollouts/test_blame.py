@@ -16,37 +16,27 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from starlette.responses import JSONResponse
 
-from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import current_address, current_rollout, reward, scope
-from lightning_core.chat.chat import Chat
-from lightning_core.config.sections import Rollouts
-from lightning_core.endpoint.server import PolicyEndpoint, Routing
-from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core import reward
+from lightning_core.capture import current_address, current_rollout, scope
+from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import ConfigError
-from lightning_core.rollouts.attempt import Job, Rollout
-from lightning_core.rollouts.runner import Runner
+from lightning_core.rollouts.attempt import Rollout
 from lightning_core.testing.recording_server import RecordingServer
-
-TRAINED = Routing(trained=frozenset({"writer"}))
-HI: Any = [{"role": "user", "content": "hi"}]
+from tests.endpoint.serving import HI, WRITER, serve
+from tests.rollouts import executor_runs
+from tests.rollouts.executor_runs import numbered
 
 
 @pytest.fixture
 def endpoint(server: RecordingServer) -> Iterator[PolicyEndpoint]:
     """Answers the writer itself, and forwards to ``server`` for the others."""
-    backend = ScriptedBackend(lambda prompt: "answer")
-    upstream = UpstreamServer(base_url=f"{server.url}/v1")
-    with PolicyEndpoint(backend, Chat(backend.tokenizer), upstream=upstream) as endpoint:
+    with serve(lambda prompt: "answer", upstream=f"{server.url}/v1") as endpoint:
         yield endpoint
 
 
 def run(endpoint: PolicyEndpoint, solve: Callable[[Any], Any], n: int = 1, **options: Any) -> list[Rollout]:
-    reward_function, tasks = options.pop("reward_function", None), options.pop("tasks", None)
-    tasks = tasks or [{"id": str(i)} for i in range(n)]
-    jobs = [Job(task=task, task_id=str(task["id"]), seed=0) for task in tasks]
-    settings = Rollouts(**{"concurrency": 1, **options})
-    with Runner(solve, endpoint=endpoint, settings=settings, reward_function=reward_function) as runner:
-        return runner.submit(jobs, routing=TRAINED).result(60)
+    tasks = options.pop("tasks", None) or numbered(n)
+    return executor_runs.run(endpoint, solve, tasks, settings={"concurrency": 1}, routing=WRITER, **options)
 
 
 def client(agent: str = "critic", **options: Any) -> OpenAI:
@@ -219,15 +209,13 @@ def test_a_call_with_the_key_of_an_ended_rollout_is_not_the_agents_failure(endpo
 
 
 def test_an_endpoint_that_is_gone_is_not_the_agents_failure(server: RecordingServer) -> None:
-    backend = ScriptedBackend(lambda prompt: "answer")
-
     def solve(task: Any) -> float:
         if task["id"] == "1":
             endpoint.__exit__()
         complete(client("writer", max_retries=0))
         return 1.0
 
-    with PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint:
+    with serve(lambda prompt: "answer") as endpoint:
         first, second, third = run(endpoint, solve, 3, retries=2)
     assert (first.status, second.status, third.status) == ("ok", "infrastructure", "infrastructure")
     assert (second.attempt, third.attempt) == (0, 0)

@@ -20,12 +20,11 @@ import anyio
 import httpx
 import pytest
 
+from lightning_core import Config, evaluate, fit, load_config
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import current_rollout, scope
 from lightning_core.chat.chat import Chat
-from lightning_core.config import Config, load_config
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
-from lightning_core.loop import evaluate, fit
 from lightning_core.otel import spans_to_otlp
 from lightning_core.records.store import Store
 from lightning_core.rollouts.background import background_loop

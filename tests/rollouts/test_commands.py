@@ -207,17 +207,11 @@ print('{ "reward": 1 }'.replace(" ", ""))
         ({"agent": {"command": []}}, "agent.command: found [], expected at least one item"),
         ({"agent": {"name": "x"}}, "agent.command: missing"),
         ({"agent": {"command": ["a"], "nam": "x"}}, "agent.nam: unknown key; did you mean 'name'?"),
-        (
-            {"agent": {"command": ["a", "{task.q}"]}},
-            "agent.command[1]: found '{task.q}', expected {task}, {task[FIELD]} or",
-        ),
+        ({"agent": {"command": ["a", "{task.q}"]}}, "agent.command[1]: found '{task.q}', expected {task}, {task[FIELD]} or"),
         ({"agent": {"command": ["a"], "stdin": "say {task['q']}"}}, "in place of {task['q']}"),
         ({"agent": {"command": ["a"], "files": {"../x": ""}}}, "agent.files.../x: found '../x', expected a path in"),
         ({"agent": {"command": ["a"], "reward_file": "/etc/r"}}, "agent.reward_file: found '/etc/r', expected a path"),
-        (
-            {"agent": {"command": ["a"], "reward_file": "~/r"}},
-            "agent.reward_file: found '~/r', expected a path in the work",
-        ),
+        ({"agent": {"command": ["a"], "reward_file": "~/r"}}, "agent.reward_file: found '~/r', expected a path in the work"),
         ({"agent": {"command": ["a"], "environment": {"A=B": "x"}}}, "expected the name of an environment variable"),
         ({"agent": {"command": ["a"], "reward_file": "r"}, "reward": "m:f"}, "has no effect with a reward function"),
         ({"agent": {"command": ["a"], "container": {"runtime": "lxc"}}}, "expected 'docker' or 'podman'"),
@@ -226,12 +220,9 @@ print('{ "reward": 1 }'.replace(" ", ""))
         ({"agent": 3}, "agent: found 3, expected a string"),
         ({"endpoint": {"public_url": "host:80"}}, "endpoint.public_url"),
         ({"endpoint": {"port": 70000}}, "endpoint.port"),
-        (
-            {"endpoint": {"port": 80}, "trainer": {"name": "verl"}},
-            "endpoint.port: with trainer.name: verl every worker",
-        ),
+        ({"endpoint": {"port": 80}, "trainer": {"name": "verl"}}, "endpoint.port: with trainer.name: verl every worker"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_in_the_configuration(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load_config({"policy": {"model": "m"}, **sections})

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_core.credit import Credit, Episode
+from lightning_core import Call, Episode, Trace
+from lightning_core.credit import Credit
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.counts import (
     add_counts,
@@ -19,7 +20,7 @@ from lightning_core.rollouts.counts import (
     is_solved,
     seconds_to_metrics,
 )
-from lightning_core.trace import Call, Reward, Trace
+from lightning_core.trace import Reward
 from tests.credit.episodes import call, episode
 
 ANSWER = {"role": "assistant", "content": "answer"}

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import PolicyEndpoint
-from lightning_core.rollouts.local_agents import patched
 from tests.rollouts import executor_agents as agents
-from tests.rollouts.test_executors import numbered, run
+from tests.rollouts.executor_runs import numbered, open_endpoint, run
 
-
-@pytest.fixture
-def endpoint() -> Iterator[PolicyEndpoint]:
-    backend = ScriptedBackend(lambda prompt: "answer")
-    with patched(()), PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint:
-        yield endpoint
+endpoint = pytest.fixture(open_endpoint)
 
 
 def test_a_child_that_returns_from_the_agent_answers_for_no_rollout(endpoint: PolicyEndpoint) -> None:

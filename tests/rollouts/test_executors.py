@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.config import load_config
+from lightning_core import load_config
 from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.errors import ConfigError

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lightning_core import Call
 from lightning_core.errors import (
     CaptureError,
     InfrastructureError,
@@ -15,7 +16,6 @@ from lightning_core.errors import (
     describe,
 )
 from lightning_core.rollouts.outcome import Evidence, classify
-from lightning_core.trace import Call
 from tests.credit.episodes import call
 
 SECOND = 1_000_000_000

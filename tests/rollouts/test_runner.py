@@ -13,46 +13,26 @@ from typing import Any
 import httpx
 import pytest
 
-from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import current_address, current_rollout, reward, scope
+from lightning_core import reward
+from lightning_core.capture import current_address, current_rollout, scope
 from lightning_core.capture.spans import deliver
-from lightning_core.chat.chat import Chat
-from lightning_core.config.sections import Rollouts
-from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import InfrastructureError, RewardError
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
-from lightning_core.rollouts.runner import Runner
 from lightning_core.trace import TASK_ID, SpanRecord
+from tests.endpoint.serving import serve
+from tests.rollouts import executor_runs
+from tests.rollouts.executor_runs import ROUTING, finish, numbered, running
 
 
 @pytest.fixture
 def endpoint() -> Iterator[PolicyEndpoint]:
-    backend = ScriptedBackend(lambda prompt: "answer")
-    with PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint:
+    with serve(lambda prompt: "answer") as endpoint:
         yield endpoint
 
 
-ROUTING = Routing(trained=frozenset({"a"}))
-
-
-def jobs(n: int = 1) -> list[Job]:
-    return [Job(task={"id": str(i)}, task_id=str(i), seed=i) for i in range(n)]
-
-
 def run(endpoint: PolicyEndpoint, solve: Callable[[Any], Any], n: int = 1, **options: Any) -> list[Rollout]:
-    reward_function, on_attempt = options.pop("reward_function", None), options.pop("on_attempt", None)
-    strict = options.pop("strict", True)
-    settings = Rollouts(**options)
-    with Runner(solve, endpoint=endpoint, settings=settings, reward_function=reward_function, strict=strict) as runner:
-        return finish(runner.submit(jobs(n), routing=ROUTING, on_attempt=on_attempt))
-
-
-def finish(work: Future[list[Rollout]]) -> list[Rollout]:
-    """The rollouts of ``work``, which is cancelled if a test waits too long."""
-    try:
-        return work.result(60)
-    finally:
-        work.cancel()
+    return executor_runs.run(endpoint, solve, numbered(n), settings={}, **options)
 
 
 def ask(text: str = "hi") -> str:
@@ -146,7 +126,6 @@ def test_a_hanging_agent_is_stopped_repeated_and_left_out(endpoint: PolicyEndpoi
 
 def test_a_failure_of_the_machinery_is_repeated_even_if_the_agent_swallows_it():
     answers = iter(["fine"])  # the second request finds the script empty: a backend failure
-    backend = ScriptedBackend(answers)
     outcomes: list[str] = []
 
     def solve(task: Any) -> float:
@@ -157,7 +136,7 @@ def test_a_failure_of_the_machinery_is_repeated_even_if_the_agent_swallows_it():
                 outcomes.append("swallowed")
         return 1.0
 
-    with PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint:
+    with serve(answers) as endpoint:
         first, second = run(endpoint, solve, 2, concurrency=1, retries=1)
     assert (first.status, second.status, second.attempt) == ("ok", "infrastructure", 1)
     assert outcomes == ["swallowed", "swallowed"]
@@ -260,9 +239,9 @@ def test_an_async_client_lives_through_all_batches(endpoint: PolicyEndpoint):
         answer = await client.get(f"{run.endpoint}/models", headers={"authorization": f"Bearer {run.api_key}"})
         return float(answer.status_code == 200)
 
-    with Runner(solve, endpoint=endpoint, settings=Rollouts()) as runner:
+    with running(endpoint, solve, settings={}) as runner:
         for _ in range(3):
-            assert [(r.status, r.reward) for r in finish(runner.submit(jobs(4), routing=ROUTING))] == [("ok", 1.0)] * 4
+            assert [(r.status, r.reward) for r in finish(runner, numbered(4))] == [("ok", 1.0)] * 4
 
 
 def test_it_runs_inside_a_running_event_loop(endpoint: PolicyEndpoint):
@@ -342,11 +321,12 @@ def test_an_error_of_a_cancelled_batch_is_not_reported_as_lost(
         failed.set()
         raise RewardError("too many invalid rewards")
 
-    with Runner(lambda task: 1.0, endpoint=endpoint, settings=Rollouts()) as runner:
-        work.append(runner.submit(jobs(1), routing=ROUTING, on_attempt=fail))
+    job = Job(task={"id": "0"}, task_id="0", seed=0)
+    with running(endpoint, lambda task: 1.0, settings={}) as runner:
+        work.append(runner.submit([job], routing=ROUTING, on_attempt=fail))
         submitted.set()
         assert failed.wait(60)
-        finish(runner.submit(jobs(1), routing=ROUTING))
+        finish(runner, numbered(1))
     work.clear()  # asyncio logs an error when nothing refers to its task any more
     gc.collect()
     assert "never retrieved" not in caplog.text

@@ -14,9 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from lightning_core import trainable
+from lightning_core import load_config, trainable
 from lightning_core.capture import declare_agents, note_elsewhere, scope
-from lightning_core.config import load_config
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
 from lightning_core.propagation import endpoint_environment
 from lightning_core.records.ledger import Entry, routes

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_core.config import load_config
+from lightning_core import load_config
 from lightning_core.config.imports import import_callable
 from lightning_core.config.sections import TaskSource
 from lightning_core.errors import ConfigError

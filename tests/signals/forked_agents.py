@@ -10,8 +10,7 @@ from typing import Any
 
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 
-from lightning_core import trainable
-from lightning_core.credit import Episode
+from lightning_core import Episode, trainable
 
 client = OpenAI(api_key="any", max_retries=0)
 Messages = list[dict[str, Any]]

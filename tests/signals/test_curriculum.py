@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.config import Config, load_config
+from lightning_core import Config, load_config
 from lightning_core.records.store import Phase, RolloutRecord, Status, Store
 from lightning_core.records.task_history import Tried, recent_attempts
 from lightning_core.rollouts.tasks import Task

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lightning_core import Call, trace_to_transitions, transitions_to_rows
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.config.sections import Rollouts
@@ -23,8 +24,6 @@ from lightning_core.rollouts.runner import Runner
 from lightning_core.signals.forks.points import choose_points, fork_points, reason_to_drop, recording_of
 from lightning_core.signals.forks.section import Forks
 from lightning_core.tools.serving import ServingEndpoint
-from lightning_core.trace import Call
-from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.signals import forked_agents as agents
 
 AGENTS = frozenset({"talker", "writer", "branch", "caller", "searcher"})

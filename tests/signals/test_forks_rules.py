@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from lightning_core import CreditRules, Episode, assign_credit
 from lightning_core.config.rule_names import function_of
-from lightning_core.credit import CreditRules, Episode, RewardTerm, assign_by_policy, assign_credit
+from lightning_core.credit import RewardTerm, assign_by_policy
 from lightning_core.rollouts.refill import without_gradient
 from lightning_core.signals.air.rewards import air_sum, with_air
 from lightning_core.signals.air.section import Air, Format

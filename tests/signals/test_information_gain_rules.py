@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_core.credit import Component, CreditRules, Episode, RewardTerm, assign_by_policy, assign_credit
+from lightning_core import CreditRules, Episode, assign_credit
+from lightning_core.credit import Component, RewardTerm, assign_by_policy
 from lightning_core.credit.episode import Accumulate
 from lightning_core.credit.explain import explain_credit
 from lightning_core.signals.information_gain.gains import ANSWER_LOGPROBS, information_gains

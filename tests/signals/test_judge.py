@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from lightning_core import Trace
 from lightning_core.signals.judge.scores import judge_prompt, read_scores
 from lightning_core.signals.judge.section import Criterion
-from lightning_core.trace import Trace
 from tests.credit.episodes import call, from_calls
 
 

@@ -6,15 +6,8 @@ import math
 
 import pytest
 
-from lightning_core.credit import (
-    ADVANTAGE_RULES,
-    REWARD_RULES,
-    CreditRules,
-    Episode,
-    RewardTerm,
-    assign_by_policy,
-    assign_credit,
-)
+from lightning_core import CreditRules, Episode, assign_credit
+from lightning_core.credit import ADVANTAGE_RULES, REWARD_RULES, RewardTerm, assign_by_policy
 from lightning_core.credit.advantage_rules import EPSILON
 from lightning_core.credit.explain import explain_credit
 from lightning_core.errors import CreditError

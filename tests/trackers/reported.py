@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from lightning_core.config import dump_config, load_config
+from lightning_core import load_config
+from lightning_core.config import dump_config
 from lightning_core.observers.trackers.reporting import Trackers
 from lightning_core.records.intervals import compare
 from lightning_core.records.observer import Observers

@@ -7,8 +7,9 @@ from itertools import count
 
 import numpy as np
 
+from lightning_core import Row
 from lightning_core.backends.backend import sampling_digest
-from lightning_core.transitions import Row, Segment
+from lightning_core.transitions import Segment
 
 _numbers = count()
 

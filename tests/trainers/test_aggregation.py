@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lightning_core import Row
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.errors import TrainingError
 from lightning_core.trainers.torch.aggregation import token_weights
-from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
 
 pytestmark = pytest.mark.numeric
@@ -27,20 +27,12 @@ SHAPE = {"A": [50, 100], "B": [30, 30, 30], "C": [40]}
     ("algorithm", "expected", "total"),
     [
         (Algorithm(), [1 / 3 / 150] * 2 + [1 / 3 / 90] * 3 + [1 / 3 / 40], 1),
-        (
-            Algorithm(aggregation="sequence-mean", sequence="rollout"),
-            [1 / 3 / 150] * 2 + [1 / 3 / 90] * 3 + [1 / 3 / 40],
-            1,
-        ),
-        (
-            Algorithm(aggregation="sequence-mean", sequence="row"),
-            [1 / 6 / 50, 1 / 6 / 100, *[1 / 6 / 30] * 3, 1 / 6 / 40],
-            1,
-        ),
+        (Algorithm(aggregation="sequence-mean", sequence="rollout"), [1 / 3 / 150] * 2 + [1 / 3 / 90] * 3 + [1 / 3 / 40], 1),
+        (Algorithm(aggregation="sequence-mean", sequence="row"), [1 / 6 / 50, 1 / 6 / 100, *[1 / 6 / 30] * 3, 1 / 6 / 40], 1),
         (Algorithm(aggregation="token-mean"), [1 / 280] * 6, 1),
         (Algorithm(aggregation="constant", constant_tokens=200), [1 / 3 / 200] * 6, 280 / 600),
     ],
-)
+)  # fmt: skip
 def test_weights_against_computed_numbers(algorithm: Algorithm, expected: list[float], total: float) -> None:
     rows = rows_of(SHAPE)
     weights = token_weights(rows, algorithm)

@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_core import CreditRules, Row, assign_credit
 from lightning_core.config.algorithm import Aggregation, Algorithm
-from lightning_core.credit import CreditRules, assign_credit
 from lightning_core.trainers.torch.aggregation import token_weights
 from lightning_core.trainers.torch.packing import pack_rows
 from lightning_core.trainers.torch.trainer import TorchTrainer
-from lightning_core.transitions import Row
 from tests.credit.test_credit import episode
 from tests.trainers.rows import make_row
 from tests.trainers.test_torch_trainer import gradients, make

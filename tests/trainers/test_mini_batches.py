@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_core import Row
 from lightning_core.config.algorithm import Algorithm, Importance
 from lightning_core.errors import TrainingError
 from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.mini_batches import MiniBatch, Update, split_rollouts, step_metrics
 from lightning_core.trainers.torch.trainer import TorchTrainer
-from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
 

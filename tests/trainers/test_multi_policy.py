@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_core import Row, Transition
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.config.algorithm import Algorithm, Kl
 from lightning_core.config.credit import CriticSection
@@ -21,7 +22,6 @@ from lightning_core.model.adapters import Adapters
 from lightning_core.model.source import load_model
 from lightning_core.trainers.torch.critic import open_critic
 from lightning_core.trainers.torch.multi_policy import MultiPolicyTrainer
-from lightning_core.transitions import Row, Transition
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
 from tests.trainers.test_torch_trainer import ROUNDING, logprobs_apart

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_core import Row
 from lightning_core.config.algorithm import Algorithm, Importance, Kl
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.model.source import load_model
@@ -23,7 +24,6 @@ from lightning_core.trainers.torch.forward import Forward
 from lightning_core.trainers.torch.objective import Objective, rows_to_train
 from lightning_core.trainers.torch.packing import pack_rows
 from lightning_core.trainers.torch.trainer import TorchTrainer
-from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
 

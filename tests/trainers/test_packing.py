@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_core import Row
 from lightning_core.errors import TrainingError
 from lightning_core.model.forest import Forest, plan_blocks
 from lightning_core.trainers.torch.packing import PackedBatch, pack_rows
-from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
 
 parts = st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=4), st.booleans()), max_size=4)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_core import Row
 from lightning_core.model.source import load_model
 from lightning_core.trainers.torch.packing import pack_rows
 from lightning_core.trainers.torch.trainer import TorchTrainer
-from lightning_core.transitions import Row
 from tests.bench.prefix_tree import calls_of_a_group, difference, pack_apart, plain_gradients, step_gradients
 from tests.trainers.test_torch_trainer import make
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightning_core import Row
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.errors import ProofError
 from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.packing import PackedBatch, pack_rows
 from lightning_core.trainers.torch.proof import prove_batch, prove_once
-from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_core import Row
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.config.algorithm import Algorithm, Importance, Kl
 from lightning_core.errors import ConfigError, CreditError, TrainingError
 from lightning_core.model.source import load_model
 from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.trainer import TorchTrainer
-from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_core.config import Config, load_config
+from lightning_core import Config, load_config
 from lightning_core.config.build_rules import check_rules
 from lightning_core.credit import loss as declare_loss
 from lightning_core.errors import ConfigError, ProofError, TrainingError

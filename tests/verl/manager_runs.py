@@ -15,7 +15,8 @@ import transfer_queue as tq
 from omegaconf import OmegaConf
 from verl.utils import tensordict_utils as tu
 
-from lightning_core.config import dump_config, load_config
+from lightning_core import load_config
+from lightning_core.config import dump_config
 from lightning_core.trainers.verl.compose import compose_config
 from lightning_core.trainers.verl.dataset import TASK
 from lightning_core.trainers.verl.manager import LightningManager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from lightning_core import Row, Transition, transitions_to_rows
 from lightning_core.backends.backend import sampling_digest
-from lightning_core.transitions import Row, Transition, transitions_to_rows
 
 
 def recorded_row(

@@ -26,7 +26,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.rollout import llm_server
 from verl.workers.rollout.replica import TokenOutput
 
-from lightning_core.config import load_config
+from lightning_core import load_config
 from lightning_core.errors import ConfigError
 from lightning_core.trainers.verl import plugin
 from lightning_core.trainers.verl.compose import compose_config

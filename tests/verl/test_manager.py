@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse
 from transformers import AutoModelForCausalLM
 from verl.workers.rollout.replica import TokenOutput
 
-from lightning_core.config import load_config
+from lightning_core import load_config
 from lightning_core.errors import InfrastructureError, RewardError
 from lightning_core.model.source import load_tokenizer
 from lightning_core.records.store import Store

@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from lightning_core.capture import ActiveRollout, scope
-from lightning_core.testing.playground import Playground, open_playground
+from lightning_core.testing import Playground, open_playground
 from tests.propagation import process_work as work
 
 

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_core.config import Config, load_config
+from lightning_core import Config, load_config, trace_to_transitions, transitions_to_rows
 from lightning_core.config.build_rules import policy_rules
 from lightning_core.credit import assign_by_policy
 from lightning_core.records.report import read_metrics, read_summary
 from lightning_core.records.store import Store
 from lightning_core.rollouts.selection import trained_agents
-from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.observers.recording_tracker import reported
 from tests.rollouts.collected import ScriptedAgents, collect_step
 from tests.verl.conftest import Command, Train
@@ -135,7 +134,7 @@ def test_it_resumes_from_a_checkpoint(run: Command, config: Config, train: Train
 
 
 def _episodes(traces: list[Any], config: Config) -> list[Any]:
-    from lightning_core.credit import Episode
+    from lightning_core import Episode
 
     trained = trained_agents(config, traces)
     return [Episode(trace=t, transitions=trace_to_transitions(t, agents=trained), rewards=t.rewards) for t in traces]

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from lightning_core import rollout
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.backends.vllm.backend import VllmBackend
-from lightning_core.capture import ActiveRollout, current_address, rollout, scope
+from lightning_core.capture import ActiveRollout, current_address, scope
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.model.source import load_tokenizer

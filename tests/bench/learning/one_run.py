@@ -16,8 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from lightning_core import evaluate, fit, load_config
-from lightning_core.config import Config
+from lightning_core import Config, evaluate, fit, load_config
 from lightning_core.loop import Evaluation
 from lightning_core.records.checkpoints import checkpoints
 from lightning_core.tools.doctor.machine import cpu_model

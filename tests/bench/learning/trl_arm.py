@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lightning_core.config import Config
+from lightning_core import Config
 from lightning_core.model.source import resolve_model
 from lightning_core.rollouts.tasks import training_tasks
 from tests.bench.engine import TRL

@@ -10,7 +10,7 @@ from typing import Any
 
 from langchain_openai import ChatOpenAI
 
-from lightning_core.capture.mark import trainable
+from lightning_core import trainable
 from tests.integrations.identity.chat_models import chat_model
 from tests.integrations.identity.clients import ask
 from tests.integrations.identity.rollouts import AGENTS, Calls, Program

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
-from lightning_core.trace import Trace
+from lightning_core import Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+from lightning_core import Trace
 from lightning_core.capture import scope
 from lightning_core.testing import Playground
-from lightning_core.trace import Trace
 from tests.integrations.identity.outcome import Outcome, compare
 
 AGENTS = ("writer", "critic")

@@ -119,21 +119,13 @@ CLIENTS: dict[str, Scenario] = {
     "a trailing slash": Scenario(post("/v1/chat/completions/")),
     "a path without a version": Scenario(post("/inference/chat/completions")),
     "another version": Scenario(post("/api/v3/chat/completions")),
-    "Azure's path, without a model": Scenario(
-        post("/openai/deployments/gpt/chat/completions?api-version=1", _NO_MODEL)
-    ),
-    "a compressed body": Scenario(
-        post("/v1/chat/completions", gzip.compress(json.dumps(CHAT).encode()), **{"content-encoding": "gzip"})
-    ),
+    "Azure's path, without a model": Scenario(post("/openai/deployments/gpt/chat/completions?api-version=1", _NO_MODEL)),
+    "a compressed body": Scenario(post("/v1/chat/completions", gzip.compress(json.dumps(CHAT).encode()), **{"content-encoding": "gzip"})),
     "Responses without a model": Scenario(post("/v1/responses", {"input": WRITER})),
     "Responses": Scenario(post("/v1/responses", {"model": "gpt", "input": WRITER})),
-    "Anthropic's Messages": Scenario(
-        post("/v1/messages", CHAT | {"max_tokens": 64}, **{"anthropic-version": "2023-06-01"})
-    ),
-    "Gemini's generateContent": Scenario(
-        post("/v1beta/models/gemini:generateContent", {"contents": _PARTS}, **{"x-goog-api-key": "own"})
-    ),
-}
+    "Anthropic's Messages": Scenario(post("/v1/messages", CHAT | {"max_tokens": 64}, **{"anthropic-version": "2023-06-01"})),
+    "Gemini's generateContent": Scenario(post("/v1beta/models/gemini:generateContent", {"contents": _PARTS}, **{"x-goog-api-key": "own"})),
+}  # fmt: skip
 
 NATIVE = post_to_localhost("/api/chat")
 """Ollama's own wire format, which the endpoint does not sample."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lightning_core import trainable
 from lightning_core.capture import scope
-from lightning_core.capture.mark import trainable
 
 WRITER = "writer"
 CRITIC = "critic"

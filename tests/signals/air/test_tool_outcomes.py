@@ -10,12 +10,12 @@ from langchain_core.messages import HumanMessage
 from langchain_core.tools import ToolException, tool
 from langchain_openai import ChatOpenAI
 
-from lightning_core.capture import reward, rollout
+from lightning_core import Trace, reward, rollout
 from lightning_core.capture.integration import Installed
 from lightning_core.errors import CaptureError
 from lightning_core.signals.air.tool_outcomes import ToolOutcome, tool_outcomes
 from lightning_core.testing import Playground
-from lightning_core.trace import Event, Trace
+from lightning_core.trace import Event
 from tests.test_transitions import call
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_core import Transition
 from lightning_core.config.credit import CriticSection
 from lightning_core.errors import TrainingError
 from lightning_core.model.source import load_model
 from lightning_core.trainers.torch.critic import TorchCritic, ValueHead
 from lightning_core.trainers.torch.factory import open_trainer
-from lightning_core.transitions import Transition
 from tests.trainers.sections import parts
 
 pytestmark = pytest.mark.numeric

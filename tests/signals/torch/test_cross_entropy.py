@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_core import Row
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.model.source import load_model
 from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.trainer import TorchTrainer
-from lightning_core.transitions import Row, RowStreams
+from lightning_core.transitions import RowStreams
 from tests.tiny_model import make_tiny_model
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_core import Row
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.model import head
@@ -22,7 +23,7 @@ from lightning_core.model.head import linear_logprobs
 from lightning_core.model.source import load_model
 from lightning_core.trainers.torch.forward_kl import MIN_OTHERS, ForwardKl
 from lightning_core.trainers.torch.trainer import TorchTrainer
-from lightning_core.transitions import Candidates, Row, RowStreams
+from lightning_core.transitions import Candidates, RowStreams
 from tests.model.families import FAMILIES, make_family
 from tests.signals.torch.test_cross_entropy import gradients, make, same
 from tests.tiny_model import make_tiny_model

@@ -12,12 +12,11 @@ import pytest
 import torch
 import yaml
 
-from lightning_core import fit, load_config
+from lightning_core import Row, evaluate, fit, load_config
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.routing import Routing
 from lightning_core.errors import ConfigError
-from lightning_core.loop import evaluate
 from lightning_core.model.source import load_model
 from lightning_core.observers.progress import SilentProgress
 from lightning_core.records.checkpoints import checkpoints, choose_checkpoint
@@ -28,7 +27,6 @@ from lightning_core.tools.serving import ServingEndpoint
 from lightning_core.tools.sft.examples import Selection
 from lightning_core.tools.sft.train import Passes, sft
 from lightning_core.trainers.torch.trainer import TorchTrainer
-from lightning_core.transitions import Row
 from tests.tiny_model import make_tiny_model
 from tests.tools.sft.sft_agents import SECRET
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightning_core import Call, Trace
 from lightning_core import trace as tr
 from lightning_core.chat.chat import Chat
 from lightning_core.errors import ConfigError
@@ -19,7 +20,7 @@ from lightning_core.otel import spans_to_otlp
 from lightning_core.tools.sft.examples import Selection, read_examples
 from lightning_core.tools.sft.tokens import Tokens
 from lightning_core.tools.sft.train import split
-from lightning_core.trace import Call, SpanRecord, Trace
+from lightning_core.trace import SpanRecord
 from tests.credit import episodes
 from tests.tiny_model import make_tiny_model
 

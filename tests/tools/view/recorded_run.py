@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 from openai import BadRequestError, OpenAI
 
+from lightning_core import Config, Episode, load_config, reward, trace_to_transitions
 from lightning_core import trace as tr
-from lightning_core.capture import reward, scope
-from lightning_core.config import Config, dump_config, load_config
+from lightning_core.capture import scope
+from lightning_core.config import dump_config
 from lightning_core.config.build_rules import policy_rules
-from lightning_core.credit import Episode, assign_by_policy
+from lightning_core.credit import assign_by_policy
 from lightning_core.records.store import RolloutRecord, Store
 from lightning_core.rollouts.jobs import call_credits
 from lightning_core.signals.air.rewards import with_air_of
-from lightning_core.testing.playground import Playground, open_playground, tool_call
+from lightning_core.testing import Playground, open_playground, tool_call
 from lightning_core.trace import LOGPROBS_AFTER, SpanRecord, spans_to_trace
-from lightning_core.transitions import trace_to_transitions
 
 AGENT, TOOL, ERROR, REASON = "<i>solver</i>", "<i>search</i>", "<i>no such page</i>", "<i>another host</i>"
 QUESTION, TASK, PART = "<img src=x onerror=alert(1)> & 'why'?", "<script>task</script>/1", "reward <i>part</i>"

@@ -7,9 +7,10 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from lightning_core import Call, Trace
 from lightning_core.tools.view.conversation import final_answer, repeated_messages, show_message
 from lightning_core.tools.view.outline import SCALE, make_outline
-from lightning_core.trace import Call, Event, Trace
+from lightning_core.trace import Event
 from tests.credit.episodes import call, calls_tools, episode, event
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lightning_core.config import load_config
+from lightning_core import load_config
 from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, REWARD_RULES
 from lightning_core.records.store import Store
 from lightning_core.tools.runs.recredit import compare_agents, most_changed, recredit

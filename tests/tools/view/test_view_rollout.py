@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from lightning_core import load_config
 from lightning_core import trace as tr
-from lightning_core.config import load_config
 from lightning_core.records.store import Store
 from lightning_core.trace import SpanRecord
 from tests.tools.view.made_runs import make_run, rollout

@@ -13,8 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
+from lightning_core import load_config
 from lightning_core import trace as tr
-from lightning_core.config import dump_config, load_config
+from lightning_core.config import dump_config
 from lightning_core.records.store import Store
 from tests.tools.view.pages import Seen, browsing
 from tests.tools.view.recorded_run import assign_with, make_run, record, root, span, trainable

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_core.transitions import Row
+from lightning_core import Row
 from tests.tiny_model import make_tiny_model
 from tests.verl.library import process  # noqa: F401  before anything that imports verl
 from tests.verl.library.embedded import Embedded

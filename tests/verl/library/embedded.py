@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_core import Row
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.packing import pack_rows
-from lightning_core.transitions import Row
 from tests.trainers.sections import parts
 from tests.verl.library.step import Weights, moved
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightning_core import Row
 from lightning_core.config.algorithm import Algorithm
-from lightning_core.transitions import Row
 from tests.verl.library import process  # noqa: F401  before anything that imports verl
 from tests.verl.library.step import Weights
 from tests.verl.library.trainer import VerlTrainer, join

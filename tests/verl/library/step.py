@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_core.transitions import Row, RowStreams
+from lightning_core import Row
+from lightning_core.transitions import RowStreams
 from tests.trainers.rows import make_row
 
 TEMPERATURE = 0.8

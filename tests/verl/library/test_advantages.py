@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_core import Row
 from lightning_core.config.algorithm import Algorithm, Importance
 from lightning_core.trainers.torch.aggregation import token_weights
-from lightning_core.transitions import Row
 from tests.verl.library.trainer import VerlTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's and verl's

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_core import Row
 from lightning_core.config.algorithm import Algorithm, Importance, Kl
 from lightning_core.trainers.verl.plugin import register_loss
-from lightning_core.transitions import Row
 from tests.tiny_model import make_tiny_model
 from tests.verl.library.embedded import Embedded
 from tests.verl.library.step import absolute, assert_same, make_rows, with_ce, with_lessons

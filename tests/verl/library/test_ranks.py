@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from lightning_core import Row
 from lightning_core.config.algorithm import Algorithm, Importance, Kl
-from lightning_core.transitions import Row
 from tests.verl.library.embedded import Embedded
 from tests.verl.library.rank import Job
 from tests.verl.library.step import Weights, absolute, assert_same, make_rows, with_ce

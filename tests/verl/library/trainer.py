@@ -28,11 +28,11 @@ from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import ppo_loss
 
+from lightning_core import Row
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.trainers.verl.estimator import ESTIMATOR, SETTINGS
 from lightning_core.trainers.verl.policy_loss import loss_mode
 from lightning_core.trainers.verl.rows import PromptGroup, train_rows
-from lightning_core.transitions import Row
 from tests.verl.library.step import TEMPERATURE, Weights
 
 PARTITION = "train"
