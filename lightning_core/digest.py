@@ -27,7 +27,7 @@ def sampling_digest(
     """BLAKE2b of a response and its prompt, as 32 hexadecimal digits.
 
     Arguments: prompt ids [P] and output ids [T] (hashed as uint32), logprobs [T] and temperature
-    (as float32), policy version, constraint. Each is hashed with its length, so that no token can
+    (as float32), policy version, constraint. Each is hashed with its length, so no token can
     move from one to the next.
     """
     digest = hashlib.blake2b(digest_size=16)

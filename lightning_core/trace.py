@@ -143,7 +143,7 @@ class Call:
     """float32, by the name of the attribute: measured at the call after it was sampled, such as `LOGPROBS_AFTER`."""
     temperature: float
     constraint: str | None
-    """``SamplingParams.constraint``; ``logprobs`` are then normalised over the allowed tokens."""
+    """``SamplingParams.constraint``; ``logprobs`` are then normalized over the allowed tokens."""
     digest: str | None
     """`sampling_digest` of the above, computed at sampling; None for models not trained."""
     finish_reason: str | None

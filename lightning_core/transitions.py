@@ -176,7 +176,7 @@ def trace_to_transitions(trace: Trace, *, agents: Collection[str], refused: bool
     """The trainable calls of ``agents`` (exact names), in order of arrival, without those answered from a record.
 
     See `refused_calls` for the rest. With ``refused`` they are included, each with its
-    ``refusal``, so that they can be inspected and credited: traces recorded by another
+    ``refusal``, so they can be inspected and credited: traces recorded by another
     instrumentation contain no other calls.
     """
     found: list[Transition] = []

@@ -38,7 +38,7 @@ from lightning_core.trainers import make_trainer
 TASKS_PER_STEP, GROUP_SIZE, MAX_TOKENS = 4, 4, 6
 RULES = CreditRules(rewards="broadcast", advantage="grpo")
 
-# --- The agent: ordinary code. The mark names it, so that its calls can be trained.
+# --- The agent: ordinary code. The mark names it, so its calls can be trained.
 
 client = OpenAI(api_key="any")
 

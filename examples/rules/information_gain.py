@@ -31,7 +31,7 @@ def a2tgpo(
     n is the number of gains from t on; `A_episode` is that of `broadcast` (A²TGPO, 2605.06200). Without the paper's clip range per
     turn.
 
-    The paper also widens the clip range of turns with a large normalised gain, by the factor 1 + 0.3 (2σ(A_t) − 1); that is not
+    The paper also widens the clip range of turns with a large normalized gain, by the factor 1 + 0.3 (2σ(A_t) − 1); that is not
     implemented. ``measure`` and ``after``: see `information_gains`.
     """
     return [

@@ -1,6 +1,6 @@
 """All questions that the templates generate for a schema, with their gold queries.
 
-A kind is a family of questions. A skeleton is a gold query without its constants. Splits are by skeleton (see `tasks`), so that no
+A kind is a family of questions. A skeleton is a gold query without its constants. Splits are by skeleton (see `tasks`), so no
 test question is a training question with a different number.
 """
 
@@ -34,7 +34,7 @@ class Question:
 
 
 def _thresholds(schema: Schema, table: Table, number: str, rng: random.Random) -> list[int]:
-    """Values that occur in rows, so that > and >= differ, excluding the extremes."""
+    """Values that occur in rows, so > and >= differ, excluding the extremes."""
     values = sorted({row[0] for row in execute(databases.names(schema)[0], f"SELECT {number} FROM {table.name}")})
     inner = values[len(values) // 6 : -len(values) // 6]
     return sorted(rng.sample(inner, min(6, len(inner))))

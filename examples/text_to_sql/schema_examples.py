@@ -9,7 +9,7 @@ from typing import Any
 def schema_examples(schema: dict[str, Any], most: int) -> list[tuple[str, str]]:
     """Up to ``most`` pairs of a question and its query, for an entry of Spider's ``tables.json``.
 
-    The tables take turns, each time with another kind of query, so that the examples show all tables if there are enough.
+    The tables take turns, each time with another kind of query, so the examples show all tables if there are enough.
     """
     pools = [list(_about(schema, table)) for table in range(len(schema["table_names_original"]))]
     chosen: list[tuple[str, str]] = []

@@ -123,7 +123,7 @@ class _Reader:
         return sorted(tasks, key=lambda task: hashlib.sha256(task["id"].encode()).digest())
 
     def _reason(self, item: dict[str, Any]) -> str | None:
-        """Why an example is not a task; None if it is."""
+        """The reason an example is not a task, or None."""
         if item["id"] in self.shown:
             return "shown in the prompt"
         if self.one_table and not is_one_table(item["query"]):

@@ -30,7 +30,7 @@ class _Tracer(trace.Tracer):
         tracer = self._no_op if current_run() is None else self._recording
         return tracer.start_span(*args, **kwargs)
 
-    # As in the SDK's tracer, so that the result decorates coroutine functions too.
+    # As in the SDK's tracer, so the result decorates coroutine functions too.
     @_agnosticcontextmanager
     def start_as_current_span(self, *args: Any, **kwargs: Any) -> Iterator[trace.Span]:
         tracer = self._no_op if current_run() is None else self._recording

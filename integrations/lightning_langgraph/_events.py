@@ -77,7 +77,7 @@ def note_refusal(call: Any, refusal: Any) -> None:
 
 
 def _is_internal(name: str, config: Any) -> bool:
-    """Whether a task is internal to LangGraph or LangChain, so that it gets no scope."""
+    """Whether a task is internal to LangGraph or LangChain, so it gets no scope."""
     if name.startswith("__"):
         return True
     address = current_address()

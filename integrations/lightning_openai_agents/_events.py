@@ -120,7 +120,7 @@ def speaking() -> AbstractContextManager[None]:
 
 
 def guardrail_scope(guardrail: Any) -> AbstractContextManager[SpanHandle]:
-    """The scope of one guardrail: a node, so that its calls are not the agent's."""
+    """The scope of one guardrail: a node, so its calls are not the agent's."""
     with record("openai_agents.guardrail"):
         return scope(guardrail.get_name(), kind="node")
     return nullcontext(SpanHandle(None))

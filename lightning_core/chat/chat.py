@@ -281,7 +281,7 @@ class Chat:
         return ids, start
 
     def remember(self, prompt: RenderedPrompt, output_ids: Sequence[int], response: Message, memory: Memory) -> None:
-        """Record a response to ``prompt``, so that the next turn continues its tokens."""
+        """Record a response to ``prompt``, so the next turn continues its tokens."""
         turn = _Turn(
             text=prompt.text,
             ids=array("I", (*prompt.ids, *output_ids)),
@@ -336,7 +336,7 @@ class Chat:
     ) -> tuple[str | None, str | None]:
         """The text after the response at ``last``, and why earlier turns are rendered differently.
 
-        The text is None if they differ in more than white space, so that the recorded ids cannot be reused.
+        The text is None if they differ in more than white space, so the recorded ids cannot be reused.
         """
         response = _marked(messages[last], thinking=self.template.has_field and self._opens(turn.text))
         if self.tool_format.one_call and len(response.get("tool_calls") or ()) > 1:

@@ -1,4 +1,4 @@
-"""Encodes rendered text in parts, so that quoted special tokens stay plain text, and decodes sampled tokens."""
+"""Encodes rendered text in parts, so quoted special tokens stay plain text, and decodes sampled tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalises the messages of a chat, and computes keys of conversations."""
+"""Normalizes the messages of a chat, and computes keys of conversations."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Quotes text that looks like a special token, so that it is encoded as plain text.
+"""Quotes text that looks like a special token, so it is encoded as plain text.
 
-While a template is rendered, a quoted token is replaced by its number in brackets. The brackets are printable, so that templates may
+While a template is rendered, a quoted token is replaced by its number in brackets. The brackets are printable, so templates may
 serialize them as JSON or Python; brackets in the text itself are quoted too.
 """
 

@@ -46,7 +46,7 @@ class CallStyle:
     with_text: bool = False
     """Whether a message may have text before its calls."""
     apart: bool = False
-    """Whether the text before calls may be a message of its own, of which the calls continue the turn."""
+    """Whether the text before calls may be its own message, of which the calls continue the turn."""
 
     def write(self, call: Mapping[str, Any]) -> dict[str, Any]:
         """``call`` with its arguments in this form."""

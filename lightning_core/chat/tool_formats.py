@@ -46,7 +46,7 @@ def read_message(
 
 
 def _own_ids(calls: Sequence[ToolCall], ids: IdStyle) -> list[str | None]:
-    """The ids that the model wrote, so that it finds them in the results; None where they are unusable or repeated."""
+    """The ids that the model wrote, so it finds them in the results; None where they are unusable or repeated."""
     seen: set[str | None] = {None}
     own: list[str | None] = []
     for call in calls:

@@ -51,7 +51,7 @@ class Speakers:
     def decide(self, session: Session, address: Address, *, names_served_model: bool) -> Decision:
         """The agent of the call at ``address``, and the policy that answers it.
 
-        ``names_served_model``: the request names another model served here than a policy, so that no provider is involved.
+        ``names_served_model``: the request names another model served here than a policy, so no provider is involved.
         """
         routing = session.routing
         if address.agent is None and routing.unnamed is not None:

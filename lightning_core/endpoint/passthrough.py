@@ -1,6 +1,6 @@
 """Model calls in wire formats that the endpoint does not have, such as those of Ollama, Cohere and Bedrock.
 
-Calls of agents that are not trained are forwarded to their provider byte for byte, with all their headers, so that signatures stay valid.
+Calls of agents that are not trained are forwarded to their provider byte for byte, with all their headers, so signatures stay valid.
 They are recorded without a response. Calls that a model of the run must answer are refused.
 """
 

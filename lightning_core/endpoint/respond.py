@@ -26,7 +26,7 @@ from lightning_core.errors import PolicyRequestError
 from lightning_core.trace import POLICY
 
 _LARGE = 256 << 10
-"""Bytes of a request from which on tokenizing would delay other requests, so that it runs on another thread."""
+"""Bytes of a request from which on tokenizing would delay other requests, so it runs on another thread."""
 
 
 class Responder:
@@ -54,7 +54,7 @@ class Responder:
         return await self._sample(dialect, incoming, request, model, trained=trained)
 
     def _decide(self, incoming: IncomingRequest, requested: str) -> Decision:
-        """The agent of the call. An auxiliary call of a trained agent gets a name of its own, and is not trained on."""
+        """The agent of the call. An auxiliary call of a trained agent gets its own name, and is not trained on."""
         models, policies = self._backend.models, {POLICY, *incoming.session.routing.policies.values()}
         decision = self._speakers.decide(
             incoming.session, incoming.address, names_served_model=requested in models and requested not in policies

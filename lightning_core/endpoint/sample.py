@@ -183,7 +183,7 @@ class Sampler:
         try:
             over = False
             while not over:
-                # All waiting events are sent together, so that a slow endpoint catches up.
+                # All waiting events are sent together, so a slow endpoint catches up.
                 waiting = [await events.get(), *(events.get_nowait() for _ in range(events.qsize()))]
                 over = waiting[-1] is None
                 if ready := b"".join(event for event in waiting if event):

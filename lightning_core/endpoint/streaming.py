@@ -11,7 +11,7 @@ from lightning_core.chat.formats.base import ToolFormat
 class RunningText:
     """The text of a response that is being sampled.
 
-    Only new tokens are decoded, so that the cost is not quadratic.
+    Only new tokens are decoded, so the cost is not quadratic.
     """
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:

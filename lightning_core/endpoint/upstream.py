@@ -140,7 +140,7 @@ class UpstreamClient:
 
 
 def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """``headers`` as bytes. Those of a request were decoded as Latin-1, so that they are sent on as they arrived."""
+    """``headers`` as bytes. Those of a request were decoded as Latin-1, so they are sent on as they arrived."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 

@@ -220,7 +220,7 @@ def linear_layers(model: Any) -> dict[str, Linear]:
 
 @torch.no_grad()
 def _is_product(module: Linear) -> bool:
-    """Whether ``module`` computes what `Linear` does; a class with a forward pass of its own, as Falcon's, is tried out."""
+    """Whether ``module`` computes what `Linear` does; a class with its own forward pass, as Falcon's, is tried out."""
     if type(module).forward is Linear.forward:
         return True
     if module.weight.is_meta:  # a model without its weights

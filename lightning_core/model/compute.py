@@ -1,6 +1,6 @@
 """The two ways to compute a model, and the choice between them.
 
-*Tree*: one packed sequence with our attention function, which computes shared prefixes once and has a cache of its own. It
+*Tree*: one packed sequence with our attention function, which computes shared prefixes once and has its own cache. It
 fits models whose layers are all plain attention, full or within a sliding window, with dense or expert layers in between.
 
 *Plain*: Hugging Face's own forward pass and cache, on sequences of their own. It fits every causal model, is slower, and
@@ -27,7 +27,7 @@ from lightning_core.model.precision import exact_products
 
 _KINDS = {"full_attention", "sliding_attention"}
 _WINDOW = 8
-"""The sliding window during the check, so that few tokens suffice to leave it."""
+"""The sliding window during the check, so few tokens suffice to leave it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,7 @@ class _Probe:
 
 @contextmanager
 def small_windows(model: Any) -> Generator[None]:
-    """Make all sliding windows of ``model`` 8 tokens wide, so that a short check leaves them."""
+    """Make all sliding windows of ``model`` 8 tokens wide, so a short check leaves them."""
     changed: list[tuple[Any, int]] = []
     for holder in (model.config, model.config.get_text_config(), *model.modules()):
         if isinstance(vars(holder).get("sliding_window"), int):

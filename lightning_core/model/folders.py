@@ -34,7 +34,7 @@ def whole(folder: Path) -> Generator[Path]:
             for path in (*scratch.rglob("*"), scratch):
                 _sync(path)
         replaced = scratch.with_name(f"{scratch.name}-replaced")
-        if folder.exists():  # moved aside, so that one of the two is whole at any time
+        if folder.exists():  # moved aside, so one of the two is whole at any time
             folder.rename(replaced)
         scratch.rename(folder)
         _sync(folder.parent)

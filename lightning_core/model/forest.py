@@ -43,7 +43,7 @@ class Block:
 
 
 def plan_blocks(forest: Forest, *, limit: int = BLOCK_TOKENS) -> list[Block]:
-    """Cut a forest into blocks, so that each token is in exactly one."""
+    """Cut a forest into blocks, so each token is in exactly one."""
     lengths, parents = _split_long_runs(forest, limit)
     starts = np.concatenate([[0], np.cumsum(lengths)]).tolist()
     sizes = list(lengths)  # tokens of each run's subtree

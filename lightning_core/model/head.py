@@ -50,7 +50,7 @@ class OutputHead:
         self._model = model
         layer: Any = model.get_output_embeddings()
         hidden_1SH = self._check(geometry)
-        # Much larger than real hidden states, so that a soft cap, which hardly changes small logits, is detected.
+        # Much larger than real hidden states, so a soft cap, which hardly changes small logits, is detected.
         large_1SH = 100 * hidden_1SH
         with torch.no_grad():
             plain = _is_plain(layer) and torch.equal(_own_logits(model, large_1SH), layer(large_1SH))
@@ -188,7 +188,7 @@ class _Ready(torch.nn.Module):
     def __init__(self, hidden_1SH: Tensor, decoder: torch.nn.Module) -> None:
         super().__init__()
         self._hidden_1SH = hidden_1SH
-        self._replaced = (decoder,)  # in a tuple, so that it is not registered as a part
+        self._replaced = (decoder,)  # in a tuple, so it is not registered as a part
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_replaced"][0], name)

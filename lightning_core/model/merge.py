@@ -44,9 +44,9 @@ def layers_of(weights: Iterable[str]) -> list[str]:
 
 
 def unmergeable(model: Any, layers: Iterable[str]) -> str | None:
-    """Why adapters on ``layers`` cannot be added to the weights of ``model``; None if they can.
+    """The reason adapters on ``layers`` cannot be added to the weights of ``model``, or None.
 
-    Some models, such as Zamba2, use one weight in several layers, and each of them has an adapter of its own.
+    Some models, such as Zamba2, use one weight in several layers, and each of them has its own adapter.
     """
     users = Counter(id(weight) for module in model.modules() for weight in module.parameters(recurse=False))
     shared = [layer for layer in layers if users[id(model.get_submodule(layer).weight)] > 1]

@@ -62,7 +62,7 @@ def write_adapter(folder: Path, weights: Mapping[str, Tensor], *, alpha: float, 
 
 
 def unloadable(model: Any, layers: Collection[str]) -> str | None:
-    """Why peft would refuse or misread adapters on ``layers`` of ``model``; None if it loads them.
+    """The reason peft would refuse or misread adapters on ``layers`` of ``model``, or None.
 
     If a model's experts are fused, peft (0.21, with transformers 5) reads adapters on layers with the names that experts
     had before as adapters of the experts: also those of shared experts and of layers without experts. It refuses adapters on

@@ -15,7 +15,7 @@ from lightning_core.model.hub import explain_hub, retries_once
 logger = logging.getLogger(__name__)
 
 _UNQUANTISED = {"fp8", "mxfp4", "mxfp8"}
-"""Formats of weights that transformers dequantises exactly while it reads them."""
+"""Formats of weights that transformers dequantizes exactly while it reads them."""
 _COMPLETE = "a complete Hugging Face folder, with config.json, weights and tokenizer"
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json", "*.model", "*.tiktoken")
 
@@ -69,9 +69,9 @@ def check_tokenizer_files(path: object) -> None:
 
 
 def unquantise(path: object, config: Any) -> None:
-    """Change ``config`` so that weights in 8-bit or 4-bit floats are dequantised, with a warning.
+    """Change ``config`` so that weights in 8-bit or 4-bit floats are dequantized, with a warning.
 
-    Raises `ConfigError` for weights that are quantised in any other way.
+    Raises `ConfigError` for weights that are quantized in any other way.
     """
     for part in (config, config.get_text_config()):
         quantised: Mapping[str, Any] | None = getattr(part, "quantization_config", None)

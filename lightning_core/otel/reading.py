@@ -30,7 +30,7 @@ def read_traces(source: str | Path | Iterable[SpanRecord | ReadableSpan]) -> lis
     A file is OTLP as protobuf or JSON (one document, or several in a row as a collector's file
     exporter writes them), or the JSON of OpenTelemetry's console exporter or of Phoenix. A trace
     with the root of one of our rollouts is read unchanged. In other traces foreign conventions
-    are normalised and a root is added. Their calls have no token ids: they can be inspected and
+    are normalized and a root is added. Their calls have no token ids: they can be inspected and
     rewarded, not trained on.
 
     Raises ValueError for any other content.

@@ -73,7 +73,7 @@ class Observer(Protocol):
         """Held-out tasks were evaluated after ``step`` updates; the rollouts are recorded."""
 
     def stop_reason(self) -> str | None:
-        """Why the run ends before its next step; None if it goes on."""
+        """The reason the run ends before its next step, or None."""
 
     def summarize(self, summary: Summary, recorded: Recorded) -> Summary:
         """``summary`` of the finished run with what the observer adds. With verl, `start` was not called."""

@@ -31,7 +31,7 @@ def tool_call(name: str, **arguments: Any) -> str:
 
 
 class EveryModel(tuple[str, ...]):
-    """Contains every model name, so that no request is forwarded to a real provider."""
+    """Contains every model name, so no request is forwarded to a real provider."""
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str)
@@ -150,7 +150,7 @@ def playground(
     strict: bool = True,
     delay: float = 0.0,
 ) -> Generator[Run]:
-    """One rollout in a playground of its own.
+    """One rollout in its own playground.
 
     Use: ``with playground(["Four."], train=["solver"]) as run: solve(task)``.
 

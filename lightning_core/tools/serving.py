@@ -29,7 +29,7 @@ from lightning_core.trace import SpanRecord
 from lightning_core.trainers import make_trainer
 
 MEMORY_TOKENS = 1_000_000
-"""Tokens of past conversations kept, so that a later turn extends them; about 100 MB."""
+"""Tokens of past conversations kept, so a later turn extends them; about 100 MB."""
 
 MAX_RESPONSES = 1024
 """Number of recent responses that ``previous_response_id`` can refer to."""
@@ -82,7 +82,7 @@ class SingleSession(Sessions):
         if self._api_key is None:
             return self._session
         given = next(iter(keys_of(headers)), "")
-        # Compared in constant time, so that response times do not reveal how much of a guess is right.
+        # Compared in constant time, so response times do not reveal how much of a guess is right.
         return self._session if secrets.compare_digest(given.encode(), self._api_key.encode()) else None
 
 

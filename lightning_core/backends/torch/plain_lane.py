@@ -1,6 +1,6 @@
 """Prefill and decoding on the plain path: Hugging Face's own forward pass and cache.
 
-Rows with contexts of the same length are computed together, so that there is no padding, whose treatment differs between
+Rows with contexts of the same length are computed together, so there is no padding, whose treatment differs between
 architectures. Equal contexts, as in a group of attempts, are computed once. Nothing is kept for later prompts.
 """
 
@@ -70,7 +70,7 @@ class PlainLane:
                     computed += len(context)
                 room -= 1
         for equal in found.values():
-            self._cohorts.append(_Cohort(rows=equal, cache=None))  # before the prefill, so that a failure reaches them
+            self._cohorts.append(_Cohort(rows=equal, cache=None))  # before the prefill, so a failure reaches them
         for cohort in self._cohorts[len(self._cohorts) - len(found) :]:
             self._prefill(cohort)
 

@@ -77,7 +77,7 @@ class TreeLane:
                 self.prompt_tokens += len(context)
         paths = [end.path() for end in ends]  # only now, because later prompts can split the nodes of earlier ones
         new = list(dict.fromkeys(node for path in paths for node in path if node.keys is None))
-        self.rows.extend(admitted)  # before the prefill, so that a failure reaches them
+        self.rows.extend(admitted)  # before the prefill, so a failure reaches them
         if new:
             self._prefill(new)
         users = Counter(node for path in paths for node in path)
@@ -185,7 +185,7 @@ class TreeLane:
         start = 0
         for node in order:
             stop = start + len(node.tokens)
-            # Copies, so that an evicted node frees its memory while its neighbours stay.
+            # Copies, so an evicted node frees its memory while its neighbors stay.
             node.keys = recording.keys_LKSD[:, :, start:stop].clone()
             node.values = recording.values_LKSD[:, :, start:stop].clone()
             start = stop

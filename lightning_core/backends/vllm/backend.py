@@ -1,7 +1,7 @@
 """Sampling from a vLLM server, with new weights pushed after each update.
 
 Weights change between two tokens. During a push, new requests are held back and the server ends running ones; when each has returned
-its tokens, the weights are replaced. An interrupted response continues from its prompt and its tokens so far, so that no keys and values
+its tokens, the weights are replaced. An interrupted response continues from its prompt and its tokens so far, so no keys and values
 of older weights are used. Callers see no error, only deltas of the older version before those of the new one.
 """
 

@@ -29,7 +29,7 @@ _STOP = re.compile(
     rf"(?:{'|'.join(map(re.escape, _ENDS))})(?=\s*+(?:{re.escape(_START)}|{re.escape(_CHANNEL)}|$))|(?={re.escape(_START)}assistant)"
 )
 
-# Possessive, so that white space is read once.
+# Possessive, so white space is read once.
 _TO = r"(?:\s*+to=(?P<{}>[^\s<>]++))?"
 _HEADER = re.compile(
     rf"\s*+(?:{re.escape(_START)}assistant)?{_TO.format('before')}\s*+"

@@ -2,7 +2,7 @@
 and later, GLM 4.5 and later.
 
 Values are not escaped. A value therefore ends at the first closing tag that the next parameter or the end of the call
-follows, so that it may contain closing tags of its own.
+follows, so it may contain closing tags of its own.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def no_calls(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least:
 
 @monitor("forked_contexts")
 def forked_contexts(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least: Share = 0.5) -> str | None:
-    """A share of `at_least` of the later calls of conversations does not continue the recorded tokens, so that each is
-    a training row of its own."""
+    """A share of `at_least` of the later calls of conversations does not continue the recorded tokens, so each is
+    its own training row."""
     lines = last(history, steps)
     continued = total(lines, *_CONTINUED)
     forked, rewritten = total(lines, "context_forked"), total(lines, "context_rewritten")

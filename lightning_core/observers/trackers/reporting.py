@@ -1,4 +1,4 @@
-"""Sends what a run measures to its trackers, each on a thread of its own."""
+"""Sends what a run measures to its trackers, each on its own thread."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class _TrackerThread:
         self._factory = factory
         self._run = run
         self._tracker: Tracker | None = None
-        # A daemon, so that a server that does not answer cannot keep an interrupted process alive.
+        # A daemon, so a server that does not answer cannot keep an interrupted process alive.
         self._thread = threading.Thread(target=self._work, name=f"lightning-tracker-{name}", daemon=True)
         self._reports: SimpleQueue[tuple[_Report, bool]] = SimpleQueue()
         self._errors = self._in_a_row = 0

@@ -46,7 +46,7 @@ class TrackedRun:
 class Tracker(Protocol):
     """Receives what a run measures. Created by a factory that gets the `TrackedRun`.
 
-    All calls, the factory's included, come one after the other from a thread of the tracker's own, so that training does not
+    All calls, the factory's included, come one after the other from a thread of the tracker's own, so training does not
     wait for them. Their errors are logged and counted.
     """
 

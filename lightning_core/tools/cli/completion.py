@@ -1,6 +1,6 @@
 """``lightning-rl completion``: prints a shell's completion script.
 
-shtab writes it from the parser once, so that a completion is answered by the shell itself. argcomplete would start Python and import
+shtab writes it from the parser once, so a completion is answered by the shell itself. argcomplete would start Python and import
 this package each time that Tab is pressed.
 """
 

@@ -19,7 +19,7 @@ checks: Checks[Trial] = Checks("Conversations")
 @checks.check("contexts")
 def contexts(t: Trial) -> Iterator[Observed]:
     """The relation of prompts to earlier calls. `clean` and `realigned` calls continue the row of the call before; `forked` and
-    `new` ones start a row of their own, whose whole prompt is computed again in the update. An agent that rewrites its
+    `new` ones start their own row, whose whole prompt is computed again in the update. An agent that rewrites its
     history pays this for each call. Append messages to the history as they were returned."""
     if not t.calls:
         return

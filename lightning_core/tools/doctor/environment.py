@@ -55,13 +55,13 @@ class Environment:
     disk_bytes: int
     """Free bytes there."""
     folder_error: str | None
-    """Why no run can be created there; None if one can."""
+    """The reason no run can be created there, or None."""
     proxies: Mapping[str, str] = field(default_factory=dict[str, str])
     """The variables of proxies that requests to this machine would go through, and the proxies."""
     port: str
     """The address of the endpoint: ``127.0.0.1:0``."""
     port_error: str | None
-    """Why it cannot be opened; None if it can."""
+    """The reason it cannot be opened, or None."""
 
 
 checks: Checks[Environment] = Checks("Environment")
@@ -93,7 +93,7 @@ def frameworks(e: Environment) -> Iterator[Observed]:
 
 @checks.check("extras")
 def extras(e: Environment) -> Iterator[Observed]:
-    """An extra of which some packages are missing or too old, so that what needs it fails later. Install the extra."""
+    """An extra of which some packages are missing or too old, so what needs it fails later. Install the extra."""
     if complete := [name for name, one in e.extras.items() if one.installed and not one.conflicts]:
         yield Observed("ok", ", ".join(complete))
     yield from _unmet(e.extras)

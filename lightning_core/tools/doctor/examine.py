@@ -112,7 +112,7 @@ def _findings(section: str, trial: Trial, *tables: Checks[Trial]) -> Iterator[Fi
 
 
 def _why_skipped(config: Config, trial: Trial, *, model: bool) -> str | None:
-    """Why the real policy does not run; None if it does."""
+    """The reason the real policy does not run, or None."""
     if not model:
         return "--no-model"
     if config.trainer.name != "torch":

@@ -75,7 +75,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def why_not_created(folder: Path) -> str | None:
-    """Why no folder can be created in ``folder``, which may not exist; None if one can.
+    """The reason no folder can be created in ``folder``, which may not exist, or None.
 
     Tried: permissions do not show a disk that is mounted read-only, or a file system such as ``/proc``.
     """
@@ -181,7 +181,7 @@ def _without_credentials(url: str) -> str:
 
 
 def why_closed(host: str, port: int) -> str | None:
-    """Why a server cannot listen at this address; None if it can."""
+    """The reason a server cannot listen at this address, or None."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as listener:

@@ -54,7 +54,7 @@ def invalid(t: Trial) -> Iterator[Observed]:
 
 @health.check("reward function fails")
 def fails(t: Trial) -> Iterator[Observed]:
-    """The reward function raised an error or did not return in time. Such rollouts are left out, so that the run trains on
+    """The reward function raised an error or did not return in time. Such rollouts are left out, so the run trains on
     the others only. Return a reward for every answer."""
     found = [r for r in t.rollouts if r.status == "infrastructure" and is_of_reward(r.error)]
     if found:

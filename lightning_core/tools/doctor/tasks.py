@@ -90,7 +90,7 @@ def overlap(t: TaskLists) -> Iterator[Observed]:
 
 @checks.check("eval.tasks")
 def eval_tasks(t: TaskLists) -> Iterator[Observed]:
-    """`eval.tasks` is larger than the number of held-out tasks, so that fewer are evaluated than configured."""
+    """`eval.tasks` is larger than the number of held-out tasks, so fewer are evaluated than configured."""
     if t.eval and t.eval_limit is not None and t.eval_limit > len(t.eval):
         yield Observed(
             "warning",

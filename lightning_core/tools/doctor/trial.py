@@ -46,7 +46,7 @@ class Trial:
 
     @property
     def is_any_answered(self) -> bool:
-        """Whether any model call of any agent was answered, so that what followed may depend on the answer."""
+        """Whether any model call of any agent was answered, so what followed may depend on the answer."""
         return any(entry.kind == "call" for entry in self.ledger)
 
     @cached_property

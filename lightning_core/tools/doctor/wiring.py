@@ -41,7 +41,7 @@ def stopped(t: Trial) -> Iterator[Observed]:
 @checks.check("speakers")
 def speakers(t: Trial) -> Iterator[Observed]:
     """The agents that make model calls, their number, and the model or provider that answers them. With the script, calls of agents that
-    are not trained are answered by the script too, so that no provider is called."""
+    are not trained are answered by the script too, so no provider is called."""
     calls: Counter[str] = Counter()
     for entry, count in t.ledger.items():
         if entry.kind in ("call", "failed"):

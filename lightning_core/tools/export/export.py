@@ -104,7 +104,7 @@ def _write_gguf(trained: Trained, folder: Path, name: str, dtype: str) -> None:
     model, tokenizer = load_merged(trained)
     file = folder / f"{name}-{OUTTYPES[dtype]}.gguf"
     with tempfile.TemporaryDirectory(dir=folder, prefix="hf-") as merged:
-        # From float32, so that every type is rounded once.
+        # From float32, so every type is rounded once.
         save_model(model, merged)
         tokenizer.save_pretrained(merged)
         del model

@@ -31,7 +31,7 @@ class Selection:
     """The phase of a run's rollouts."""
 
     def refuses(self, reward: float | None) -> str | None:
-        """Why a rollout with this reward is left out; None if it is not."""
+        """The reason a rollout with this reward is left out, or None."""
         least = self.solved if self.min_reward is None else self.min_reward
         if reward is None:
             return None if self.min_reward is None else "rollouts without a reward"
@@ -102,7 +102,7 @@ def _read_run(folder: Path, selection: Selection, left_out: Counter[str]) -> Ite
 
 
 def _outcome(record: RolloutRecord) -> str | None:
-    """Why the rollout is no example with any reward; None if it can be one."""
+    """The reason the rollout is no example with any reward, or None."""
     if record.status in LEFT_OUT:
         return "rollouts with an infrastructure failure or an invalid reward"
     if record.status != "ok":

@@ -2,7 +2,7 @@
 
 Responses that the policy's own model sampled have their recorded tokens. Those of a teacher have messages only: the prompt and
 the response are rendered by the policy's chat template, as if the policy had given that response, with tool calls in its own
-format. The next turn of the conversation then continues these tokens, so that a conversation is one row.
+format. The next turn of the conversation then continues these tokens, so a conversation is one row.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Tokens:
 
 
 def _refusal(call: Call) -> str | None:
-    """Why a call cannot be learned, with any tokens; None if it can."""
+    """The reason a call cannot be learned, with any tokens, or None."""
     if call.error is not None:
         return "calls that failed"
     if call.replays is not None:

@@ -136,7 +136,7 @@ def sft(
 def split(traces: Sequence[Trace], share: float, *, seed: int) -> tuple[list[Trace], list[Trace]]:
     """``traces`` to learn from, and held-out ones: those of ``share`` of the tasks, at least one if there are two.
 
-    A task's rollouts stay together, so that none is held out whose task is learned.
+    A task's rollouts stay together, so none is held out whose task is learned.
     """
     tasks = sorted({trace.task_id for trace in traces})
     number = 0 if share == 0 or len(tasks) < 2 else min(len(tasks) - 1, max(1, round(share * len(tasks))))

@@ -30,7 +30,7 @@ PARAMETER = "token"
 class Access:
     """Middleware: admits requests with the token, from a URL's ``?token=…`` or the cookie that such a request sets.
 
-    ``hosts``: accepted values of the ``Host`` header. Others are refused, so that a page elsewhere cannot read ours under a name
+    ``hosts``: accepted values of the ``Host`` header. Others are refused, so a page elsewhere cannot read ours under a name
     that it makes point to this machine (DNS rebinding). ``cookie``: its name; one for each port, since cookies ignore ports.
     """
 

@@ -102,7 +102,7 @@ def repeated_messages(calls: Iterable[Call]) -> dict[str, int]:
     answered: set[int] = set()
     found: dict[str, int] = {}
     for call in calls:
-        # Each beginning as one hash, so that long conversations are compared in linear time.
+        # Each beginning as one hash, so long conversations are compared in linear time.
         keys = [hash(call.agent)]
         for message in call.messages:
             keys.append(hash((keys[-1], repr(message))))

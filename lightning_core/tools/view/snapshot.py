@@ -30,7 +30,7 @@ class FromStore:
     counts: Counts | None = None
     failures: Sequence[Failure] = ()
     problem: str | None = None
-    """Why the store cannot be read; None if it can."""
+    """The reason the store cannot be read, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ class Forward:
         return output.last_hidden_state[0].index_select(0, self._tensor(batch.places_P))
 
     def _padded_hidden(self, batch: PackedBatch) -> Tensor:
-        """`hidden` on the plain path: each row is a sequence of its own, padded at its end.
+        """`hidden` on the plain path: each row is its own sequence, padded at its end.
 
         In a causal model no token depends on the padding after it, so no mask is needed.
         """

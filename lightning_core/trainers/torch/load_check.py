@@ -45,7 +45,7 @@ def checked(loaded: LoadedModel) -> LoadedModel:
 
 
 def _problem(loaded: LoadedModel) -> str | None:
-    """Why this path cannot be used; None if it can."""
+    """The reason this path cannot be used, or None."""
     try:
         with small_windows(loaded.model), exact_products(), loaded.adapters.use(None):
             difference = _difference(loaded, _sample(loaded))

@@ -70,7 +70,7 @@ class PackedBatch:
 def pack_rows(rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> list[PackedBatch]:
     """Pack the rows ``chosen`` into micro-batches of at most ``budget`` packed tokens.
 
-    Cuts are placed where neighbouring rows share the least. A row longer than the budget raises the budget to its length.
+    Cuts are placed where neighboring rows share the least. A row longer than the budget raises the budget to its length.
     Raises `TrainingError` for a row whose first token is marked as sampled, because no token predicts it.
     """
     inputs = {index: _input_tokens(rows[index]) for index in chosen}
@@ -83,7 +83,7 @@ def pack_rows(rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> lis
 
 
 def pad_rows(rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> list[PackedBatch]:
-    """`pack_rows` for models that compute each row as a sequence of its own.
+    """`pack_rows` for models that compute each row as its own sequence.
 
     A micro-batch has at most ``budget`` tokens after its rows are padded to the same length.
     """
@@ -98,7 +98,7 @@ def pad_rows(rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> list
 
 def _shared_prefixes(inputs: dict[int, Ints], group: Sequence[int]) -> list[tuple[int, int]]:
     """The rows in lexicographic order, with the tokens shared with the last."""
-    # In this order neighbours share the longest prefixes; big-endian bytes compare like the tokens.
+    # In this order neighbors share the longest prefixes; big-endian bytes compare like the tokens.
     ordered = sorted(group, key=lambda index: inputs[index].astype(">u4").tobytes())
     shared_with_last = {b: _common_prefix(inputs[a], inputs[b]) for a, b in pairwise(ordered)}
     return [(index, shared_with_last.get(index, 0)) for index in ordered]

@@ -157,7 +157,7 @@ class TorchTrainer:
 
     @property
     def unmergeable(self) -> str | None:
-        """Why the policy cannot be written as one model; None if it can. See `unmergeable`."""
+        """The reason the policy cannot be written as one model, or None. See `unmergeable`."""
         return unmergeable(self._model, layers_of(self._tuning.parameters)) if self.policy.lora else None
 
     @property

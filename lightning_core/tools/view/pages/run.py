@@ -29,7 +29,7 @@ _RESULTS: dict[EntryKind, str] = {
 
 
 def show(request: Request) -> Response:
-    """``/runs/NAME``. Synchronous, so that reading files does not block other requests."""
+    """``/runs/NAME``. Synchronous, so reading files does not block other requests."""
     library: Library = request.app.state.library
     run = library.run(request.path_params["name"])
     tail = MetricsTail(run.folder / "metrics.jsonl")

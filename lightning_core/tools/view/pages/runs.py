@@ -49,7 +49,7 @@ COLUMNS = (
 def show(request: Request) -> Response:
     """``/?q=&state=&tag=&sort=&ascending=``: the runs of the folder.
 
-    Synchronous, so that reading files does not block other requests.
+    Synchronous, so reading files does not block other requests.
     """
     library: Library = request.app.state.library
     query, runs = request.query_params, library.runs()
