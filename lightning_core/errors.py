@@ -103,7 +103,7 @@ class UpstreamRefusal(UpstreamError):
 
     @property
     def is_request_error(self) -> bool:
-        """Whether the agent's request caused it, so it is no infrastructure failure."""
+        """Whether the agent's request caused it (a client error, not an infrastructure failure)."""
         return self.status in (400, 413, 422)
 
     @property

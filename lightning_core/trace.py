@@ -154,7 +154,7 @@ class Call:
     context_reason: str | None
     error: str | None
     refused: str | None = None
-    """Why the endpoint refused the request, or None. Its messages are missing if they could not be read."""
+    """The reason the endpoint refused the request, or None. Unreadable messages are missing."""
     dropped: tuple[str, ...] = ()
     """Fields of the request that had no effect, each with the reason: ``top_k: …``."""
     start_ns: int

@@ -29,8 +29,8 @@ The embedded trainer trains causal language models of transformers, on one of tw
   fit.
 
 The path is chosen when a model is loaded, by computing: the logits of branching sequences are
-compared with those of the model's own forward pass, then a few tokens are sampled and their
-logprobs compared with those of the pass that is trained; within 0.001 in float32, and in bfloat16
+compared with the logits of the model's own forward pass, then a few tokens are sampled and their
+logprobs compared with the trained pass's; within 0.001 in float32, and in bfloat16
 within what rounding explains. `lightning-rl train` prints which path was chosen and why:
 
 ```text

@@ -39,7 +39,7 @@ class World:
         self.calls: list[list[str]] = []
 
     def begin_turn(self) -> None:
-        """Add a turn, to which the following calls belong."""
+        """Start a turn; the following calls belong to it."""
         self.calls.append([])
 
     def call(self, name: str, arguments: str) -> str:

@@ -99,7 +99,7 @@ def to_episode(trace: Trace) -> Episode:
 def to_rows(episodes: Sequence[Episode]) -> list[Row]:
     """transitions → credit → rows.
 
-    Each call gets the reward of its episode (`broadcast`) as its value. Its advantage is the value relative to those of the other
+    Each call gets the reward of its episode (`broadcast`) as its value. Its advantage is the value relative to the other
     attempts at the task (`grpo`). A row joins calls whose prompts continue each other, and gives each sampled token the advantage of
     its call.
     """

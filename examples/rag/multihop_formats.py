@@ -58,7 +58,7 @@ def questions(folder: Path, part: Part) -> list[Question]:
 
 
 def passages(folder: Path) -> list[Document]:
-    """The passages of a folder: ``corpus.jsonl``, or those of all questions in both parts, without repetitions."""
+    """The passages of a folder: ``corpus.jsonl``, or the passages of all questions in both parts, without repetitions."""
     corpus = folder / "corpus.jsonl"
     if corpus.is_file():
         found = ((item["title"], item["text"]) for item in _read(corpus))

@@ -61,7 +61,7 @@ def m2po(
 
 
 def _rest(logprobs_E: Tensor) -> Tensor:
-    """The probability of all other tokens: above 0, so its logarithm is finite."""
+    """The probability of all other tokens, above 0, so its logarithm is finite."""
     return (-logprobs_E.expm1()).clamp(min=1e-8)
 
 

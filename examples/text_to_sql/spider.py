@@ -45,7 +45,7 @@ def train(
 
     ``subset``: ``one-table`` keeps the questions whose gold query reads one table (see `gold.is_one_table`). ``max_schema``: the most
     characters of a database's schema, as shown in the prompt. ``examples``: the ids of training examples to show in every prompt, such
-    as ``train-0761``, the number counted from 0; they are no tasks. ``own_examples``: the number of examples made from the schema of
+    as ``train-0761``, the number counted from 0; they are not tasks. ``own_examples``: the number of examples made from the schema of
     the question's own database (see `schema_examples`). Raises ValueError for a folder or id that does not fit.
     """
     return _Reader(folder, subset, max_schema, examples, own_examples).tasks("train")

@@ -119,7 +119,7 @@ _run_named: dict[str, Wrapper] = {method: _make_run_named(method) for method in 
 
 
 def _is_mixed(runnable: Any, configs: Any) -> bool:
-    """Whether the inputs of a batch have several names, of which some are selected."""
+    """Whether the inputs of a batch have several names, some of which are selected."""
     if not isinstance(configs, Sequence):
         return False
     names = {run_name(runnable, config) for config in cast("Sequence[Any]", configs)}

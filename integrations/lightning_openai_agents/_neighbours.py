@@ -1,6 +1,6 @@
 """Names the program's functions that the SDK calls next to an agent's model.
 
-Their model calls are not the agent's: each function is its own place, with its own name. A function that is not listed here but
+Their model calls are not the agent's: each function is a separate scope, with its own name. A function that is not listed here but
 runs in a turn has the name of the turn. Wrapped, besides public methods:
 
 - ``gather_with_cancel``, which runs the methods of RunHooks and AgentHooks.

@@ -14,7 +14,7 @@ these are wrapped:
 - Private: ``_invoke_function_tool_with_metadata``, the body of a function tool, whose results can be kept and repeated. Guardrails and
   hooks are outside of it.
 - Private: ``execute_handoffs``, and ``process_model_response``, which detects calls of unknown tools.
-- Private: ``get_response_with_retry`` and ``stream_response_with_retry``, which call the agent's model: only there the agent speaks.
+- Private: ``get_response_with_retry`` and ``stream_response_with_retry``, which call the agent's model: the agent's only model calls.
 
 Functions of the program that the SDK calls in a turn are not the agent; ``_neighbours`` names them.
 

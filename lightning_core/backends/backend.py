@@ -20,7 +20,7 @@ FinishReason = Literal["stop", "length"]
 class SamplingParams:
     """Sampling parameters of one response.
 
-    Logprobs are those of the distribution that is sampled from.
+    Logprobs belong to the distribution that is sampled from.
     """
 
     max_tokens: int
@@ -44,7 +44,7 @@ class SamplingParams:
         if self.json_schema is None:
             return None
         wanted = {"json_schema": json.loads(self.json_schema), "stop_token_ids": sorted(self.stop_token_ids)}
-        return json.dumps(wanted)  # keeps the order of properties, which is that of the response
+        return json.dumps(wanted)  # keeps the order of properties, as the response has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

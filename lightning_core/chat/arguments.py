@@ -29,7 +29,7 @@ def parameters_of(tools: Sequence[Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def typed(call: ToolCall, schema: Mapping[str, Any] | None) -> ToolCall:
-    """``call`` with the types of ``schema``, that of its tool's parameters, if its arguments are text."""
+    """``call`` with the types of ``schema``, the schema of its tool's parameters, if its arguments are text."""
     if not call.untyped or not isinstance(call.arguments, Mapping):
         return call
     root: Mapping[str, Any] = schema or {}

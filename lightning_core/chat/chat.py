@@ -46,7 +46,7 @@ class RenderedPrompt:
     text: str
     """The text that the template rendered, quoted (see ``quoting.py``). ``ids`` may hold recorded tokens instead."""
     messages: tuple[Message, ...]
-    """As they were rendered: with the reasoning of recorded responses."""
+    """The messages as rendered, with the reasoning of recorded responses."""
     tools: str
     context: Context
     reason: str | None = None
@@ -90,9 +90,9 @@ class Chat:
 
     Stateless; the turns of a rollout are in its `Memory`. ``template``: what the chat template supports.
 
-    ``stop_token_ids``: tokens that end a response, in addition to those of the template and the tokenizer. ``name``: distinguishes the
+    ``stop_token_ids``: tokens that end a response, besides the stop tokens of the template and the tokenizer. ``name``: distinguishes the
     turns of several tokenizers in one rollout, which cannot continue each other. ``template_kwargs``: variables of the chat template,
-    such as ``enable_thinking``; those of a request replace them. Raises `ConfigError` if the tokenizer has no chat template, or one that
+    such as ``enable_thinking``; the variables of a request replace them. Raises `ConfigError` if the tokenizer has no chat template, or one that
     is not usable; see `ChatTemplate`.
     """
 
@@ -158,7 +158,7 @@ class Chat:
             memory.get(key) if m["role"] == "assistant" else None
             for m, key in zip(plain, keys(plain, setting), strict=True)
         ]
-        # Clients leave out reasoning; the template decides which of it is kept.
+        # Clients leave out reasoning; the template decides which reasoning is kept.
         complete = [
             m if turn is None else {**m, "reasoning_content": turn.response.get("reasoning_content")}
             for m, turn in zip(plain, turns, strict=True)
@@ -202,7 +202,7 @@ class Chat:
         return bool(getattr(self.tokenizer, "is_fast", False))
 
     def message_spans(self, prompt: RenderedPrompt, tools: Sequence[Any] | None) -> dict[int, tuple[int, int]] | None:
-        """Where the texts of the user's and the tools' messages are in ``prompt.ids``: index → (first token, one past the last).
+        """The spans of the user's and the tools' texts in ``prompt.ids``: message index → (first token, end).
 
         Without white space around a text, and without tokens that it shares with the text of the template. Only messages that
         were encoded for this prompt, and not recorded before. None if the template does not write the texts as they are.
@@ -362,7 +362,7 @@ class Chat:
         calls = bool(response.get("tool_calls"))
         if not ends or not start.startswith(prompt) or (not calls and (lead or after[:at].strip())):
             return None, "the template renders earlier turns differently than it did"
-        # The sampled stop token replaces that of the template, unless that also starts the next message.
+        # The sampled stop token replaces the template's, unless the template's also starts the next message.
         stop = after[at : at - length]
         replaced = turn.ended and (
             stop in self.template.enders or turn.ids[-1] == self.tokenizer.convert_tokens_to_ids(stop)

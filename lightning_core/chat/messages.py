@@ -15,7 +15,7 @@ READS_TEXT = (
     "the model reads text only. Describe images, audio and files in text, or put the agent under agents.frozen with a model of its "
     "provider, which gets them as they are"
 )
-"""Why other parts are refused, and what to do."""
+"""The error for other parts, with advice."""
 
 _KEPT = ("role", "name", "tool_call_id", "tool_calls")
 
@@ -100,7 +100,7 @@ def functions_of(message: Message) -> list[Any]:
 
 
 def keys(messages: Sequence[Message], setting: str) -> list[str]:
-    """For each message, a key of the conversation up to it.
+    """The keys of the conversation up to each message.
 
     ``setting``: the tools and the instruction.
 

@@ -23,7 +23,7 @@ _SHORT: list[list[dict[str, Any]]] = [
     [{"role": "system", "content": "x"}, _USER],
     [_USER, {"role": "assistant", "content": "x"}, _USER],
 ]
-"""The shortest conversations: a template that renders none of them is damaged."""
+"""The shortest conversations; a template that cannot render any is damaged."""
 
 
 class Tokenizer(Protocol):

@@ -33,7 +33,7 @@ def continuation(prompt: str, conversation: str, stops: Sequence[str], go_on: Ca
 
 
 def _first(text: str, stops: Sequence[str]) -> int | None:
-    """Where the first of ``stops`` in ``text`` ends."""
+    """The end of the first of ``stops`` in ``text``."""
     found = [(at, -len(stop)) for stop in stops if (at := text.find(stop)) >= 0]
     if not found:
         return None

@@ -46,7 +46,7 @@ class CallStyle:
     with_text: bool = False
     """Whether a message may have text before its calls."""
     apart: bool = False
-    """Whether the text before calls may be its own message, of which the calls continue the turn."""
+    """Whether the text before calls may be a separate message of the same turn."""
 
     def write(self, call: Mapping[str, Any]) -> dict[str, Any]:
         """``call`` with its arguments in this form."""
@@ -80,7 +80,7 @@ class Traits:
         """The special tokens that end a response, as text."""
         self.system = "probe_system" in self._try([{"role": "system", "content": "probe_system"}, _USER])
         self.declares = self._find_declaration()
-        """Where the template takes tools from."""
+        """The variable in which the template expects tools."""
         # Some tokenizers have another template for requests with tools.
         self.styles: dict[bool, CallStyle | None] = {}
         found = None

@@ -34,7 +34,7 @@ PART = Fields(
         "text", "thought", "functionCall.id", "functionCall.name", "functionCall.args", "functionResponse.id", "functionResponse.name",
         "functionResponse.response",
     }),
-    # Reasoning sampled here is known to the endpoint; that of other models is not shown to this one.
+    # Reasoning sampled here is known to the endpoint; other models' reasoning is not shown to this model.
     ignored=frozenset({
         "audioMetadata", "documentMetadata", "mediaProcessing", "mediaResolution", "partMetadata", "speechMetadata",
         "spreadsheetMetadata", "thoughtSignature", "videoMetadata", "functionResponse.scheduling",
@@ -80,7 +80,7 @@ def to_chat(contents: Sequence[Mapping[str, Any]], *, check: bool) -> Sequence[M
     """The chat messages of ``contents``. Contents of the model that follow each other are one message.
 
     A call without an id gets one from its position; a result without an id belongs to the first call of its function that has
-    none. Raises `PolicyRequestError` for what is not supported; with ``check`` False it becomes text.
+    none. Raises `PolicyRequestError` for unsupported content; with ``check`` False it becomes text.
     """
     chat: list[Message] = []
     calls = _Calls()

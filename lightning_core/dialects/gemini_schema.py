@@ -12,7 +12,7 @@ _SHOWN = frozenset({
 
 
 def json_schema(schema: Any) -> Any:
-    """The JSON schema of Google's ``schema``. Values that are no objects are returned unchanged."""
+    """The JSON schema of Google's ``schema``. Values other than objects are returned unchanged."""
     if not isinstance(schema, Mapping):
         return schema
     found: dict[str, Any] = {}

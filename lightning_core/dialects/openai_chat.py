@@ -66,7 +66,7 @@ SAMPLER = {
     "top_k": UnsupportedField(OFF_POLICY, unless=(0, -1)),
     "min_p": UnsupportedField(OFF_POLICY, unless=(0,)),
 }
-"""Settings of samplers. ``repetition_penalty``, ``top_k`` and ``min_p`` are those of vLLM and other servers."""
+"""Settings of samplers. vLLM and other servers define ``repetition_penalty``, ``top_k`` and ``min_p``."""
 GUIDED = {
     name: UnsupportedField("only response_format with a JSON schema constrains a response")
     for name in ("guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs")
@@ -317,7 +317,7 @@ def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
             message=choice.get("message") or {},
             finish_reason=choice.get("finish_reason"),
             model=body.get("model"),
-            # The counts are those of all choices together.
+            # The counts are totals over all choices.
             input_tokens=counts.get("prompt_tokens") if i == 0 else None,
             output_tokens=counts.get("completion_tokens") if i == 0 else None,
         )

@@ -196,7 +196,7 @@ def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
             message={"role": "assistant", "content": choice.get("text") or ""},
             finish_reason=choice.get("finish_reason"),
             model=body.get("model"),
-            # The counts are those of all choices together.
+            # The counts are totals over all choices.
             input_tokens=counts.get("prompt_tokens") if i == 0 else None,
             output_tokens=counts.get("completion_tokens") if i == 0 else None,
         )

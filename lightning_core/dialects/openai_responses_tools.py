@@ -80,7 +80,7 @@ def shown_name(name: str, namespace: str | None) -> str:
 
 
 def request_tools(body: Mapping[str, Any], *, check: bool, earlier: Sequence[Mapping[str, Any]] = ()) -> list[Tool]:
-    """The tools of a request, and those of its ``additional_tools`` items and tool searches.
+    """The tools of a request, including its ``additional_tools`` items and tool searches.
 
     ``earlier``: the history that ``previous_response_id`` names, whose items are read in the same way. Raises `PolicyRequestError` for
     tools that are not supported, and for different tools with the same shown name; with ``check`` False, the former are left out.

@@ -1,4 +1,4 @@
-"""A wire format that the endpoint does not have, such as that of Ollama, Cohere or Bedrock.
+"""A wire format that the endpoint does not have, such as Ollama's, Cohere's or Bedrock's.
 
 Its requests are recorded and forwarded. They cannot be answered here.
 """

@@ -109,7 +109,7 @@ async def compact(responder: Responder, forwarder: Forwarder, incoming: Incoming
 async def _forward(
     forwarder: Forwarder, incoming: IncomingRequest, operation: str, model: str, target: Target, body: Mapping[str, Any]
 ) -> Response:
-    """The response of ``target``, unchanged. Its refusals, such as an unknown path, are no infrastructure failures."""
+    """The response of ``target``, unchanged. Its HTTP errors, such as an unknown path, are not infrastructure failures."""
     span = AuxiliarySpan(incoming.address, operation, model, model)
     incoming.spans.append(span)
     try:

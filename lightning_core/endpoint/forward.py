@@ -47,7 +47,7 @@ class Forwarder:
     def target(
         self, headers: Mapping[str, str], path: str, *, key_header: str, forwarded_headers: Sequence[str]
     ) -> Target | None:
-        """Where to forward a request to ``path``; None if there is no server for it."""
+        """The server and URL for a request to ``path``, or None."""
         forwarded = {name: headers[name] for name in forwarded_headers if name in headers}
         if self._server is not None:
             return with_headers(self._server.target(path, key_header), forwarded)

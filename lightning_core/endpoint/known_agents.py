@@ -79,7 +79,7 @@ class Speakers:
     def verdict(self, session: Session) -> Verdict:
         """Whether the calls of a finished attempt were answered by the right models.
 
-        ``repeat``: not all of them, but they will be in another attempt. An error: the selection is wrong.
+        ``repeat``: not all, but another attempt will have them. An error: the selection is wrong.
         """
         routing = session.routing
         if routing.select == "marked" and self._kept and (marks := self._marks(routing)):
@@ -146,7 +146,7 @@ def late_mark(marks: Iterable[str], kept: Iterable[str]) -> ConfigError:
 
 
 def several_speakers(names: Iterable[str]) -> ConfigError:
-    """The error for a program of several agents of which none is selected."""
+    """The error for a program of several agents if none is selected."""
     found = sorted(set(names))
     return ConfigError(
         f"no agent is selected for training, and the program has several: {found!r}. Name those to train, such as "

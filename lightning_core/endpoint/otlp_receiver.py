@@ -1,7 +1,7 @@
 """``POST /v1/traces``: receives OTLP/HTTP from other processes of an agent.
 
 The API key names the rollout of the spans. They are kept until the rollout closes and all its calls are known, and then joined to its trace
-(``otel/joining.py``). Later spans are refused, because the trace is complete. Responses are those of OTLP.
+(``otel/joining.py``). Later spans are refused, because the trace is complete. Responses follow OTLP.
 """
 
 from __future__ import annotations

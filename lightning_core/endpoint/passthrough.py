@@ -1,4 +1,4 @@
-"""Model calls in wire formats that the endpoint does not have, such as those of Ollama, Cohere and Bedrock.
+"""Model calls in wire formats that the endpoint does not have, such as Ollama's, Cohere's and Bedrock's.
 
 Calls of agents that are not trained are forwarded to their provider byte for byte, with all their headers, so signatures stay valid.
 They are recorded without a response. Calls that a model of the run must answer are refused.
@@ -29,7 +29,7 @@ from lightning_core.endpoint.upstream import Target, check_status
 from lightning_core.errors import PolicyRequestError, UpstreamRefusal
 
 _OWN = frozenset({ORIGIN, ORIGIN_AUTHORIZATION, SIGNATURE, AGENT_HEADER, MARK_HEADER, "authorization", "traceparent"})
-# Headers of one connection, which are not forwarded; ``host`` and ``content-length`` are those of the new one.
+# Headers of one connection, which are not forwarded; the new connection has its own ``host`` and ``content-length``.
 _HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade"}
 )  # fmt: skip

@@ -78,7 +78,7 @@ class AuxiliarySpan(ModelSpan):
 
 
 def _clip(text: str) -> str:
-    """At most 200 characters of what a client sent."""
+    """The start of what a client sent, up to 200 characters."""
     return text[:200]
 
 
@@ -161,11 +161,11 @@ class CallSpan(ModelSpan):
             self._span.set_attribute(tr.FIRST_VERSION, first_version)
 
     def replays(self, call: str) -> None:
-        """Record that the response is that of ``call``, which is in another rollout."""
+        """Record that the response was taken from ``call`` of another rollout."""
         self._span.set_attribute(tr.REPLAYS, call)
 
     def forks(self, call: str) -> None:
-        """Record that the response takes the place of that of ``call``, which is in another rollout."""
+        """Record that the response replaces the response of ``call``, which is in another rollout."""
         self._span.set_attribute(tr.FORKS, call)
 
     def answered(self, message: Mapping[str, Any], finish_reason: str | None) -> None:

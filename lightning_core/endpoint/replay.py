@@ -66,7 +66,7 @@ class Replay:
 async def recorded_deltas(call: Call, *, stream: bool) -> AsyncGenerator[Delta]:
     """The response of ``call`` as a backend would generate it.
 
-    ``stream``: in one piece per token, so an agent that uses a part of a stream gets the part that it used.
+    ``stream``: with one piece per token, so an agent that uses a part of a stream gets the part that it used.
     """
     assert call.output_ids is not None
     assert call.logprobs is not None

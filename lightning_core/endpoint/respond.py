@@ -26,7 +26,7 @@ from lightning_core.errors import PolicyRequestError
 from lightning_core.trace import POLICY
 
 _LARGE = 256 << 10
-"""Bytes of a request from which on tokenizing would delay other requests, so it runs on another thread."""
+"""Requests of at least this many bytes are tokenized on another thread, since they would delay others."""
 
 
 class Responder:

@@ -144,13 +144,13 @@ class Sampler:
         return choice
 
     async def respond_to_all(self, jobs: Sequence[SamplingJob], spans: Sequence[CallSpan]) -> list[Choice]:
-        """Sample all responses to a request. If one fails, the others are cancelled."""
+        """Sample all responses to a request. If one fails, cancel the others."""
         return await _gather(self.respond(job, span) for job, span in zip(jobs, spans, strict=True))
 
     async def stream(
         self, jobs: Sequence[SamplingJob], spans: Sequence[CallSpan], writer: StreamWriter
     ) -> AsyncGenerator[bytes]:
-        """The server-sent events of a response; see `HeldText` for what is held back."""
+        """The server-sent events of a response; `HeldText` decides which text is held back."""
         events: asyncio.Queue[bytes | None] = asyncio.Queue()
 
         def send(event: bytes) -> None:

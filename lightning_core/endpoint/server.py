@@ -162,7 +162,7 @@ class PolicyEndpoint:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
-        # Requests that are forwarded are no agent's: the agent made them before.
+        # Forwarded requests belong to no agent: the agent has already made them.
         with outside_rollout(), asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._server.serve(sockets=[self._socket]))
             runner.run(self._forwarder.close())

@@ -45,7 +45,7 @@ class Session:
     requests: int = 0
     """The number of requests being received or answered."""
     active: float = field(default_factory=time.monotonic)
-    """When the last request or record came or was answered, by the monotonic clock."""
+    """Time of the last request, record or response, by the monotonic clock."""
     work: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
     """The tasks of the requests being answered."""
     failed: dict[RequestKey, list[str]] = field(default_factory=dict["RequestKey", list[str]])

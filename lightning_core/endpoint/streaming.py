@@ -22,7 +22,7 @@ class RunningText:
         self._start = self._end = 0
 
     def __call__(self, token_ids: list[int]) -> str:
-        """The text of ``token_ids``, which start with those of the last call."""
+        """The text of ``token_ids``, which extend the ids of the previous call."""
         before = self._decode(token_ids[self._start : self._end])
         fresh = self._decode(token_ids[self._start :])[len(before) :]
         if fresh and not fresh.endswith("\ufffd"):  # an unfinished character

@@ -140,7 +140,7 @@ class UpstreamClient:
 
 
 def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """``headers`` as bytes. Those of a request were decoded as Latin-1, so they are sent on as they arrived."""
+    """``headers`` as bytes. A request's headers were decoded as Latin-1, so they are forwarded unchanged."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
@@ -151,7 +151,7 @@ def check_status(target: Target, response: httpx.Response) -> None:
 
 
 def _refused(target: Target, status: int, text: str = "") -> str:
-    """The message for an HTTP error, with what to check if every attempt gets it."""
+    """The message for an HTTP error, with advice if every attempt would fail."""
     if status in (401, 402, 403):
         advice = f". Check the credentials for {host_of(urlsplit(target.url))} (sent: {target.credentials})"
     elif status in (404, 405, 410):

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping
 
 COUNTED: Mapping[str, object] = {"is_counted": True}
-"""The ``extra`` of a message whose repeats the caller counts with `Repeats`, so `FirstOfEach` prints each one."""
+"""The ``extra`` of a message whose repeats are counted with `Repeats`, so `FirstOfEach` prints each one."""
 
 
 class Repeats:

@@ -160,7 +160,7 @@ class _View(NamedTuple):
 class _Attend(torch.autograd.Function):
     """Attention block by block; only the inputs are saved for the backward pass.
 
-    With plain autograd every block would save a copy of all keys and values that it attends to, and each slice of them
+    With plain autograd every block would save a copy of all keys and values that it attends to, and each slice
     would have a gradient as long as the whole sequence: memory and time would be quadratic in its length. Instead, the
     backward pass recomputes each block.
     """

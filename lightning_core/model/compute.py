@@ -3,7 +3,7 @@
 *Tree*: one packed sequence with our attention function, which computes shared prefixes once and has its own cache. It
 fits models whose layers are all plain attention, full or within a sliding window, with dense or expert layers in between.
 
-*Plain*: Hugging Face's own forward pass and cache, on sequences of their own. It fits every causal model, is slower, and
+*Plain*: Hugging Face's own forward pass and cache, with one row per sequence. It fits every causal model, is slower, and
 shares nothing between rows.
 
 The tree path is used if it gives the logits of the model's own forward pass on branching sequences.
@@ -40,7 +40,7 @@ class ComputePlan:
     """On the plain path: the argument for the model's cache, which the output has under the same name. None: sampling
     recomputes the whole context for each token."""
     reason: str = ""
-    """Why a faster path does not fit."""
+    """The reason a faster path does not fit."""
     replaced: str | None = None
     """On the tree path: the name of the model's own attention function."""
 

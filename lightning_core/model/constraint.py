@@ -1,7 +1,7 @@
 """The tokens that a JSON schema allows next, for sampling and for training.
 
 A constrained response is sampled from the policy's distribution over the allowed tokens, and its recorded logprobs are
-those of this distribution, not of the full softmax. The trainer follows the schema along the sampled tokens and takes the
+computed over this distribution, not the full softmax. The trainer follows the schema along the sampled tokens and takes the
 gradient of the same distribution. The automaton is llguidance's (https://github.com/guidance-ai/llguidance).
 """
 
@@ -48,7 +48,7 @@ class Constraints:
             return Walk(matcher.deep_copy())
 
     def allowed(self, constraint: str, output_ids: Sequence[int]) -> Iterator[NDArray[np.bool_]]:
-        """For each of ``output_ids``, bool [V]: the tokens that were allowed in its place."""
+        """Masks [V], bool, of the tokens that were allowed in the place of each of ``output_ids``."""
         walk = self.start(constraint)
         for token in output_ids:
             yield walk.allowed()

@@ -85,7 +85,7 @@ def _os_errors(folder: Path) -> Generator[None]:
         if error.filename is None and error.errno is not None:
             error.filename = str(folder)
         raise
-    except Exception as error:  # tokenizers raises no class of its own
+    except Exception as error:  # tokenizers has no exception class
         found = re.search(r"\(os error (\d+)\)$", str(error))
         if found is None:
             raise

@@ -24,7 +24,7 @@ class Forest:
     parents: Sequence[int]
     """Index of the run that this one continues, smaller than its own; -1 for a root."""
     prefixes: Sequence[int] = ()
-    """For each root, the cached prefix that it continues; roots of one prefix are adjacent. Empty: no prefixes."""
+    """The cached prefix that each root continues; roots of one prefix are adjacent. Empty: no prefixes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

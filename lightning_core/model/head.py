@@ -11,7 +11,7 @@ a trained layer the backward pass recomputes the logits of each part, for the gr
 their logits (soft caps, scales, adapters on the output layer) compute them with their own code, for a part of the places at
 a time.
 
-Dimensions: E trained tokens, P places, H hidden width, V vocabulary, C columns of a part of it, N constrained places.
+Dimensions: E trained tokens, P places, H hidden width, V vocabulary, C columns of a vocabulary part, N constrained places.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _own_logits(model: Any, hidden_1SH: Tensor) -> Tensor:
 
 
 class _Ready(torch.nn.Module):
-    """Replaces the decoder and returns given hidden states. Its other attributes are those of ``decoder``."""
+    """Replaces the decoder and returns given hidden states. Other attributes are taken from ``decoder``."""
 
     def __init__(self, hidden_1SH: Tensor, decoder: torch.nn.Module) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class _Ready(torch.nn.Module):
 
 
 class _DecoderOutput:
-    """The output of a decoder, of which only the hidden states exist.
+    """The output of a decoder, with the hidden states only.
 
     All else that a model copies to its own output (a cache, router logits, a state) is None.
     """
@@ -259,7 +259,7 @@ class _Masks:
     def apply(self, logits_PC: Tensor, *, place: int = 0, token: int = 0) -> None:
         """Set forbidden logits to -inf.
 
-        ``place`` and ``token`` (a multiple of 8): those of the first logit.
+        ``place`` and ``token`` (a multiple of 8): the position of the first logit.
         """
         if self._packed_NB is None:
             return

@@ -1,4 +1,4 @@
-"""Refuses folders that are no complete model, and says what was found and what to do."""
+"""Rejects folders without a complete model, stating what was found and what to do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json", 
 
 @contextmanager
 def refusing(path: object, part: str = "model") -> Generator[None]:
-    """Turn an error of transformers about a model into `ConfigError`. ``part``: what of it is loaded."""
+    """Turn an error of transformers about a model into `ConfigError`. ``part``: the part being loaded, such as the tokenizer."""
     import torch
 
     try:
@@ -156,7 +156,7 @@ def check_vocabulary(path: object, tokenizer: Any, rows: int) -> None:
         return
     template = tokenizer.chat_template or ""
     template = template if isinstance(template, str) else "\n".join(template.values())
-    # In messages, the text of added tokens is quoted; those of white space are text.
+    # In messages, the text of added tokens is quoted; added tokens of white space are text.
     added = tokenizer.get_added_vocab()
     starts = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token}
     produced = [t for t in outside if t not in added or not t.strip() or t in template or t in starts]

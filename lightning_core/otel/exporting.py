@@ -26,7 +26,7 @@ _BATCH = 64
 _QUEUE = 16384
 """Spans that can wait; a full queue does not block a rollout."""
 _TIMEOUT_SECONDS = 5.0
-"""For one batch, including retries."""
+"""Time limit of one batch, including retries."""
 
 
 def otlp_processor(endpoint: str, *, headers: Mapping[str, str] | None = None) -> SpanProcessor:

@@ -11,7 +11,7 @@ from lightning_core.trace import Event, Trace
 def ambiguous_paths(traces: Iterable[Trace]) -> dict[str, list[str]]:
     """The paths, such as ``team/writer``, of each agent name whose calls were made in several places.
 
-    An agent that is selected by its path counts under its own name. A place that is inside nothing has no path.
+    An agent that is selected by its path counts under its own name. Top-level agents have no path.
     """
     found: dict[str, set[str]] = {}
     for trace in traces:

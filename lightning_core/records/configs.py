@@ -31,7 +31,7 @@ class Difference:
     """A configuration key whose value is not the same in all runs."""
 
     key: str
-    """With dots: ``algorithm.clip_low``."""
+    """The key with dots: ``algorithm.clip_low``."""
     values: Mapping[str, Any]
     """The value by run. Runs without the key are left out."""
 
@@ -44,7 +44,7 @@ def record_config(folder: Path, config: Config, *, step: int) -> None:
     newest = folder / _NEWEST
     before = newest.read_text(encoding="utf-8") if newest.is_file() else ""
     earlier = _settings(before)
-    # The name and the resume select the run; they are not settings of it.
+    # ``name`` and ``resume`` select the run; they are not settings.
     run = config.run.model_copy(update={"resume": False, "name": dict(leaves(earlier)).get(("run", "name"))})
     text = dump_config(config.model_copy(update={"run": run}))
     if text == before:

@@ -63,7 +63,7 @@ class Observer(Protocol):
         """Show ``text`` to the user."""
 
     def measure(self, step: int, metrics: Mapping[str, Any]) -> Mapping[str, float]:
-        """Metrics to add to those of ``step``, which is not recorded yet."""
+        """Metrics to add to those of ``step``, which are not recorded yet."""
         return {}
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:

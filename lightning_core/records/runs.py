@@ -21,7 +21,7 @@ N = TypeVar("N", int, float)
 # The one in C is ten times as fast, and not everywhere.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _LARGEST = 1e300
-"""JSON has integers that are no floats."""
+"""JSON has integers that do not fit a float."""
 _TAIL = 65_536
 """Bytes at the end of the metrics that have the newest step."""
 
@@ -72,10 +72,10 @@ def list_runs(folder: Path) -> list[RunInfo]:
     """
     if not folder.is_dir():
         if folder.exists():
-            raise ConfigError(f"{str(folder)!r} is a file; expected the folder of runs (run.dir), or that of one run")
+            raise ConfigError(f"{str(folder)!r} is a file; expected the folder of runs (run.dir), or of one run")
         raise ConfigError(
             f"there is no folder {str(folder)!r} in {str(Path.cwd())!r}; expected the folder of runs (run.dir), which the first "
-            "`lightning-rl train` creates, or that of one run"
+            "`lightning-rl train` creates, or of one run"
         )
     return sorted((read_run(found) for found in run_folders(folder)), key=lambda run: -run.started)
 

@@ -42,7 +42,7 @@ from lightning_core.trace import (
 )  # fmt: skip
 
 Phase = Literal["train", "fork", "judge", "eval_before", "eval", "eval_after", "eval_manual", "eval_unfinished"]
-"""``fork``: forks of those of ``train``. ``eval_manual``: evaluations by `loop.evaluate`. ``eval_unfinished``: the run's own, until all
+"""``fork``: forks of ``train`` rollouts. ``eval_manual``: evaluations by `loop.evaluate`. ``eval_unfinished``: the run's own, until all
 their rollouts are stored."""
 Status = Literal["ok", "failed", "infrastructure", "invalid"]
 LEFT_OUT: frozenset[Status] = frozenset({"infrastructure", "invalid"})  # neither trained on nor part of a mean
@@ -274,7 +274,7 @@ class Store:
         return spans_to_trace(self.spans(which), counters=self.rollout(which).counters)
 
     def credit(self, *, rollout: str | int | None = None, step: int | None = None) -> list[CallCredit]:
-        """Credit of all calls, or of those of one rollout or one step."""
+        """Credit of all calls, or of the calls of one rollout or step."""
         where, values = ["1"], list[Any]()
         if rollout is not None:
             where.append("rollout = ?")

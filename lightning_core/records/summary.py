@@ -43,7 +43,7 @@ class RaisedMonitor:
     steps: int
     """Number of steps after which it held."""
     message: str
-    """Its message after the last of them."""
+    """The message of its last alert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

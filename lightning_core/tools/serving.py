@@ -1,6 +1,6 @@
 """Serves a trained policy through the endpoint of training, without recording calls.
 
-Chat format, wire formats and sampling are those of training. The differences: sampling parameters
+Chat format, wire formats and sampling are as in training. The differences: sampling parameters
 come from the request, no call is forwarded to another server, and memory use is bounded.
 """
 
@@ -135,8 +135,8 @@ def open_serving(
 ) -> Generator[ServingEndpoint]:
     """Serve the policy of ``config`` while the body runs.
 
-    The weights are those of ``checkpoint`` if given. The defaults for temperature and number of
-    tokens are those of the run's evaluation. Raises `ConfigError` if the address cannot be used,
+    The weights come from ``checkpoint`` if given. The defaults for temperature and number of
+    tokens come from the run's evaluation. Raises `ConfigError` if the address cannot be used,
     or if it accepts requests from other machines and ``api_key`` is not set.
     """
     if api_key is None and not is_loopback(host):

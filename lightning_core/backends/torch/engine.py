@@ -73,7 +73,7 @@ class _Request(ActiveRow):
 
 
 class TorchBackend:
-    """A `Backend` on local weights, some of them being trained."""
+    """A `Backend` on local weights, some of which are trained."""
 
     def __init__(
         self,
@@ -349,7 +349,7 @@ class TorchBackend:
 
 
 def make_lane(model: Any, path: ComputePlan, adapters: Adapters | None = None) -> Lane:
-    """The lane for a model on ``path``. ``adapters``: those of ``model``, if it has any."""
+    """The lane for a model on ``path``. ``adapters``: the adapters of ``model``, if it has any."""
     if path.geometry is not None:
         return TreeLane(model, path.geometry, adapters=adapters)
     return PlainLane(model, cache=path.cache, adapters=adapters)

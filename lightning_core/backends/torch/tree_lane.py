@@ -33,7 +33,7 @@ class TreeLane:
         *,
         adapters: Adapters | None = None,
     ) -> None:
-        """``adapters``: those of ``model``, if it has any.
+        """``adapters``: the adapters of ``model``, if it has any.
 
         Nothing is cached for later prompts unless `remember` is called.
         """

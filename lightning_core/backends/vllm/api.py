@@ -96,7 +96,7 @@ class VllmApi:
                     await response.aread()
                     raise self._refused(path, response)
                 yield response
-        except SSEError as error:  # the content type is not that of a stream; an HTTPError too
+        except SSEError as error:  # the response is not a stream; an HTTPError too
             raise self._unexpected(str(error)) from error
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error

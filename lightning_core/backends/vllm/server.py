@@ -59,7 +59,7 @@ def serve_vllm(
 ) -> Generator[str]:
     """Run ``vllm serve model`` as `VllmBackend` requires, on a free port; yields its URL.
 
-    ``args``: further arguments of the command. The server and its children end with the context, also if this process is killed. Raises
+    ``args``: further arguments of the command. The server and its children end with the context, even if this process is killed. Raises
     `MissingExtra` if there is no command ``vllm``, `ConfigError` if ``args`` sets an argument that is set here, and
     `InfrastructureError`, with the end of the server's output, if it stops or is not ready after ``start_seconds``.
     """

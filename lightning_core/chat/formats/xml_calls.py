@@ -2,7 +2,7 @@
 and later, GLM 4.5 and later.
 
 Values are not escaped. A value therefore ends at the first closing tag that the next parameter or the end of the call
-follows, so it may contain closing tags of its own.
+follows, so it may contain closing tags itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Elements:
     """The end of the call."""
     typed: bool = False
     lines: bool = False
-    """Whether a value is on lines of its own."""
+    """Whether a value is on separate lines."""
 
 
 class _Text:
@@ -112,7 +112,7 @@ def _read_call(source: _Text, at: int) -> tuple[ToolCall | None, int]:
 def _read_block(source: _Text, at: int, *, opening: str, closing: str, several: bool | None) -> CallBlock:
     """A call, then ``closing``, which may be missing where the text or the block ends.
 
-    ``several``: one or more calls, of which those before a malformed one are read; None: the call's end is that of the block.
+    ``several``: one or more calls, read up to a malformed one; None: the call ends with the block.
     """
     text = source.text
     calls: list[ToolCall] = []

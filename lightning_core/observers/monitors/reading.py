@@ -36,7 +36,7 @@ def total(lines: History, *names: str) -> float:
 
 
 def share(lines: History, part: str, whole: str) -> float | None:
-    """The sum of ``part`` as a fraction of that of ``whole``; None without steps, or if a step has no ``part``."""
+    """The sum of ``part`` as a fraction of the sum of ``whole``; None without steps, or if a step has no ``part``."""
     if not lines or any(number(line, part) is None for line in lines):
         return None
     number_of = total(lines, whole)

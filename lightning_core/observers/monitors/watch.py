@@ -43,7 +43,7 @@ class Alert:
 def raised(history: History, held_out: HeldOut, monitors: Sequence[Watched] | None = None) -> list[Alert]:
     """The monitors that hold after the newest step of ``history``.
 
-    ``held_out``: the evaluations so far. ``monitors``: those of the run; None: Lightning's own.
+    ``held_out``: the evaluations so far. ``monitors``: the run's; None: Lightning's own.
     """
     return _raised(_views(history), len(history), held_out, watched() if monitors is None else monitors)
 
@@ -51,7 +51,7 @@ def raised(history: History, held_out: HeldOut, monitors: Sequence[Watched] | No
 def alerts(history: History, held_out: HeldOut, monitors: Sequence[Watched] | None = None) -> list[Alert]:
     """The monitors that held after each step, in order: what the run itself reported.
 
-    A step's monitors were evaluated before its own held-out evaluation, except those of the last step, which include it.
+    A step's monitors were evaluated before its own held-out evaluation, except in the last step, whose monitors include it.
     """
     found: list[Alert] = []
     views, active = _views(history), watched() if monitors is None else monitors
@@ -78,7 +78,7 @@ def _views(history: History) -> Views:
 
 
 def _of_policy(line: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
-    """The metrics of ``line``, with those of the policy ``name`` in place of the common ones."""
+    """The metrics of ``line``, with the policy ``name``'s in place of the common metrics."""
     yield from line.items()
     prefix = f"{name}/"
     yield from ((key.removeprefix(prefix), value) for key, value in line.items() if key.startswith(prefix))

@@ -36,7 +36,7 @@ class Trackers(Observer):
     only_reports = True
 
     def __init__(self, config: Config, factories: Mapping[str, TrackerFactory] | None = None) -> None:
-        """``factories``: default those of ``run.report_to``; raises as `tracker_factories` does."""
+        """``factories``: default: ``run.report_to``; raises as `tracker_factories` does."""
         self._factories = tracker_factories(config) if factories is None else factories
         self._threads: list[_TrackerThread] = []
 

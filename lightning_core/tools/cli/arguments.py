@@ -1,4 +1,4 @@
-"""Checks of ``key=value`` arguments, and what a wrong one was probably meant to be."""
+"""Checks of ``key=value`` arguments, with suggestions for misspelt ones."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def export(options: argparse.Namespace) -> int:
-    """Write the folder, and upload it if asked to; returns the exit code."""
+    """Write the folder, upload it with ``--push``; returns the exit code."""
     try:
         from lightning_core.rollouts.interrupts import interruptible
         from lightning_core.tools.export import export as exporting

@@ -1,6 +1,6 @@
 """``lightning-rl init``: writes an agent, tasks, a configuration and a test, from a template for a framework.
 
-A template is a folder in ``templates/``; its files are added to those of ``templates/shared/`` and replace files of the same name.
+A template is a folder in ``templates/``; its files are added to ``templates/shared/`` and replace files of the same name.
 """
 
 from __future__ import annotations

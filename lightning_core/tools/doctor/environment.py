@@ -17,7 +17,7 @@ class Extra:
     """An optional extra of the distribution."""
 
     installed: Mapping[str, str]
-    """The versions of its installed packages, without those of extras that it includes. Empty if it is not used."""
+    """The versions of its installed packages, without the packages of extras that it includes. Empty if it is not used."""
     conflicts: Sequence[str]
     """Its unmet requirements: ``llguidance>=1.7 (missing)``."""
 
@@ -38,7 +38,7 @@ class Environment:
     """The machine and the installed packages."""
 
     versions: Mapping[str, str]
-    """Of Python, lightning-rl, and of torch and transformers if they are installed."""
+    """The versions of Python, lightning-rl, and torch and transformers if installed."""
     integrations: Mapping[str, Extra]
     """The frameworks by the names of their integrations."""
     extras: Mapping[str, Extra]
@@ -93,7 +93,7 @@ def frameworks(e: Environment) -> Iterator[Observed]:
 
 @checks.check("extras")
 def extras(e: Environment) -> Iterator[Observed]:
-    """An extra of which some packages are missing or too old, so what needs it fails later. Install the extra."""
+    """Some packages of an extra are missing or too old, so its features fail later. Install the extra."""
     if complete := [name for name, one in e.extras.items() if one.installed and not one.conflicts]:
         yield Observed("ok", ", ".join(complete))
     yield from _unmet(e.extras)

@@ -119,7 +119,7 @@ def find_distribution(name: str) -> Distribution | None:
 def read_extras(dist: Distribution | None, names: Sequence[str]) -> dict[str, Extra]:
     """The installed packages of the extras ``names``. Extras without packages are left out.
 
-    The metadata lists the packages of an extra with those of the extras that it includes.
+    The metadata lists the packages of an extra with the packages of the extras that it includes.
     """
     required = {name: {r.name for r in requirements_of_extra(dist, name)} for name in names}
     return {name: _read_extra(dist, name, _own(packages, required)) for name, packages in required.items() if packages}

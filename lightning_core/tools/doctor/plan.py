@@ -24,7 +24,7 @@ class Measured:
     rollouts: int
     """Number of rollouts of the trial."""
     seconds_rollouts: float
-    """From the first model call of the trial to the end of its last rollout."""
+    """Seconds from the first model call of the trial to the end of its last rollout."""
     seconds_rollout: float
     """Mean of the rollouts, from their first model call on."""
     seconds_update: float | None

@@ -78,7 +78,7 @@ def duplicates(t: TaskLists) -> Iterator[Observed]:
 
 @checks.check("overlap")
 def overlap(t: TaskLists) -> Iterator[Observed]:
-    """Evaluated held-out tasks whose content, apart from the id, is that of a training task. The held-out reward then shows what was
+    """Evaluated held-out tasks whose content, apart from the id, equals a training task's. The held-out reward then shows what was
     learned by heart. `train` refuses them, unless `tasks.allow_overlap` is set. Keep the two apart."""
     evaluated = sample_held_out(list(t.eval), t.eval_limit)
     shared = list(shared_tasks(t.train, evaluated))

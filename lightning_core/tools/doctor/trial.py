@@ -20,7 +20,7 @@ class Trial:
     """Rollouts of a few tasks, several attempts at each."""
 
     config: Config
-    """The configuration of the run, not that of the trial."""
+    """The run's configuration, not the trial's."""
     rollouts: Sequence[Rollout]
     """The attempts that ended."""
     error: LightningError | None = None
@@ -82,7 +82,7 @@ class Trial:
 
 
 def working_time(rollout: Rollout) -> tuple[int, int] | None:
-    """When the first model call of ``rollout`` began and the rollout ended, in ns; None without calls.
+    """The start of the first model call of ``rollout`` and the rollout's end, in ns; None without calls.
 
     What comes before is mostly the start of a worker process, which happens once in a run.
     """

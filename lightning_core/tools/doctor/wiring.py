@@ -1,4 +1,4 @@
-"""Checks of a trial: who speaks, where requests go, and how rollouts end."""
+"""Checks of a trial: agents, destinations of requests, and ends of rollouts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def speakers(t: Trial) -> Iterator[Observed]:
 
 @checks.check("not reached")
 def not_reached(t: Trial) -> Iterator[Observed]:
-    """A trained agent that made no call in the trial. It exists, but these tasks do not need it, or another agent speaks
+    """A trained agent that made no call in the trial. It exists, but these tasks do not need it, or another agent calls the model
     for it. Examine more tasks with `--tasks`."""
     speaking = {c.agent for c in t.calls if c.agent is not None}
     for name in sorted(s for s in t.config.agents.named if not any(matches(s, agent) for agent in speaking)):
@@ -121,5 +121,5 @@ def failures(t: Trial) -> Iterator[Observed]:
 
 
 def is_of_reward(error: str | None) -> bool:
-    """Whether the error of a rollout that was left out is that of the reward function."""
+    """Whether the reward function raised the error of a rollout that was left out."""
     return "the reward function" in (error or "")

@@ -154,7 +154,7 @@ def _evaluations(trained: Trained) -> dict[Phase, dict[int, Evaluation]]:
 
 
 def _compare(found: dict[Phase, dict[int, Evaluation]], steps: int) -> Comparison | None:
-    """The evaluations before training and after ``steps`` updates; None if one of them is missing."""
+    """The evaluations before training and after ``steps`` updates; None if either is missing."""
     before = next(iter(found["eval_before"].values()), None)
     after = next((by_step[steps] for by_step in reversed(found.values()) if steps in by_step), None)
     try:

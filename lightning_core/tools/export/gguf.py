@@ -63,7 +63,7 @@ def _failure(log: str, script: Path) -> LightningError:
 
 
 def _converter() -> Path:
-    """A folder with the converter: that of ``$LLAMA_CPP``, or the cached one."""
+    """A folder with the converter: ``$LLAMA_CPP``, or the cached one."""
     if own := os.environ.get(ENV):
         folder = Path(own).expanduser()
         if not (folder / _SCRIPT).is_file():

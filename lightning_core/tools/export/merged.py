@@ -24,7 +24,7 @@ def load_merged(trained: Trained) -> tuple[Any, Any]:
         return load_model(trained.folder, torch.float32), load_tokenizer(trained.folder)
     weights, facts = read_weights(trained.folder), read_facts(trained.folder)["fingerprint"]
     # Loaded from the initial model and not from the checkpoint, since transformers saves weights by the names that it read.
-    # A checkpoint has those of the model in memory, where a mixture's experts are one tensor.
+    # A checkpoint has the names of the model in memory, where a mixture's experts are one tensor.
     source = resolve_model(trained.policy.model)
     try:
         model: Any = load_model(source, torch.float32)

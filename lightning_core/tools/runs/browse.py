@@ -60,7 +60,7 @@ class RolloutFilter:
 
     @property
     def is_range(self) -> bool:
-        """Whether ``min_reward`` is at most ``max_reward``, or one of them is not set."""
+        """Whether ``min_reward`` is at most ``max_reward``, or either is not set."""
         return self.min_reward is None or self.max_reward is None or self.min_reward <= self.max_reward
 
 
@@ -142,7 +142,7 @@ class Facets:
     phases: Sequence[str]
     statuses: Sequence[str]
     agents: Sequence[str]
-    """In a store without an index of agents, those of the newest rollouts."""
+    """In a store without an index of agents, the agents of the newest rollouts."""
     steps: tuple[int, int] | None
     """The first and the last step; None without rollouts."""
 
@@ -165,7 +165,7 @@ def facets(store: Store) -> Facets:
 
 def _agents(store: Store) -> list[str]:
     if _has_index(store):
-        # One search of the index for each name; DISTINCT would read all of it.
+        # One search of the index for each name; DISTINCT would read the whole index.
         query = """
             WITH RECURSIVE names(value) AS (
                 SELECT min(agent) FROM spans WHERE operation = 'chat'

@@ -14,12 +14,12 @@ from lightning_core.records.results import recorded_evaluations
 from lightning_core.records.store import Phase, Store
 
 _PHASES: tuple[tuple[Phase, ...], ...] = (EVALUATIONS, ("eval_manual",))
-"""Where a run's last evaluation is looked for: its own ones, and only without those, the ones of ``lightning-rl eval``."""
+"""Phases searched for a run's last evaluation: the run's own, else ``lightning-rl eval``'s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationPoint:
-    """Where a run's last held-out evaluation is in its store."""
+    """The position of a run's last held-out evaluation in its store."""
 
     phase: Phase
     step: int
@@ -60,9 +60,9 @@ class HeldOutDifference:
 
 
 def held_out_difference(a: Path, b: Path) -> HeldOutDifference | None:
-    """The last held-out evaluation of the run in ``b`` compared with that of the run in ``a``.
+    """The last held-out evaluation of the run in ``b`` compared with the last evaluation of the run in ``a``.
 
-    None if one of them has no evaluation, or if no task is in both. Tasks are the same if their id and content are.
+    None if either has no evaluation, or if no task is in both. Tasks are the same if their id and content are.
     Raises `ConfigError` if a store cannot be read.
     """
     first, second = _last_held_out(a), _last_held_out(b)

@@ -55,7 +55,7 @@ def step_episodes(
 def recredit(store: Store, step: int, rules: Mapping[str, CreditRules], *, forks: bool = True) -> list[Change]:
     """The credit of all calls in the update ``step`` with ``rules``, which must not need a critic.
 
-    ``forks``: whether those of forks are among them, as with ``rollouts.forks``.
+    ``forks``: whether they include forks, as with ``rollouts.forks``.
     """
     phases = {"train", "fork"} if forks else {"train"}
     ordinals = {r.id: r.ordinal for r in store.rollouts(step=step) if r.phase in phases}
@@ -78,7 +78,7 @@ class AgentChange:
     after: float
     """Mean absolute advantage as trained, and with other rules."""
     correlation: float | None
-    """Pearson's, of the advantages before and after; None if one of them is constant."""
+    """Pearson correlation of the advantages before and after; None if either is constant."""
     flipped: int
     """Number of calls whose advantage gets the other sign."""
     from_zero: int

@@ -1,4 +1,4 @@
-"""Reads traces of stored rollouts for people: a trace that cannot be built is a message."""
+"""Reads stored traces for display; returns a message if a trace cannot be built."""
 
 from __future__ import annotations
 

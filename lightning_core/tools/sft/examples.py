@@ -102,7 +102,7 @@ def _read_run(folder: Path, selection: Selection, left_out: Counter[str]) -> Ite
 
 
 def _outcome(record: RolloutRecord) -> str | None:
-    """The reason the rollout is no example with any reward, or None."""
+    """The reason the rollout cannot be an example with any reward, or None."""
     if record.status in LEFT_OUT:
         return "rollouts with an infrastructure failure or an invalid reward"
     if record.status != "ok":
@@ -126,7 +126,7 @@ def _refusal(trace: Trace, selection: Selection) -> str | None:
 
 
 def _best(traces: Sequence[Trace], most: int | None, left_out: Counter[str]) -> list[Trace]:
-    """At most ``most`` traces of each task; of equal rewards those that were read first."""
+    """At most ``most`` traces of each task; at equal rewards, the first ones read."""
     if most is None:
         return list(traces)
     by_task: dict[str, list[Trace]] = {}

@@ -1,7 +1,7 @@
 """`lightning-rl sft`: supervised fine-tuning with the trainer of a run.
 
 The loss is the mean cross-entropy of the responses' tokens. It is `reinforce` with an advantage of 1 and ``token-mean``: rows,
-packing, optimizer and checkpoints are those of reinforcement learning.
+packing, optimizer and checkpoints are as in reinforcement learning.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ def sft(
 
 
 def split(traces: Sequence[Trace], share: float, *, seed: int) -> tuple[list[Trace], list[Trace]]:
-    """``traces`` to learn from, and held-out ones: those of ``share`` of the tasks, at least one if there are two.
+    """``traces`` to learn from, and held-out traces: of ``share`` of the tasks, at least one if there are two.
 
-    A task's rollouts stay together, so none is held out whose task is learned.
+    A task's rollouts stay together, so no held-out rollout has a trained task.
     """
     tasks = sorted({trace.task_id for trace in traces})
     number = 0 if share == 0 or len(tasks) < 2 else min(len(tasks) - 1, max(1, round(share * len(tasks))))

@@ -30,7 +30,7 @@ class CallCard:
     number: int
     """Its place among the rollout's calls, from 1."""
     messages: Sequence[ShownMessage]
-    """Those that are not repeated, or all of them."""
+    """The messages that are not repeated, or all messages."""
     repeated: int
     """Number of its first messages that an earlier call of its agent had."""
     response: ShownMessage | None

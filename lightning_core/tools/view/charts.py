@@ -73,7 +73,7 @@ _SPECS = (
 )
 _CONTEXTS = ("new", "clean", "realigned", "forked")
 _LARGEST = 1e300
-"""JSON has integers that are no floats."""
+"""JSON has integers that do not fit a float."""
 _REWARD_NOTE = "training: ± 1 standard error over the step's tasks; held-out: 95% interval"
 _SHOWN = {"step", "reward", *(metric for spec in _SPECS for metric in spec.metrics)}
 

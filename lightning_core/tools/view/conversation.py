@@ -94,9 +94,9 @@ def indented(value: Any) -> str:
 
 
 def repeated_messages(calls: Iterable[Call]) -> dict[str, int]:
-    """For each call, how many of its first messages an earlier call of its agent had, in the same order.
+    """The number of first messages that each call shares, in order, with an earlier call of its agent.
 
-    The earlier call's response counts as one of its messages, also if the client sent it back in another form.
+    The earlier call's response counts as a message, even if the client sent it back in another form.
     """
     known: set[int] = set()
     answered: set[int] = set()

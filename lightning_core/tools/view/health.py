@@ -1,7 +1,7 @@
 """The monitors that held in a run, with their messages.
 
 They are read from the steps' metrics, and in a finished run also from its summary: only that has the monitors that the final evaluation
-raised, and those of runs that do not record them step by step.
+raised, and the monitors of runs that do not record them step by step.
 """
 
 from __future__ import annotations

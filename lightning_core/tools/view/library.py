@@ -22,7 +22,7 @@ _FILES = (*_READ, "commit.txt", "running.lock", "store.db", "store.db-wal", "sto
 
 
 class Library:
-    """The runs in ``folder``: the folder of runs, or that of one run. All methods are thread-safe."""
+    """The runs in ``folder``: the folder of runs, or of one run. All methods are thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         """Raises `ConfigError` if there is no such folder."""

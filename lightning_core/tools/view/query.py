@@ -68,7 +68,7 @@ class Listing:
     order: Order
     descending: bool
     page: int
-    """From 1."""
+    """The page's number, from 1."""
     given: Mapping[str, str]
     problems: Sequence[str]
 
@@ -91,7 +91,7 @@ class Listing:
 
 
 def with_changes(given: Mapping[str, str], changes: Mapping[str, Any]) -> str:
-    """``?`` and the parameters ``given`` with ``changes``, of which None removes one."""
+    """``?`` and the parameters ``given`` with ``changes``; None removes a parameter."""
     values = {name: value for name, value in {**given, **changes}.items() if value not in (None, "")}
     return f"?{urlencode(values, errors='backslashreplace')}"
 

@@ -35,7 +35,7 @@ class FromStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """Where a run is, for the part of its page that changes while it runs."""
+    """The progress of a run, for the part of its page that changes while it runs."""
 
     run: RunInfo
     counts: Counts | None
@@ -62,7 +62,7 @@ def curves_of(run: RunInfo, metrics: Sequence[Mapping[str, Any]], found: FromSto
 
 
 def status_of(run: RunInfo, metrics: Sequence[Mapping[str, Any]], found: FromStore, *, damaged: int = 0) -> RunStatus:
-    """Where ``run`` is, with ``metrics`` of its steps so far."""
+    """The progress of ``run``, with ``metrics`` of its steps so far."""
     return RunStatus(
         run=run,
         counts=found.counts,
@@ -76,7 +76,7 @@ def status_of(run: RunInfo, metrics: Sequence[Mapping[str, Any]], found: FromSto
 
 
 def read_store(run: RunInfo, *, after: int = 0) -> FromStore:
-    """Read the store of ``run``; of the training errors only those of steps later than ``after``."""
+    """Read the store of ``run``; training errors only of steps later than ``after``."""
     path = run.folder / "store.db"
     if not path.is_file():
         return FromStore(problem="This run has no store.db: it has not started, or its rollouts were removed.")

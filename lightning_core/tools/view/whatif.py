@@ -1,4 +1,4 @@
-"""Other credit rules for a recorded run: what a URL asks for, as settings of the run's configuration."""
+"""Other credit rules for a recorded run: a URL's parameters as settings of the run's configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightning_core.credit.registry import DeclaredRule, Parameter, Registry
 from lightning_core.errors import ConfigError
 
 REWARDS, ADVANTAGE, GROUP = "rewards", "advantage", "group"
-"""The parameters of the URL; those of rules are ``rewards.RULE.PARAMETER`` and ``advantage.RULE.PARAMETER``."""
+"""The parameters of the URL; rule parameters are ``rewards.RULE.PARAMETER`` and ``advantage.RULE.PARAMETER``."""
 _PARAMETERS = ("policy", REWARDS, ADVANTAGE, "step", "import")
 
 
@@ -28,7 +28,7 @@ class RuleField:
     """A parameter of a rule, as a field of the form."""
 
     name: str
-    """Of the URL's parameter."""
+    """The name of the URL's parameter."""
     label: str
     text: str
     """The field's value."""
@@ -71,7 +71,7 @@ def choose_policy(config: Config, given: Mapping[str, str]) -> str:
 
 
 def make_form(config: Config, policy: str, given: Mapping[str, str], groups: Sequence[str] | None) -> CreditForm:
-    """The form with the run's rules for ``policy``, or those of the URL's parameters ``given``.
+    """The form with the run's rules for ``policy``, or the rules of the URL's parameters ``given``.
 
     ``groups``: the URL's group keys; None if it has none.
     """

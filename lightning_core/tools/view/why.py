@@ -1,4 +1,4 @@
-"""Why the calls of a rollout got their credit: computed again by the run's rules, and compared with what was stored."""
+"""Explains the credit of a rollout's calls: recomputed by the run's rules, and compared with the stored credit."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Why:
     """The explanations of a rollout's calls, or why there are none."""
 
     rules: Mapping[str, CreditRules] = field(default_factory=dict[str, CreditRules])
-    """By policy."""
+    """Rules by policy."""
     found: Mapping[str, Explanation] = field(default_factory=dict[str, Explanation])
-    """By call."""
+    """Explanations by call id."""
     problem: str | None = None
     imports: Sequence[str] = ()
     """Functions of the user that must be imported first."""

@@ -73,7 +73,7 @@ class Forward:
     ) -> tuple[Tensor, Tensor | None]:
         """Logprobs [E] of the trained tokens and, with ``entropy``, their entropies [E].
 
-        The entropies are those of the distributions that the tokens were sampled from.
+        Entropies are of the distributions that the tokens were sampled from.
         ``rows``: all rows of the step. Both are float32 and differentiable.
         ``others``: X further tokens, as trained tokens (int64 [X], counted along E) and what could stand in their place
         (token ids, int64 [X]); the logprobs are [E + X] then.

@@ -46,9 +46,9 @@ class PackedBatch:
     rows: Sequence[int]
     """Indices of the micro-batch's rows in the step's rows; E has their trained tokens in this order."""
     columns: Sequence[Ints]
-    """For each of these rows, the indices of its trained tokens in the row."""
+    """Indices of each row's trained tokens in the row."""
     places: Sequence[Ints]
-    """For each of these rows, the place of each of its input tokens in the packed sequence."""
+    """Places of each row's input tokens in the packed sequence."""
 
     def gather(self, values: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """The values [R] at the sampled tokens, from arrays [L], one for each of the step's rows."""
@@ -56,7 +56,7 @@ class PackedBatch:
         return found_E[self.sampled_E]
 
     def by_call(self, rows: Sequence[Row], values_E: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """The values [E] cut into those of each call [T], by call id. ``rows``: the step's rows."""
+        """The values [E] split by call: [T] by call id. ``rows``: the step's rows."""
         found: dict[str, NDArray[Any]] = {}
         first = 0
         for index, columns in zip(self.rows, self.columns, strict=True):
@@ -105,7 +105,7 @@ def _shared_prefixes(inputs: dict[int, Ints], group: Sequence[int]) -> list[tupl
 
 
 def _cuts(lengths: Sequence[int], shared: Sequence[int], budget: int) -> list[int]:
-    """Where to cut ordered rows, for the fewest tokens, then the fewest parts.
+    """The cuts of ordered rows for the fewest tokens, then the fewest parts.
 
     The cuts include 0 and the number of rows.
     A part has the tokens of its first row and those that each further row does not share with the row before it.

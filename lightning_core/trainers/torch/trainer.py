@@ -167,7 +167,7 @@ class TorchTrainer:
 
     @property
     def path(self) -> ComputePlan:
-        """How the model is computed."""
+        """The path on which the model is computed."""
         return self._loaded.path
 
     @property
@@ -195,7 +195,7 @@ class TorchTrainer:
                 # A later update can fail after earlier ones have changed the weights.
                 undo.callback(self.restore, self.state().copy())
             if self.algorithm.importance is not None:
-                for part in parts[1:]:  # the proximal policy is that of the start of the step
+                for part in parts[1:]:  # the proximal policy is the policy at the start of the step
                     self._updater.precompute_logprobs(part)
             for number in range(total):
                 part = parts[number % len(parts)]

@@ -45,7 +45,7 @@ class Updater:
     def update(self, part: MiniBatch, step: int, *, compare: bool) -> Update:
         """Update the weights once. ``step``: the number of steps before this one.
 
-        ``compare``: the weights are still those that the sampler used, so both must compute the same logprobs.
+        ``compare``: the weights are still the sampler's, so both must compute the same logprobs.
         Raises `ProofError`, or `TrainingError` if they do not or the loss is not finite; the weights are unchanged then.
         """
         rows, objective, algorithm = part.rows, part.objective, part.objective.algorithm

@@ -166,7 +166,7 @@ def _attempts(store: Store, group: Sequence[RolloutRecord], traces: Mapping[str,
 
 
 def _anchors(outline: Sequence[OutlineRow], cards: Sequence[CallCard | EventCard]) -> dict[str, str]:
-    """Where the page shows each item of the outline: its card, else the first card inside it, else its row."""
+    """The anchor of each item of the outline: its card, else the first card inside it, else its row."""
     anchors = {card.id: card.anchor for card in cards}
     below = None
     for row in reversed(outline):
