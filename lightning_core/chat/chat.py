@@ -92,8 +92,8 @@ class Chat:
 
     ``stop_token_ids``: tokens that end a response, besides the stop tokens of the template and the tokenizer. ``name``: distinguishes the
     turns of several tokenizers in one rollout, which cannot continue each other. ``template_kwargs``: variables of the chat template,
-    such as ``enable_thinking``; the variables of a request replace them. Raises `ConfigError` if the tokenizer has no chat template, or one that
-    is not usable; see `ChatTemplate`.
+        such as ``enable_thinking``; the variables of a request replace them. Raises `ConfigError` if the tokenizer has no usable chat
+        template; see `ChatTemplate`.
     """
 
     def __init__(

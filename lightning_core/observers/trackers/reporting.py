@@ -107,7 +107,9 @@ class _TrackerThread:
             logger.warning("run.report_to: waiting for the tracker %s; Ctrl-C ends the wait", self._name)
             self._thread.join(max(0.0, began + _WAIT_SECONDS - time.monotonic()))
         if self._thread.is_alive():
-            logger.warning("run.report_to: the tracker %s did not end, and may lack what was reported last", self._name)
+            logger.warning(
+                "run.report_to: tracker %s did not shut down in time; its last values may be missing", self._name
+            )
         if self._errors > 1:
             logger.warning("run.report_to: %d errors of the tracker %s; the first is above", self._errors, self._name)
 
@@ -148,7 +150,7 @@ class _TrackerThread:
             self._in_a_row += 1
             if self._errors == 1:
                 logger.warning(
-                    "run.report_to: the tracker %s failed, and training goes on without what it missed: %s",
+                    "run.report_to: tracker %s failed and will miss these values; training continues: %s",
                     self._name,
                     describe(error),
                     exc_info=logger.isEnabledFor(logging.DEBUG),

@@ -63,10 +63,15 @@ def sft(options: argparse.Namespace) -> int:
     selection = Selection(
         min_reward=options.min_reward, solved=config.eval.solved, best=options.best, phase=options.phase
     )
-    passes = training.Passes(epochs=options.epochs, batch=options.batch, held_out=options.held_out)
     progress = show_progress()
     try:
-        found = training.sft(options.sources, config=config, selection=selection, passes=passes, progress=progress)
+        found = training.sft(
+            options.sources,
+            config=config,
+            selection=selection,
+            options=training.SftOptions(epochs=options.epochs, batch=options.batch, held_out=options.held_out),
+            progress=progress,
+        )
     finally:
         with suppress(OSError):
             progress.close()
