@@ -106,8 +106,10 @@ def _joins(child: Table, parent: Table) -> Iterator[Question]:
 def questions(schema: Schema) -> list[Question]:
     """All questions about a schema, in a deterministic order."""
     rng = random.Random(f"questions/{schema.name}")
-    found = [question for table in schema.tables for question in (*_filters(table, schema, rng), *_whole_table(table))]
+    questions = [
+        question for table in schema.tables for question in (*_filters(table, schema, rng), *_whole_table(table))
+    ]
     for table in schema.tables:
         if table.parent:
-            found += _joins(table, schema.table(table.parent))
-    return found
+            questions += _joins(table, schema.table(table.parent))
+    return questions

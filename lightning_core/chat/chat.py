@@ -219,12 +219,12 @@ class Chat:
             return None
         characters = self._encoder.spans(tail, start=prompt.tail is None)
         before, first = len(text) - len(tail), len(prompt.ids) - len(characters)
-        found: dict[int, tuple[int, int]] = {}
+        spans: dict[int, tuple[int, int]] = {}
         for index, (start, stop) in places.items():
             own = [n for n, (a, b) in enumerate(characters, first) if start <= a + before < b + before <= stop]
             if own:
-                found[index] = (own[0], own[-1] + 1)
-        return found
+                spans[index] = (own[0], own[-1] + 1)
+        return spans
 
     def encode_response(self, prompt: RenderedPrompt, response: Message, tools: Sequence[Any] | None) -> list[int]:
         """The tokens that this model would sample to give ``response``, a message of another model, with the end of the turn.

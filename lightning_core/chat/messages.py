@@ -107,7 +107,7 @@ def keys(messages: Sequence[Message], setting: str) -> list[str]:
     The key does not depend on the ids of calls, on white space around a response, on how arguments are serialized, on reasoning,
     which clients leave out, or on the name of an assistant message, which LangChain adds.
     """
-    found: list[str] = []
+    conversation_keys: list[str] = []
     state = blake2b(setting.encode(), digest_size=16)
     for message in messages:
         is_response = message["role"] == "assistant"
@@ -120,5 +120,5 @@ def keys(messages: Sequence[Message], setting: str) -> list[str]:
             message.get("tool_call_id"),
         ]
         state.update(json.dumps(parts, sort_keys=True).encode())
-        found.append(state.hexdigest())
-    return found
+        conversation_keys.append(state.hexdigest())
+    return conversation_keys

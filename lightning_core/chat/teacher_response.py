@@ -34,8 +34,8 @@ def continuation(prompt: str, conversation: str, stops: Sequence[str], go_on: Ca
 
 def _first(text: str, stops: Sequence[str]) -> int | None:
     """The end of the first of ``stops`` in ``text``."""
-    found = [(at, -len(stop)) for stop in stops if (at := text.find(stop)) >= 0]
-    if not found:
+    positions = [(at, -len(stop)) for stop in stops if (at := text.find(stop)) >= 0]
+    if not positions:
         return None
-    at, length = min(found)
+    at, length = min(positions)
     return at - length

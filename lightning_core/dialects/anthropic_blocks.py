@@ -148,10 +148,10 @@ def _user(role: str, blocks: Sequence[Any], path: str, definitions: Mapping[str,
         match block:
             case {"type": "tool_result", "tool_use_id": str(id)}:
                 flush()
-                found = block.get("content")
-                if isinstance(found, list):
-                    found = [_found(part, definitions) for part in cast("list[Any]", found)]
-                result = text_of(found, f"{where}.content", check=check)
+                inner = block.get("content")
+                if isinstance(inner, list):
+                    inner = [_found(part, definitions) for part in cast("list[Any]", inner)]
+                result = text_of(inner, f"{where}.content", check=check)
                 content = f"Error: {result}" if block.get("is_error") else result
                 chat.append({"role": "tool", "tool_call_id": id, "content": content})
             case _:

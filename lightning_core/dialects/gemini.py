@@ -131,8 +131,8 @@ _NAME = re.compile(r"(?:^|.*?/)models/(?P<model>.+)|(?:.*/)?(?P<last>[^/]+)")
 
 def model_of(name: str) -> str:
     """The model in a resource name, such as ``models/M`` and ``projects/P/locations/L/publishers/google/models/M``."""
-    found = _NAME.fullmatch(name)
-    return "" if found is None else found["model"] or found["last"]
+    match = _NAME.fullmatch(name)
+    return "" if match is None else match["model"] or match["last"]
 
 
 def with_url(body: Any, path: str, *, stream: bool) -> Any:
@@ -241,12 +241,12 @@ def _schema(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The JSON schema of the response; empty for any JSON object, None for text."""
     mime, names = f"{_CONFIG}.responseMimeType", [f"{_CONFIG}.responseSchema", f"{_CONFIG}.responseJsonSchema"]
     kind = text(config, mime) or "text/plain"
-    found = [(name, config[name]) for name in names if config.get(name) is not None]
+    settings = [(name, config[name]) for name in names if config.get(name) is not None]
     if kind not in ("text/plain", "application/json"):
         raise PolicyRequestError(f"{mime} is {kind!r}; expected 'text/plain' or 'application/json'", param=mime)
-    if not found:
+    if not settings:
         return None if kind == "text/plain" else {}
-    (name, schema), *more = found
+    (name, schema), *more = settings
     if more or not isinstance(schema, Mapping) or kind == "text/plain":
         raise PolicyRequestError(
             f"{name} is {schema!r}; expected one schema, with responseMimeType 'application/json'", param=name
@@ -275,8 +275,8 @@ def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[
 
 def _candidate(index: int, parts: Sequence[Mapping[str, Any]], choice: Choice | None) -> dict[str, Any]:
     """A candidate, or a part of it if there is no ``choice`` yet."""
-    found = {"content": {"role": "model", "parts": parts}, "index": index}
-    return found if choice is None else {**found, "finishReason": _WRITTEN_REASONS[choice.finish_reason]}
+    candidate = {"content": {"role": "model", "parts": parts}, "index": index}
+    return candidate if choice is None else {**candidate, "finishReason": _WRITTEN_REASONS[choice.finish_reason]}
 
 
 def _response(context: ResponseContext, candidates: Sequence[Mapping[str, Any]], sampled: int) -> dict[str, Any]:
@@ -330,7 +330,7 @@ def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
     if (body.get("promptFeedback") or {}).get("blockReason"):
         return [UpstreamResponse(message={"role": "assistant", "content": ""}, finish_reason="content_filter")]
     usage = body.get("usageMetadata") or {}
-    found: list[UpstreamResponse] = []
+    responses: list[UpstreamResponse] = []
     for candidate in body.get("candidates") or ():
         reason = candidate.get("finishReason")
         if not reason:
@@ -338,7 +338,7 @@ def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
         content = {**(candidate.get("content") or {}), "role": "model"}
         (message,) = to_chat([content], check=False)
         finish = _FINISH_REASONS.get(reason, str(reason).lower())
-        found.append(
+        responses.append(
             UpstreamResponse(
                 message=message,
                 finish_reason="tool_calls" if finish == "stop" and message.get("tool_calls") else finish,
@@ -347,7 +347,7 @@ def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
                 output_tokens=usage.get("candidatesTokenCount"),
             )
         )
-    return found
+    return responses
 
 
 class _Reader:

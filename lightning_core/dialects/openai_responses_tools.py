@@ -175,8 +175,8 @@ def _defines_tools(item: Any) -> bool:
 
 def definitions(tools: Any, path: str) -> str:
     """The text that shows the model tools that are not in the prompt's list."""
-    found = read_tools(objects({path: tools}, path), path, [], check=False)
-    return json.dumps([tool.function["function"] for tool in found], ensure_ascii=False)
+    read = read_tools(objects({path: tools}, path), path, [], check=False)
+    return json.dumps([tool.function["function"] for tool in read], ensure_ascii=False)
 
 
 def read_tools(

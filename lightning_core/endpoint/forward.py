@@ -140,9 +140,9 @@ def replay_forwarded(
     replay, agent = incoming.session.replay, incoming.address.agent
     if replay is None:
         return None
-    found = [replay.take_forwarded(agent, request.input_messages(i)) for i in range(request.choices)]
-    calls = [call for call in found if call is not None]
-    if len(calls) < len(found):
+    responses = [replay.take_forwarded(agent, request.input_messages(i)) for i in range(request.choices)]
+    calls = [call for call in responses if call is not None]
+    if len(calls) < len(responses):
         return None
     spans = [CallSpan(incoming.address, request, request.model, i, target=target) for i in range(request.choices)]
     choices = [

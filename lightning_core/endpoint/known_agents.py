@@ -147,9 +147,9 @@ def late_mark(marks: Iterable[str], kept: Iterable[str]) -> ConfigError:
 
 def several_speakers(names: Iterable[str]) -> ConfigError:
     """The error for a program of several agents if none is selected."""
-    found = sorted(set(names))
+    agents = sorted(set(names))
     return ConfigError(
-        f"no agent is selected for training, and the program has several: {found!r}. Name those to train, such as "
-        f"agents: {{train: [{found[0]}]}}, mark them in code with @trainable, or train all with agents: {{train: all}}. "
+        f"no agent is selected for training, and the program has several: {agents!r}. Name those to train, such as "
+        f"agents: {{train: [{agents[0]}]}}, mark them in code with @trainable, or train all with agents: {{train: all}}. "
         "The endpoint forwarded no call."
     )

@@ -127,8 +127,8 @@ class HeldText:
 
 def cut(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
     """``text`` before the first of ``stops``, and that stop string."""
-    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
-    if not found:
+    matches = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    if not matches:
         return text, None
-    at, stop = min(found)
+    at, stop = min(matches)
     return text[:at], stop

@@ -230,8 +230,8 @@ def _is_product(module: Linear) -> bool:
     inputs_SI = torch.randn(3, module.in_features).to(module.weight)
     expected_SO = F.linear(inputs_SI, module.weight, module.bias)
     try:
-        found: Any = module.forward(inputs_SI)  # without the hooks of adapters
-        return bool((found - expected_SO).norm() <= 0.01 * expected_SO.norm())
+        output: Any = module.forward(inputs_SI)  # without the hooks of adapters
+        return bool((output - expected_SO).norm() <= 0.01 * expected_SO.norm())
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
         return False
 

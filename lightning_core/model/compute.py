@@ -80,11 +80,11 @@ def logits(model: Any, path: ComputePlan, tokens_S: Tensor) -> Tensor:
 
 def inputs(path: ComputePlan, tokens_S: Tensor) -> dict[str, Any]:
     """The arguments of a model, or of its decoder, for one sequence."""
-    found: dict[str, Any] = {"input_ids": tokens_S[None], "use_cache": False}
+    arguments: dict[str, Any] = {"input_ids": tokens_S[None], "use_cache": False}
     if path.geometry is not None:
-        found["position_ids"] = torch.arange(len(tokens_S), device=tokens_S.device)[None]
-        found[NAME] = causal(len(tokens_S), groups=path.geometry.groups, device=tokens_S.device)
-    return found
+        arguments["position_ids"] = torch.arange(len(tokens_S), device=tokens_S.device)[None]
+        arguments[NAME] = causal(len(tokens_S), groups=path.geometry.groups, device=tokens_S.device)
+    return arguments
 
 
 def _cache_name(model: Any, tokens: Tensor) -> str | None:
@@ -195,9 +195,9 @@ def small_windows(model: Any) -> Generator[None]:
             holder.sliding_window = before
 
 
-def relative_error(found: Tensor, expected: Tensor) -> float:
+def relative_error(actual: Tensor, expected: Tensor) -> float:
     """The mean difference, relative to the spread of the expected values."""
-    return ((found - expected).abs().mean() / expected.std()).item()
+    return ((actual - expected).abs().mean() / expected.std()).item()
 
 
 def decoder_name(model: Any) -> str:
@@ -206,10 +206,10 @@ def decoder_name(model: Any) -> str:
     Raises `TrainingError` if it cannot be found.
     """
     named: str = model.base_model_prefix
-    found = next((name for name in (named, "model", "transformer", "backbone") if name in model._modules), None)
-    if found is None:
+    decoder = next((name for name in (named, "model", "transformer", "backbone") if name in model._modules), None)
+    if decoder is None:
         raise TrainingError(f"{type(model).__name__} has no decoder that can be found in its parts {[*model._modules]}")
-    return found
+    return decoder
 
 
 def tolerance(model: Any) -> float:

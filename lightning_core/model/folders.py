@@ -86,10 +86,10 @@ def _os_errors(folder: Path) -> Generator[None]:
             error.filename = str(folder)
         raise
     except Exception as error:  # tokenizers has no exception class
-        found = re.search(r"\(os error (\d+)\)$", str(error))
-        if found is None:
+        match = re.search(r"\(os error (\d+)\)$", str(error))
+        if match is None:
             raise
-        number = int(found[1])
+        number = int(match[1])
         raise OSError(number, os.strerror(number), str(folder)) from error
 
 

@@ -101,15 +101,15 @@ class OutputHead:
         """
         masks = _Masks(forbidden, hidden_PH.device)
         size = self._places_per_part(hidden_PH)
-        found: list[tuple[Tensor, Tensor]] = []
+        parts: list[tuple[Tensor, Tensor]] = []
         for first in range(0, len(hidden_PH), size):
             scaled_CV = self.logits(hidden_PH[first : first + size]).float()
             scaled_CV /= temperatures_P[first : first + size, None]
             masks.apply(scaled_CV, place=first)
             best = scaled_CV[:, :vocabulary].log_softmax(dim=-1)
             top = best.topk(min(count, best.shape[-1]), dim=-1)
-            found.append((top.indices, top.values))
-        ids_PK, logprobs_PK = (torch.cat(part) for part in zip(*found, strict=True))
+            parts.append((top.indices, top.values))
+        ids_PK, logprobs_PK = (torch.cat(part) for part in zip(*parts, strict=True))
         return ids_PK, logprobs_PK
 
     def _places_per_part(self, hidden_PH: Tensor) -> int:
@@ -129,14 +129,14 @@ class OutputHead:
         order_E = source_E.argsort(stable=True)
         starts = range(0, len(hidden_PH), size)
         ends = torch.searchsorted(source_E[order_E], torch.tensor([s + size for s in starts], device=source_E.device))
-        found: list[Tensor] = []
+        parts: list[Tensor] = []
         stop = 0
         for first, end in zip(starts, ends.tolist(), strict=True):
             own_C = order_E[stop:end]
             stop = end
             arguments = (first, hidden_PH[first : first + size], source_E[own_C], targets_E[own_C])
-            found.append(checkpoint(part, *arguments, use_reentrant=False, preserve_rng_state=False))  # type: ignore[arg-type]
-        return torch.cat(found)[order_E.argsort()]
+            parts.append(checkpoint(part, *arguments, use_reentrant=False, preserve_rng_state=False))  # type: ignore[arg-type]
+        return torch.cat(parts)[order_E.argsort()]
 
     @torch.no_grad()
     def _check(self, geometry: Geometry | None) -> Tensor:
@@ -158,10 +158,10 @@ class OutputHead:
             f"{decoder_name(model)!r}: the embedded engine cannot train it"
         )
         try:
-            found = _own_logits(model, hidden_1SH)
+            actual = _own_logits(model, hidden_1SH)
         except (AttributeError, TypeError) as error:  # its code needs other outputs of the decoder
             raise TrainingError(problem) from error
-        if not torch.allclose(found.float(), expected.float(), rtol=1e-3, atol=1e-3 * expected.float().std().item()):
+        if not torch.allclose(actual.float(), expected.float(), rtol=1e-3, atol=1e-3 * expected.float().std().item()):
             raise TrainingError(problem)
         return hidden_1SH
 
@@ -341,8 +341,8 @@ class _LinearLogprobs(torch.autograd.Function):
             _add_rows(grad_VH, targets_E, hidden_PH, source_E, share_E)
         if grad_V is not None:
             grad_V.index_add_(0, targets_E, share_E)
-        found = zip((grad_PH, grad_VH, grad_V), (hidden_PH, weight_VH, bias_V), strict=True)
-        return *(None if grad is None else grad.to(tensor.dtype) for grad, tensor in found), *(None,) * 5
+        gradients = zip((grad_PH, grad_VH, grad_V), (hidden_PH, weight_VH, bias_V), strict=True)
+        return *(None if grad is None else grad.to(tensor.dtype) for grad, tensor in gradients), *(None,) * 5
 
 
 def _parts(

@@ -28,14 +28,14 @@ def merge(model: Any, matrices: Mapping[str, Tensor], *, alpha: float) -> dict[s
     names: defaultdict[int, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for layer in layers:
         down_RI, up_OR = matrices[f"{layer}.lora_A"], matrices[f"{layer}.lora_B"]
         weight_OI = model.get_submodule(layer).weight
         update_OI = alpha / down_RI.shape[0] * (up_OR.float() @ down_RI.float())
         merged_OI: Tensor = (weight_OI.float() + update_OI).to(weight_OI.dtype)
-        found.update(dict.fromkeys(names[id(weight_OI)], merged_OI))
-    return found
+        weights.update(dict.fromkeys(names[id(weight_OI)], merged_OI))
+    return weights
 
 
 def layers_of(weights: Iterable[str]) -> list[str]:

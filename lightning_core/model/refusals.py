@@ -58,8 +58,8 @@ def check_folder(path: object, files: Iterable[str], missing: str) -> None:
     """Raise `ConfigError` if ``path`` is a folder without any of ``files``, which are patterns. ``missing``: their name."""
     folder = Path(str(path))
     if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in files):
-        found = sorted(file.name for file in folder.iterdir())
-        listed = f"only {', '.join(found[:8])}{' …' if len(found) > 8 else ''}" if found else "nothing"
+        names = sorted(file.name for file in folder.iterdir())
+        listed = f"only {', '.join(names[:8])}{' …' if len(names) > 8 else ''}" if names else "nothing"
         raise ConfigError(f"the folder {str(path)!r} has no {missing}: it contains {listed}; expected {_COMPLETE}")
 
 
@@ -108,12 +108,12 @@ def without_report() -> Generator[None]:
         reporting.removeFilter(is_other)
 
 
-def check_weights(path: object, model: Any, found: Mapping[str, Any]) -> None:
+def check_weights(path: object, model: Any, loading: Mapping[str, Any]) -> None:
     """Raise `ConfigError` if a weight of ``model`` is missing or has another shape in the checkpoint; log unknown ones.
 
     ``found``: the loading info of transformers. It leaves out tied weights, and those that checkpoints never have.
     """
-    if unknown := sorted(found["unexpected_keys"]):
+    if unknown := sorted(loading["unexpected_keys"]):
         logger.warning(
             "the checkpoint %r has %d weights that %s does not have; they are ignored: %s",
             str(path),
@@ -121,13 +121,13 @@ def check_weights(path: object, model: Any, found: Mapping[str, Any]) -> None:
             type(model).__name__,
             _listed(unknown),
         )
-    if shapes := sorted(found["mismatched_keys"]):
+    if shapes := sorted(loading["mismatched_keys"]):
         name, stored, expected = shapes[0]
         raise ConfigError(
             f"the weights of {str(path)!r} do not fit its config.json: {len(shapes)} have other shapes, such as {name!r}, which is "
             f"{list(stored)} and should be {list(expected)}; use config.json and weights of the same model"
         )
-    missing: Collection[str] = sorted(found["missing_keys"])
+    missing: Collection[str] = sorted(loading["missing_keys"])
     if not missing:
         return
     head = model.get_output_embeddings()

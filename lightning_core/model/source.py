@@ -135,10 +135,10 @@ def load_model(
     config = config or load_config(path)
     options: dict[str, Any] = {**_options(path), "output_loading_info": True, "ignore_mismatched_sizes": True}
     with _no_progress_bars(transformers), without_report(), refusing(path):
-        model, found = _auto_class(transformers, config).from_pretrained(
+        model, loading = _auto_class(transformers, config).from_pretrained(
             str(path), config=config, dtype=dtype, **options
         )
-        check_weights(path, model, found)
+        check_weights(path, model, loading)
     return model.to(device).eval()
 
 

@@ -58,13 +58,13 @@ class Monitoring(Observer):
         return monitor_stop(self._held, self._stop)
 
     def summarize(self, summary: Summary, recorded: Recorded) -> Summary:
-        found = alerts(recorded.lines, held_out_by_task(recorded.store), self._monitors)
+        raised = alerts(recorded.lines, held_out_by_task(recorded.store), self._monitors)
         stopped = None
         if recorded.lines and recorded.steps < self._run.steps:
             newest = recorded.lines[-1]
-            held = [alert for alert in found if alert.step == recorded.steps and newest.get(alert.metric)]
+            held = [alert for alert in raised if alert.step == recorded.steps and newest.get(alert.metric)]
             stopped = monitor_stop(held, self._stop)
-        return replace(summary, stopped=summary.stopped or stopped, monitors=tuple(raised_monitors(found)))
+        return replace(summary, stopped=summary.stopped or stopped, monitors=tuple(raised_monitors(raised)))
 
     def _read_held_out(self) -> HeldOut:
         if self._held_out is None:
@@ -77,9 +77,9 @@ def monitor_stop(held: Sequence[Alert], stop: Collection[str]) -> str | None:
     return next((f"monitor {alert}" for alert in held if alert.monitor in stop and not alert.broken), None)
 
 
-def raised_monitors(found: Sequence[Alert]) -> list[RaisedMonitor]:
+def raised_monitors(raised: Sequence[Alert]) -> list[RaisedMonitor]:
     """The monitors that were raised, in the order of their first step. ``found``: see `alerts`."""
-    by_source = groupby(sorted(found, key=lambda a: (a.monitor, a.policy or "", a.step)), key=lambda a: a.source)
+    by_source = groupby(sorted(raised, key=lambda a: (a.monitor, a.policy or "", a.step)), key=lambda a: a.source)
     held = [list(group) for _, group in by_source]
     return [
         RaisedMonitor(

@@ -64,18 +64,18 @@ def normalize_span(span: SpanRecord) -> SpanRecord:
     if own.get(tr.OPERATION) == "reward":
         del own[tr.OPERATION]
     for convention in CONVENTIONS.values():
-        found = convention(span.name, span.attributes)
-        if found is not None:
-            merged = {**own, **found}
+        canonical = convention(span.name, span.attributes)
+        if canonical is not None:
+            merged = {**own, **canonical}
             is_call = merged.get(tr.OPERATION) == "chat"
-            return replace(span, attributes=_drop_malformed(merged, found) if is_call else merged)
+            return replace(span, attributes=_drop_malformed(merged, canonical) if is_call else merged)
     return replace(span, attributes=own)
 
 
-def _drop_malformed(merged: dict[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_malformed(merged: dict[str, Any], canonical: Mapping[str, Any]) -> dict[str, Any]:
     """A call's attributes without those whose value has an unexpected type."""
     for key in (tr.INPUT_MESSAGES, tr.OUTPUT_MESSAGES):
-        if key not in found:
+        if key not in canonical:
             merged.pop(key, None)
     reasons = merged.pop(tr.FINISH_REASONS, ())
     reasons = (reasons,) if isinstance(reasons, str) else reasons
@@ -107,14 +107,14 @@ def _duplicate_calls(
 
 def _ancestors(span: SpanRecord, by_id: Mapping[str, SpanRecord]) -> Sequence[SpanRecord]:
     """The ancestors of ``span``, nearest first. Foreign spans may form a cycle."""
-    found: list[SpanRecord] = []
+    ancestors: list[SpanRecord] = []
     seen = {span.span_id}
     parent = by_id.get(span.parent_id or "")
     while parent is not None and parent.span_id not in seen:
         seen.add(parent.span_id)
-        found.append(parent)
+        ancestors.append(parent)
         parent = by_id.get(parent.parent_id or "")
-    return found
+    return ancestors
 
 
 def _is_inside_call(ancestors: Sequence[SpanRecord]) -> bool:

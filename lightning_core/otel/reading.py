@@ -42,8 +42,8 @@ def read_traces(source: str | Path | Iterable[SpanRecord | ReadableSpan]) -> lis
     for span in sorted([*(s for s in spans if s.trace_id in ours), *foreign], key=lambda s: s.start_ns):
         by_trace.setdefault(span.trace_id, []).append(span)
     return [
-        spans_to_trace(found if trace_id in ours else _with_root(_numbered(found)))
-        for trace_id, found in by_trace.items()
+        spans_to_trace(members if trace_id in ours else _with_root(_numbered(members)))
+        for trace_id, members in by_trace.items()
     ]
 
 

@@ -13,13 +13,13 @@ def ambiguous_paths(traces: Iterable[Trace]) -> dict[str, list[str]]:
 
     An agent that is selected by its path counts under its own name. Top-level agents have no path.
     """
-    found: dict[str, set[str]] = {}
+    by_name: dict[str, set[str]] = {}
     for trace in traces:
         events = {event.id: event for event in trace.events}
         for call in trace.calls:
             if call.agent is not None and (path := _path(call.agent, call.parent, events)):
-                found.setdefault(path[-1], set()).add("/".join(path))
-    return {name: sorted(paths - {name}) for name, paths in found.items() if len(paths) > 1}
+                by_name.setdefault(path[-1], set()).add("/".join(path))
+    return {name: sorted(paths - {name}) for name, paths in by_name.items() if len(paths) > 1}
 
 
 def _path(agent: str, parent: str | None, events: Mapping[str, Event]) -> list[str]:

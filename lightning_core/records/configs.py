@@ -69,9 +69,9 @@ def record_config(folder: Path, config: Config, *, step: int) -> None:
 def config_of_step(folder: Path, step: int) -> Path:
     """The file with the configuration of the ``step``-th update of the run in ``folder``, counted from 1."""
     earlier = {
-        int(found[1]): path
+        int(match[1]): path
         for path in folder.iterdir()
-        if (found := _EARLIER.fullmatch(path.name)) and not path.is_symlink()
+        if (match := _EARLIER.fullmatch(path.name)) and not path.is_symlink()
     }
     return earlier[min(usable)] if (usable := [last for last in earlier if last >= step]) else folder / _NEWEST
 
@@ -79,10 +79,10 @@ def config_of_step(folder: Path, step: int) -> Path:
 def _settings(text: str) -> Mapping[str, Any]:
     """The configuration ``text`` as plain data; empty if it is damaged."""
     try:
-        found = yaml.safe_load(text)
+        values = yaml.safe_load(text)
     except yaml.YAMLError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return values if isinstance(values, dict) else {}
 
 
 def config_differences(configs: Mapping[str, Mapping[str, Any]]) -> list[Difference]:
@@ -95,7 +95,7 @@ def config_differences(configs: Mapping[str, Mapping[str, Any]]) -> list[Differe
     sections = {key[:n] for key in keys for n in range(1, len(key))}
     differences: list[Difference] = []
     for key in keys:
-        values = {run: found[key] for run, found in flat.items() if key in found}
+        values = {run: settings[key] for run, settings in flat.items() if key in settings}
         if key in sections:
             values = {run: value for run, value in values.items() if value not in (None, {})}
         if values and ".".join(key) not in _IDENTITY and not _all_equal(list(values.values()), len(configs)):

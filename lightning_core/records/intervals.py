@@ -159,9 +159,9 @@ def compare_splits(
 
     Splits without common tasks are left out.
     """
-    found: dict[str, Comparison] = {}
+    comparisons: dict[str, Comparison] = {}
     for name in dict.fromkeys(splits.values()):
         first = {task: rewards for task, rewards in before.items() if splits.get(task) == name}
         if any(first[task] and after.get(task) for task in first):
-            found[name] = compare(first, after)
-    return found
+            comparisons[name] = compare(first, after)
+    return comparisons

@@ -110,11 +110,11 @@ def installed_versions() -> dict[str, str]:
 
 def _integrated_distributions() -> list[str]:
     """The distributions that announce integrations, and their requirements."""
-    found: list[str] = []
+    unnamed: list[str] = []
     for name, entry in discover().items():
         if entry.dist is not None:
-            found += [entry.dist.name, *(requirement.name for requirement in requirements_of_extra(entry.dist, name))]
-    return found
+            unnamed += [entry.dist.name, *(requirement.name for requirement in requirements_of_extra(entry.dist, name))]
+    return unnamed
 
 
 class MetricsLog:

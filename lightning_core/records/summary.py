@@ -81,15 +81,15 @@ def wasted_groups(metrics: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
 
 def first_error(store: Store, statuses: Collection[Status]) -> str | None:
     """The error of the first training rollout with one of ``statuses``, shortened."""
-    found = (r for status in statuses for r in store.rollouts(phase="train", status=status))
-    first = min(found, key=lambda r: r.ordinal, default=None)
+    matching = (r for status in statuses for r in store.rollouts(phase="train", status=status))
+    first = min(matching, key=lambda r: r.ordinal, default=None)
     return None if first is None or first.error is None else _one_line(first.error, _ERROR_CHARACTERS)
 
 
 def first_errors(store: Store) -> dict[str, str]:
     """The first error of the ``failed`` training rollouts, and of the ``left_out`` ones."""
-    found = {"failed": first_error(store, ("failed",)), "left_out": first_error(store, sorted(LEFT_OUT))}
-    return {name: error for name, error in found.items() if error is not None}
+    errors = {"failed": first_error(store, ("failed",)), "left_out": first_error(store, sorted(LEFT_OUT))}
+    return {name: error for name, error in errors.items() if error is not None}
 
 
 def sample_answers(store: Store, before: Rewards, after: Rewards) -> list[Answers]:
@@ -122,11 +122,11 @@ def _rollouts(store: Store, phase: Phase, tasks: Collection[str]) -> dict[str, i
     """The first finished rollout of each of ``tasks`` in the last evaluation of ``phase``."""
     records = [r for r in store.rollouts(phase=phase) if r.task_id in tasks and r.status not in LEFT_OUT]
     newest = max((r.step for r in records), default=0)
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for record in records:
         if record.step == newest:
-            found.setdefault(record.task_id, record.ordinal)
-    return found
+            counts.setdefault(record.task_id, record.ordinal)
+    return counts
 
 
 def _last_response(store: Store, rollout: int | None) -> str | None:

@@ -56,22 +56,22 @@ class PlainLane:
         """Nothing is kept for later prompts: the state of a recurrent layer cannot be cut to a prefix."""
 
     def admit(self, *, rows: int, tokens: int) -> None:
-        found: dict[tuple[str | None, int], list[ActiveRow]] = {}
+        cohorts: dict[tuple[str | None, int], list[ActiveRow]] = {}
         different: set[tuple[str | None, bytes]] = set()
         room, computed = rows - len(self.rows), 0
         while self.waiting and room > 0 and computed < tokens:
             row = self.waiting.popleft()
             if not row.aborted:
                 context = row.context()
-                found.setdefault((row.adapter, len(context)), []).append(row)
+                cohorts.setdefault((row.adapter, len(context)), []).append(row)
                 self.prompt_tokens += len(context)
                 if (key := (row.adapter, context.tobytes())) not in different:
                     different.add(key)
                     computed += len(context)
                 room -= 1
-        for equal in found.values():
+        for equal in cohorts.values():
             self._cohorts.append(_Cohort(rows=equal, cache=None))  # before the prefill, so a failure reaches them
-        for cohort in self._cohorts[len(self._cohorts) - len(found) :]:
+        for cohort in self._cohorts[len(self._cohorts) - len(cohorts) :]:
             self._prefill(cohort)
 
     def _prefill(self, cohort: _Cohort) -> None:

@@ -144,7 +144,7 @@ class VllmApi:
             mode: str = config["model_config"]["logprobs_mode"]
             device: str = config["device_config"]["device"]
             pieces: bool = config["scheduler_config"]["enable_chunked_prefill"]
-            found = ServerInfo(model=first["id"], max_context=int(first["max_model_len"]), device=device)
+            info = ServerInfo(model=first["id"], max_context=int(first["max_model_len"]), device=device)
         except (LookupError, TypeError, ValueError) as error:
             raise self._unexpected(f"{models} and {config}") from error
         if mode != "processed_logprobs":
@@ -157,7 +157,7 @@ class VllmApi:
                 f"the vLLM server {self.url} runs on a CPU with chunked prefill, and ends there when a request has a seed: start it with "
                 f" {' '.join(CPU_ARGS)}"
             )
-        return found
+        return info
 
     def abort(self) -> None:
         """Hold back new requests and end running ones with the reason ``abort``."""
@@ -209,9 +209,9 @@ class VllmApi:
             f"the vLLM server {self.url} returned status {response.status_code} for {path}: {response.text[:500]}"
         )
 
-    def _unexpected(self, found: str) -> InfrastructureError:
+    def _unexpected(self, actual: str) -> InfrastructureError:
         return InfrastructureError(
-            f"the vLLM server {self.url} returned {found[:300]!r}; expected a response of vLLM 0.27 or later"
+            f"the vLLM server {self.url} returned {actual[:300]!r}; expected a response of vLLM 0.27 or later"
         )
 
 

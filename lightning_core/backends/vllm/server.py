@@ -127,10 +127,10 @@ def serve_vllm(
 def _find_executable() -> Path:
     """The command ``vllm`` of this Python environment, or else the first one on the path."""
     beside = Path(sys.executable).parent
-    found = shutil.which("vllm", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
-    if found is None:
+    executable = shutil.which("vllm", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
+    if executable is None:
         raise MissingExtra("vllm", "vllm", "policy.backend: vllm")
-    return Path(found)
+    return Path(executable)
 
 
 def _stop(process: subprocess.Popen[bytes], watch: subprocess.Popen[bytes]) -> None:

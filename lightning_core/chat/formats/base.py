@@ -74,8 +74,8 @@ _MOST_READ = 16
 
 def skip_space(text: str, at: int) -> int:
     """The first index at or after ``at`` that is not white space."""
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
 
 
 def read_json(text: str, at: int) -> tuple[Any, int] | None:
@@ -105,8 +105,8 @@ def _json_end(text: str, at: int) -> int:
 
 def read_object(text: str, at: int) -> tuple[Mapping[str, Any], int] | None:
     """The JSON object at index ``at``, and its end; None if there is none."""
-    found = read_json(text, at)
-    return found if found is not None and isinstance(found[0], Mapping) else None
+    value = read_json(text, at)
+    return value if value is not None and isinstance(value[0], Mapping) else None
 
 
 def write_json(value: Any) -> str:
@@ -146,14 +146,14 @@ def read_blocks(text: str, opening: str, read_one: Callable[[str, int], CallBloc
     left = _MOST_READ * len(text)
     at = text.find(opening)
     while at >= 0:
-        found = read_one(text, at + len(opening))
-        if found is None or not found[0]:
-            left -= 0 if found is None else found[1] - at
+        block = read_one(text, at + len(opening))
+        if block is None or not block[0]:
+            left -= 0 if block is None else block[1] - at
             at = text.find(opening, at + len(opening)) if left > 0 else -1
             continue
         content.append(text[done:at])
-        calls += found[0]
-        done = found[1]
+        calls += block[0]
+        done = block[1]
         at = text.find(opening, done)
     return "".join([*content, text[done:]]), calls
 

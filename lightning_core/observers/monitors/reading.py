@@ -26,8 +26,8 @@ def number(line: Mapping[str, Any], *names: str) -> float | None:
 
 def mean(lines: History, *names: str) -> float | None:
     """The mean of a metric (`number`) over the steps that have it; None if no step has it."""
-    found = [value for line in lines if (value := number(line, *names)) is not None]
-    return fmean(found) if found else None
+    values = [value for line in lines if (value := number(line, *names)) is not None]
+    return fmean(values) if values else None
 
 
 def total(lines: History, *names: str) -> float:

@@ -53,19 +53,19 @@ def alerts(history: History, held_out: HeldOut, monitors: Sequence[Watched] | No
 
     A step's monitors were evaluated before its own held-out evaluation, except in the last step, whose monitors include it.
     """
-    found: list[Alert] = []
+    raised: list[Alert] = []
     views, active = _views(history), watched() if monitors is None else monitors
     for number, line in enumerate(history, start=1):
         newest = number == len(history)
         known = held_out if newest else {step: rewards for step, rewards in held_out.items() if step < line["step"]}
-        found += _raised(views, number, known, active)
-    return found
+        raised += _raised(views, number, known, active)
+    return raised
 
 
-def new_alerts(found: Sequence[Alert]) -> list[Alert]:
+def new_alerts(raised: Sequence[Alert]) -> list[Alert]:
     """The alerts of ``found`` (`alerts`) that did not hold after the step before."""
-    held = {(*a.source, a.step) for a in found}
-    return [a for a in found if (*a.source, a.step - 1) not in held]
+    held = {(*a.source, a.step) for a in raised}
+    return [a for a in raised if (*a.source, a.step - 1) not in held]
 
 
 Views = Mapping[str | None, History]
@@ -88,7 +88,7 @@ def _raised(views: Views, number: int, held_out: HeldOut, monitors: Sequence[Wat
     """The monitors that hold after the first ``number`` steps."""
     if not number:
         return []
-    found: list[Alert] = []
+    raised: list[Alert] = []
     policies = [name for name in views if name is not None]
     for one in monitors:
         for policy in policies if one.rule.each_policy and policies else [None]:
@@ -96,8 +96,8 @@ def _raised(views: Views, number: int, held_out: HeldOut, monitors: Sequence[Wat
             message, broken = _message(one, history, held_out)
             if message is not None:
                 step = int(history[-1]["step"])
-                found.append(Alert(monitor=one.rule.name, step=step, message=message, policy=policy, broken=broken))
-    return found
+                raised.append(Alert(monitor=one.rule.name, step=step, message=message, policy=policy, broken=broken))
+    return raised
 
 
 def _message(one: Watched, history: History, held_out: HeldOut) -> tuple[str | None, bool]:

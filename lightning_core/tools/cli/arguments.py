@@ -59,5 +59,5 @@ def _keys_like(name: str) -> list[str]:
     from lightning_core.config.sections import Sections
 
     wanted = name.replace("-", "_")
-    found = [key for key in key_paths(Sections) if key == wanted or key.endswith(f".{wanted}")]
-    return found[:3] if wanted else []
+    matches = [key for key in key_paths(Sections) if key == wanted or key.endswith(f".{wanted}")]
+    return matches[:3] if wanted else []

@@ -38,8 +38,8 @@ def credit(options: argparse.Namespace) -> int:
 
     folder = as_run_folder(options.config)
     if folder is None:
-        found = "is a file" if Path(options.config).exists() else "does not exist"
-        raise ConfigError(f"{options.config!r} {found}; expected a run's folder, such as runs/latest")
+        state = "is a file" if Path(options.config).exists() else "does not exist"
+        raise ConfigError(f"{options.config!r} {state}; expected a run's folder, such as runs/latest")
     overrides = [*([f"credit.rewards={options.rule}"] if options.rule else []), *options.overrides]
     unsupported = next((text for text in overrides if not _SETTING.match(text)), None)
     if unsupported is not None:

@@ -20,7 +20,7 @@ def make_report(changes: Sequence[Change], rules: Mapping[str, CreditRules], ste
             Column("agent", cut=True),
             *_numeric("calls", "mean |A|", "now", "correlation", "other sign", "from 0", "to 0"),
         ],
-        (_agent_row(found) for found in compare_agents(changes)),
+        (_agent_row(agent_change) for agent_change in compare_agents(changes)),
     )
     changed = most_changed(changes, calls)
     if not changed:
@@ -62,8 +62,15 @@ def _describe(rules: Mapping[str, CreditRules]) -> str:
     return "; ".join(f"{name}: {one(own)}" for name, own in rules.items())
 
 
-def _agent_row(found: AgentChange) -> Sequence[str]:
-    correlation = "–" if found.correlation is None else f"{found.correlation:.3f}"
-    counts = map(str, (found.flipped, found.from_zero, found.to_zero))
-    agent = "all" if found.agent is None else found.agent
-    return agent, str(found.calls), f"{found.before:.3f}", f"{found.after:.3f}", correlation, *counts
+def _agent_row(agent_change: AgentChange) -> Sequence[str]:
+    correlation = "–" if agent_change.correlation is None else f"{agent_change.correlation:.3f}"
+    counts = map(str, (agent_change.flipped, agent_change.from_zero, agent_change.to_zero))
+    agent = "all" if agent_change.agent is None else agent_change.agent
+    return (
+        agent,
+        str(agent_change.calls),
+        f"{agent_change.before:.3f}",
+        f"{agent_change.after:.3f}",
+        correlation,
+        *counts,
+    )

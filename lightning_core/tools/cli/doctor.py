@@ -56,13 +56,13 @@ def doctor(options: argparse.Namespace) -> int:
     progress = show_progress()
     try:
         with agents_output_apart():
-            found = examine_environment(config)
-            found += examine(
+            findings = examine_environment(config)
+            findings += examine(
                 config, count=options.tasks, attempts=options.attempts, model=not options.no_model, progress=progress
             )
     finally:
         progress.close()
-    return _report(found, as_json=options.json)
+    return _report(findings, as_json=options.json)
 
 
 def _report(findings: Iterable[Finding], *, as_json: bool) -> int:

@@ -305,12 +305,12 @@ def _how_to_resume(config: Config, file: str, overrides: Sequence[str]) -> str:
     from lightning_core.records.checkpoints import checkpoints
 
     folder = Path(config.run.dir) / (config.run.name or "latest")
-    found = checkpoints(folder)
-    if not found:
+    resumable = checkpoints(folder)
+    if not resumable:
         return "No checkpoint was written yet."
     given = [text for text in overrides if not text.startswith(("run.name=", "run.resume="))]
     words = [file, *given, *([f"run.name={config.run.name}"] if config.run.name else []), "--resume"]
-    return f"The last checkpoint is {found[-1]}; to continue: lightning-rl train {shlex.join(words)}"
+    return f"The last checkpoint is {resumable[-1]}; to continue: lightning-rl train {shlex.join(words)}"
 
 
 def _eval(options: argparse.Namespace) -> int:

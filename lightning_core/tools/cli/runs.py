@@ -68,11 +68,11 @@ def _list(options: argparse.Namespace) -> int:
     from lightning_core.tools.cli.run_tables import make_run_table, run_document
 
     everything = list_runs(Path(options.dir))
-    found = [run for run in everything if _matches(run, options.search, options.tag)]
+    matching = [run for run in everything if _matches(run, options.search, options.tag)]
     if options.json:
-        print(json.dumps([run_document(run) for run in found], indent=2, allow_nan=False))
-    elif found:
-        show(make_run_table(found))
+        print(json.dumps([run_document(run) for run in matching], indent=2, allow_nan=False))
+    elif matching:
+        show(make_run_table(matching))
     else:
         say(f"no run in {options.dir!r}" + (f" matches; it has {len(everything)}" if everything else ""))
     return exits.OK

@@ -65,7 +65,7 @@ def sft(options: argparse.Namespace) -> int:
     )
     progress = show_progress()
     try:
-        found = training.sft(
+        result = training.sft(
             options.sources,
             config=config,
             selection=selection,
@@ -75,7 +75,7 @@ def sft(options: argparse.Namespace) -> int:
     finally:
         with suppress(OSError):
             progress.close()
-    if found.losses:
-        say(f"held-out loss: {found.losses[0]:.4f} before, {found.losses[-1]:.4f} after, in nats per token")
-    say(f"run: {found.folder}\ncheckpoint: {found.checkpoint}")
+    if result.losses:
+        say(f"held-out loss: {result.losses[0]:.4f} before, {result.losses[-1]:.4f} after, in nats per token")
+    say(f"run: {result.folder}\ncheckpoint: {result.checkpoint}")
     return exits.OK

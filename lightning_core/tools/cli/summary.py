@@ -47,10 +47,10 @@ def make_summary(summary: Summary) -> Group:
 
 def _solved(summary: Summary) -> Iterator[str]:
     """``Solved: 3 of 20 held-out tasks (15%) before, 5 (25%) after.``"""
-    found = summary.solved
-    if found is not None and found.tasks:
-        before, after = (f"({count / found.tasks:.0%})" for count in (found.before, found.after))
-        yield f"Solved: {found.before} of {plural(found.tasks, 'held-out task')} {before} before, {found.after} {after} after."
+    solved = summary.solved
+    if solved is not None and solved.tasks:
+        before, after = (f"({count / solved.tasks:.0%})" for count in (solved.before, solved.after))
+        yield f"Solved: {solved.before} of {plural(solved.tasks, 'held-out task')} {before} before, {solved.after} {after} after."
 
 
 def _answers(answers: Sequence[Answers]) -> Iterator[RenderableType]:

@@ -57,10 +57,10 @@ def trace_document(
 
 
 def _call(call: Call, credit: CallCredit | None) -> dict[str, Any]:
-    found = (
+    document = (
         None if credit is None else {"reward": credit.reward, "advantage": credit.advantage, "tokens": credit.tokens}
     )
-    return {**_fields(call), "credit": found}
+    return {**_fields(call), "credit": document}
 
 
 def _fields(item: Call | Event) -> dict[str, Any]:

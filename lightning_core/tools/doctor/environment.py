@@ -114,12 +114,12 @@ def needed(e: Environment) -> Iterator[Observed]:
 def cpu(e: Environment) -> Iterator[Observed]:
     """CPU, cores, and the instructions that the model uses. With AMX or AVX512_BF16, matrix products are about twice as
     fast. Without AVX2, training on this CPU is slow."""
-    found = f"{e.cpu}, {e.cores} cores"
+    description = f"{e.cpu}, {e.cores} cores"
     if e.devices is None:
-        yield Observed("info", found)
+        yield Observed("info", description)
         return
     units = [e.devices.kernels, *filter(None, [e.devices.bfloat16])]
-    text = f"{found}, {e.devices.threads} threads, {' + '.join(units)}"
+    text = f"{description}, {e.devices.threads} threads, {' + '.join(units)}"
     if e.devices.kernels in ("AVX512", "AVX2") or not e.cpu.startswith(("Intel", "AMD")):
         yield Observed("info", text)
     else:
@@ -182,10 +182,10 @@ def port(e: Environment) -> Iterator[Observed]:
         yield Observed("problem", f"the endpoint cannot open {e.port}: {e.port_error}", advice)
 
 
-def _unmet(found: Mapping[str, Extra]) -> Iterator[Observed]:
-    for name, extra in found.items():
+def _unmet(extras: Mapping[str, Extra]) -> Iterator[Observed]:
+    for name, extra in extras.items():
         if extra.installed and extra.conflicts:
             text = f"{name} is incomplete: {', '.join(extra.conflicts)}"
             yield Observed("warning", text, f"pip install 'lightning-rl[{name}]'")
-    if absent := [name for name, extra in found.items() if not extra.installed]:
+    if absent := [name for name, extra in extras.items() if not extra.installed]:
         yield Observed("info", f"not installed: {', '.join(absent)}")

@@ -54,7 +54,7 @@ def examine(
     ``model``: whether to run the real policy too. Writes to a temporary folder only, which is removed. Raises `ConfigError` if the
     agent, the reward function or the tasks cannot be loaded.
     """
-    found = list(settings.checks.examine("configuration", config))
+    findings = list(settings.checks.examine("configuration", config))
     solve, reward = load_agent(config), load_reward(config)
     train = training_tasks(config)
     held_out = [] if config.tasks.eval is None else load_tasks(config.tasks.eval, key="tasks.eval")
@@ -70,7 +70,7 @@ def examine(
         tasks_per_step=config.rollouts.tasks_per_step,
         allow_overlap=config.tasks.allow_overlap,
     )
-    found += tasks.checks.examine("tasks", lists)
+    findings += tasks.checks.examine("tasks", lists)
     with interruptible(), tempfile.TemporaryDirectory(prefix="lightning-doctor-") as scratch:
         setup = Setup(
             config=config,
@@ -83,14 +83,14 @@ def examine(
             scratch=Path(scratch),
             progress=progress or SilentProgress(),
         )
-        found += _trials(setup, model=model)
-    return found
+        findings += _trials(setup, model=model)
+    return findings
 
 
 def _trials(setup: Setup, *, model: bool) -> Iterator[Finding]:
     trial = scripted_trial(setup)
-    found = list(_findings(SCRIPTED, trial, wiring.checks, rewards.health))
-    yield from found
+    findings = list(_findings(SCRIPTED, trial, wiring.checks, rewards.health))
+    yield from findings
     skipped = _why_skipped(setup.config, trial, model=model)
     if skipped is not None:
         yield from conversations.checks.examine(SCRIPTED, trial)
@@ -98,7 +98,7 @@ def _trials(setup: Setup, *, model: bool) -> Iterator[Finding]:
         yield Finding(section=POLICY, name="not checked", level="info", found=text)
         return
     trial, measured = policy_trial(setup)
-    known = {(f.name, f.level, f.found) for f in found}
+    known = {(f.name, f.level, f.found) for f in findings}
     for finding in _findings(POLICY, trial, wiring.checks, conversations.checks, rewards.health, rewards.checks):
         if (finding.name, finding.level, finding.found) not in known:
             yield finding

@@ -51,9 +51,9 @@ def gather_environment(config: Config | None = None) -> Environment:
             conflicts = find_framework_conflicts(entry, find_hosts(name))
             integrations[name] = replace(integrations[name], conflicts=_words(conflicts))
     packages = ("lightning-rl", "torch", "transformers")
-    found = {name: dist.version for name in packages if (dist := find_distribution(name)) is not None}
+    versions = {name: dist.version for name in packages if (dist := find_distribution(name)) is not None}
     return Environment(
-        versions={"Python": platform.python_version(), **found},
+        versions={"Python": platform.python_version(), **versions},
         integrations=integrations,
         extras=extras,
         needed={} if config is None else needed_extras(config),
@@ -93,7 +93,7 @@ def why_not_created(folder: Path) -> str | None:
 
 def _nearest(folder: Path, exists: Callable[[Path], bool]) -> Path:
     """``folder``, or the nearest of the folders around it that exists."""
-    return next(found for found in (folder, *folder.absolute().parents) if exists(found))
+    return next(parent for parent in (folder, *folder.absolute().parents) if exists(parent))
 
 
 def needed_extras(config: Config) -> dict[str, str]:
@@ -133,8 +133,8 @@ def _own(packages: set[str], required: Mapping[str, set[str]]) -> list[str]:
 
 def _read_extra(dist: Distribution | None, name: str, own: Sequence[str]) -> Extra:
     conflicts = _words(find_conflicts(dist, name))
-    found = {package: one.version for package in own if (one := find_distribution(package)) is not None}
-    return Extra(installed=found, conflicts=conflicts)
+    versions = {package: one.version for package in own if (one := find_distribution(package)) is not None}
+    return Extra(installed=versions, conflicts=conflicts)
 
 
 def _words(conflicts: Sequence[Conflict]) -> list[str]:
@@ -157,13 +157,13 @@ def _devices() -> Devices | None:
         if error.name is None or error.name.startswith("lightning_core"):
             raise
         return None
-    found = torch_machine()
+    machine = torch_machine()
     return Devices(
-        gpus=found.gpus,
-        kernels=found.kernels,
-        bfloat16=found.bfloat16,
-        threads=found.threads,
-        free_bytes=found.free_bytes,
+        gpus=machine.gpus,
+        kernels=machine.kernels,
+        bfloat16=machine.bfloat16,
+        threads=machine.threads,
+        free_bytes=machine.free_bytes,
     )
 
 

@@ -52,10 +52,10 @@ class Trial:
     @cached_property
     def ledger(self) -> Ledger:
         """The model requests of all rollouts."""
-        found = Ledger()
+        ledger = Ledger()
         for rollout in self.rollouts:
-            found.update(trace_ledger(rollout.trace))
-        return found
+            ledger.update(trace_ledger(rollout.trace))
+        return ledger
 
     @cached_property
     def trained(self) -> frozenset[str]:
@@ -75,10 +75,10 @@ class Trial:
     @cached_property
     def groups(self) -> list[list[float]]:
         """The rewards of the attempts at each task."""
-        found: dict[str, list[float]] = {}
+        groups: dict[str, list[float]] = {}
         for rollout in self.finished:
-            found.setdefault(rollout.job.task_id, []).append(rollout.reward)
-        return list(found.values())
+            groups.setdefault(rollout.job.task_id, []).append(rollout.reward)
+        return list(groups.values())
 
 
 def working_time(rollout: Rollout) -> tuple[int, int] | None:

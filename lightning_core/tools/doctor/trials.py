@@ -179,7 +179,7 @@ def _with_gradient(row: Row) -> Row:
 
 def _times(rollouts: Sequence[Rollout]) -> tuple[float, float]:
     """Seconds from the first model call to the last end, and the mean of the rollouts."""
-    times = [found for found in map(working_time, rollouts) if found is not None]
+    times = [seconds for seconds in map(working_time, rollouts) if seconds is not None]
     if not times:
         return 0.0, 0.0
     whole = max(end for _, end in times) - min(start for start, _ in times)

@@ -106,16 +106,16 @@ def failures(t: Trial) -> Iterator[Observed]:
     infrastructure failed (they are left out). With the script, an agent may fail because of the answer `ok`; a problem is then
     only that all rollouts fail before any answer, or that all end by `sys.exit` or at `input()`, which reads nothing in a run."""
     for status, meaning in (("failed", "failed"), ("infrastructure", "were left out")):
-        found = [r for r in t.rollouts if r.status == status]
-        if found and not (status == "infrastructure" and is_of_reward(found[0].error)):
-            exits = len(found) == len(t.rollouts) and all((r.error or "").startswith(_EXITS) for r in found)
+        affected = [r for r in t.rollouts if r.status == status]
+        if affected and not (status == "infrastructure" and is_of_reward(affected[0].error)):
+            exits = len(affected) == len(t.rollouts) and all((r.error or "").startswith(_EXITS) for r in affected)
             by_script = t.scripted and t.is_any_answered and not exits
             every = not t.is_any_ok and not by_script
             advice = _RETURN if exits else "correct the agent, or let it return a reward if it can fail at every task"
             answer = " with the scripted answer 'ok'" if by_script else ""
             yield Observed(
                 "problem" if every else "warning",
-                f"{len(found)} of {plural(len(t.rollouts), 'rollout')} {meaning}{answer}; the first error: {found[0].error}",
+                f"{len(affected)} of {plural(len(t.rollouts), 'rollout')} {meaning}{answer}; the first error: {affected[0].error}",
                 advice if every else "",
             )
 

@@ -118,8 +118,8 @@ def _data(trained: Trained) -> str:
 
 def _results(trained: Trained, steps: int) -> str:
     """The rewards on held-out tasks before training and with these weights."""
-    found = _evaluations(trained)
-    c = _compare(found, steps)
+    evaluations = _evaluations(trained)
+    c = _compare(evaluations, steps)
     if c is None:
         return "These weights were not evaluated on held-out tasks."
     rows = (
@@ -133,7 +133,7 @@ def _results(trained: Trained, steps: int) -> str:
         lines.append(f"| {name} | {mean:.3f} | {ends} |")
     if c.improvement_ci95 is not None and c.improvement_ci95[0] <= 0 <= c.improvement_ci95[1]:
         lines += ["", "The improvement is not significant: its 95% interval includes 0."]
-    trials = len(found["eval"].keys() | found["eval_after"].keys())
+    trials = len(evaluations["eval"].keys() | evaluations["eval_after"].keys())
     if trials > 1 and trained.checkpoint == best_checkpoint(trained.run):
         lines += [
             "",
@@ -153,10 +153,10 @@ def _evaluations(trained: Trained) -> dict[Phase, dict[int, Evaluation]]:
         return {phase: {} for phase in EVALUATIONS}
 
 
-def _compare(found: dict[Phase, dict[int, Evaluation]], steps: int) -> Comparison | None:
+def _compare(evaluations: dict[Phase, dict[int, Evaluation]], steps: int) -> Comparison | None:
     """The evaluations before training and after ``steps`` updates; None if either is missing."""
-    before = next(iter(found["eval_before"].values()), None)
-    after = next((by_step[steps] for by_step in reversed(found.values()) if steps in by_step), None)
+    before = next(iter(evaluations["eval_before"].values()), None)
+    after = next((by_step[steps] for by_step in reversed(evaluations.values()) if steps in by_step), None)
     try:
         return None if before is None or after is None else compare(before.rewards, after.rewards)
     except ValueError:  # no task in common

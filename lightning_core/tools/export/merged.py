@@ -50,9 +50,9 @@ def _check(model: Any, shapes: Mapping[str, Sequence[int]]) -> None:
     for name, shape in shapes.items():
         parameter = parameters.get(name)
         if parameter is None or list(parameter.shape) != list(shape):
-            found = "no such weight" if parameter is None else f"one of shape {list(parameter.shape)}"
+            actual = "no such weight" if parameter is None else f"one of shape {list(parameter.shape)}"
             raise TrainingError(
-                f"the checkpoint does not fit the model: it has {name!r} of shape {list(shape)}, the model has {found}; "
+                f"the checkpoint does not fit the model: it has {name!r} of shape {list(shape)}, the model has {actual}; "
                 "set policy.model=… to the model that was trained"
             )
 

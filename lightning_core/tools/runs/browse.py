@@ -24,23 +24,23 @@ def whole_number(text: str, *, least: int = 0) -> int:
     expected = f"expected a whole number from {least} to {LARGEST:,}"
     try:
         # The length first: Python refuses to convert thousands of digits.
-        found = int(text) if len(text) <= 20 else None
+        number = int(text) if len(text) <= 20 else None
     except ValueError:
-        found = None
-    if found is None or not least <= found <= LARGEST:
+        number = None
+    if number is None or not least <= number <= LARGEST:
         raise ValueError(expected)
-    return found
+    return number
 
 
 def finite_number(text: str) -> float:
     """``text`` as a finite number. Raises `ValueError` with what was expected."""
     try:
-        found = float(text)
+        number = float(text)
     except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
+        number = math.nan
+    if not math.isfinite(number):
         raise ValueError("expected a finite number")
-    return found
+    return number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +109,8 @@ def first_rollouts(
     A total needs all texts of the store if the filter has a text.
     """
     query, _, values = _query(store, wanted, order, descending)
-    found = store.records(query, *values, limit + 1, offset)
-    return Matches(found[:limit], len(found) > limit)
+    records = store.records(query, *values, limit + 1, offset)
+    return Matches(records[:limit], len(records) > limit)
 
 
 def _query(store: Store, wanted: RolloutFilter | None, order: str, descending: bool) -> tuple[str, str, Sequence[Any]]:

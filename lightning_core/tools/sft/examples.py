@@ -43,14 +43,14 @@ def read_examples(sources: Iterable[str | Path], selection: Selection, left_out:
 
     Adds the others to ``left_out``, by reason. Raises `ConfigError` for a source that cannot be read, and if none is left.
     """
-    found: dict[str, Trace] = {}
+    traces: dict[str, Trace] = {}
     for source in sources:
         for trace in _read(Path(source), selection, left_out):
-            if trace.rollout in found:
+            if trace.rollout in traces:
                 left_out["rollouts that another source has too"] += 1
             else:
-                found[trace.rollout] = trace
-    chosen = _best(list(found.values()), selection.best, left_out)
+                traces[trace.rollout] = trace
+    chosen = _best(list(traces.values()), selection.best, left_out)
     if not chosen:
         listed = "; ".join(f"{number} {reason}" for reason, number in left_out.items())
         advice = "Lower --min-reward, or name other sources" if listed else "Name other sources"

@@ -64,7 +64,7 @@ class Tokens:
     def transitions(self, trace: Trace) -> list[Transition]:
         """The calls that are learned, in order, as if they were sampled at temperature 1. Their logprobs are 0: not known."""
         memory = Memory()
-        found: list[Transition] = []
+        transitions: list[Transition] = []
         for call in trace.calls:
             if call.agent not in self._agents:
                 continue
@@ -74,13 +74,13 @@ class Tokens:
                 try:
                     prompt_ids, output_ids = self._tokens(call, self._chats[policy], memory)
                     if len(prompt_ids) + len(output_ids) <= self._max_context:
-                        found.append(_transition(trace, call, policy, prompt_ids, output_ids))
+                        transitions.append(_transition(trace, call, policy, prompt_ids, output_ids))
                         continue
                     reason = f"calls with more than policy.max_context = {self._max_context} tokens"
                 except PolicyRequestError as error:
                     reason = f"calls: {error}"
             self._left_out[reason] += 1
-        return found
+        return transitions
 
     def _tokens(self, call: Call, chat: Chat, memory: Memory) -> tuple[Sequence[int], Sequence[int]]:
         """The prompt and the response of ``call``, which is remembered for the next turn."""

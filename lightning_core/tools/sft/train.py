@@ -89,7 +89,7 @@ def sft(
     agents = learning_agents(config, traces)
     chats, max_context = open_chats(config)
     tokens = Tokens(agents, chats, max_context=max_context, left_out=left_out)
-    rows = {trace.rollout: found for trace in traces if (found := tokens.rows(trace))}
+    rows = {trace.rollout: rendered for trace in traces if (rendered := tokens.rows(trace))}
     for reason, number in left_out.items():
         progress.message(f"left out: {number} {reason}")
     if not rows:
@@ -109,7 +109,7 @@ def sft(
         store = stack.enter_context(Store(folder / "store.db"))
         loop = SftLoop(supervised, options, learner, folder, store, observers, rows)
         loop.learn([trace.rollout for trace in learned], [trace.rollout for trace in held])
-        found = SftResult(
+        result = SftResult(
             folder=folder,
             checkpoint=checkpoints(folder)[-1],
             losses=loop.losses,
@@ -117,7 +117,7 @@ def sft(
             left_out=left_out,
             metrics=loop.metrics,
         )
-        _record(found, sources, selection, options)
+        _record(result, sources, selection, options)
         summary = Summary(
             eval=None,
             steps=loop.steps,
@@ -129,8 +129,8 @@ def sft(
             seed=config.run.seed,
         )
         summary.write(folder / "summary.json")
-        observers.finished(Result(folder=folder, checkpoint=found.checkpoint, summary=summary, metrics=loop.metrics))
-    return found
+        observers.finished(Result(folder=folder, checkpoint=result.checkpoint, summary=summary, metrics=loop.metrics))
+    return result
 
 
 def split(traces: Sequence[Trace], share: float, *, seed: int) -> tuple[list[Trace], list[Trace]]:
@@ -212,9 +212,9 @@ class SftLoop:
         """The loss on the rollouts ``held``, in nats per token; shown."""
         if not held:
             return math.nan
-        found = self._learner.scorer(POLICY).logprobs([row for rollout in held for row in self._rows[rollout]])
-        tokens = sum(len(logprobs_T) for logprobs_T in found.values())
-        loss = -math.fsum(float(logprobs_T.sum(dtype="float64")) for logprobs_T in found.values()) / tokens
+        logprobs = self._learner.scorer(POLICY).logprobs([row for rollout in held for row in self._rows[rollout]])
+        tokens = sum(len(logprobs_T) for logprobs_T in logprobs.values())
+        loss = -math.fsum(float(logprobs_T.sum(dtype="float64")) for logprobs_T in logprobs.values()) / tokens
         self.losses.append(loss)
         self._observers.message(f"held-out loss {when}: {loss:.4f} nats per token")
         return loss
@@ -272,7 +272,7 @@ def _overview(
     return "; ".join(parts)
 
 
-def _record(found: SftResult, sources: Sequence[str | Path], selection: Selection, options: SftOptions) -> None:
+def _record(result: SftResult, sources: Sequence[str | Path], selection: Selection, options: SftOptions) -> None:
     document = {
         "sources": [str(Path(source).resolve()) for source in sources],
         "min_reward": selection.min_reward,
@@ -281,9 +281,9 @@ def _record(found: SftResult, sources: Sequence[str | Path], selection: Selectio
         "epochs": options.epochs,
         "batch": options.batch,
         "held_out": options.held_out,
-        "held_out_losses": found.losses,
-        "calls_recorded": found.counts.recorded,
-        "calls_rendered": found.counts.rendered,
-        "left_out": dict(found.left_out),
+        "held_out_losses": result.losses,
+        "calls_recorded": result.counts.recorded,
+        "calls_rendered": result.counts.rendered,
+        "left_out": dict(result.left_out),
     }
-    (found.folder / SUPERVISED).write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (result.folder / SUPERVISED).write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

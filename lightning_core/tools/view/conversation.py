@@ -100,7 +100,7 @@ def repeated_messages(calls: Iterable[Call]) -> dict[str, int]:
     """
     known: set[int] = set()
     answered: set[int] = set()
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for call in calls:
         # Each beginning as one hash, so long conversations are compared in linear time.
         keys = [hash(call.agent)]
@@ -109,11 +109,11 @@ def repeated_messages(calls: Iterable[Call]) -> dict[str, int]:
         count = max((i for i, key in enumerate(keys) if key in known), default=0)
         if count and keys[count] in answered and count < len(call.messages):
             count += _role(call.messages[count]) == "assistant"
-        found[call.id] = count
+        counts[call.id] = count
         known.update(keys[1:])
         if call.messages:
             answered.add(keys[-1])
-    return found
+    return counts
 
 
 def _role(message: Any) -> str:

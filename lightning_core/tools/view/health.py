@@ -42,19 +42,19 @@ class HealthAlert(NamedTuple):
 
 def health(run: RunInfo, metrics: Sequence[Mapping[str, Any]], held_out: HeldOut) -> list[HealthAlert]:
     """The monitors that held in ``run``, those that hold now first; ``held_out``: as monitors get it."""
-    found: dict[str, set[int]] = {}
+    held: dict[str, set[int]] = {}
     for line in metrics:
         for key, value in line.items():
             if key.startswith(_PREFIX) and value:
-                found.setdefault(key.removeprefix(_PREFIX), set()).add(line["step"])
+                held.setdefault(key.removeprefix(_PREFIX), set()).add(line["step"])
     summed = () if run.summary is None else run.summary.monitors
     for one in summed:
         first = one.first_step if one.steps == one.last_step - one.first_step + 1 else one.last_step
-        found.setdefault(one.monitor, set()).update((one.first_step, *range(first, one.last_step + 1)))
+        held.setdefault(one.monitor, set()).update((one.first_step, *range(first, one.last_step + 1)))
     newest = metrics[-1]["step"] if metrics else None
     messages = cache(lambda step: _messages(run, metrics, held_out, step))
     alerts: list[HealthAlert] = []
-    for name, numbers in found.items():
+    for name, numbers in held.items():
         steps = sorted(numbers)
         texts = [_text(one) for one in summed if (one.monitor, one.last_step) == (name, steps[-1])]
         alerts.append(HealthAlert(name, steps, steps[-1] == newest, texts or messages(steps[-1]).get(name, ())))
@@ -69,10 +69,10 @@ def _messages(run: RunInfo, metrics: Sequence[Mapping[str, Any]], held_out: Held
     """The messages by monitor after ``step``, as the run reported them: before the evaluation that followed, unless it ended then."""
     history = [line for line in metrics if line["step"] <= step]
     known = {at: tasks for at, tasks in held_out.items() if at < step or len(history) == len(metrics)}
-    found: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     for alert in raised(history, known, _watched(run)):
-        found.setdefault(alert.monitor, []).append(_text(alert))
-    return found
+        texts.setdefault(alert.monitor, []).append(_text(alert))
+    return texts
 
 
 def _watched(run: RunInfo) -> list[Watched]:

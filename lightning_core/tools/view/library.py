@@ -34,12 +34,12 @@ class Library:
 
     def runs(self) -> list[RunInfo]:
         """All runs, the newest first."""
-        found: list[RunInfo] = []
+        runs: list[RunInfo] = []
         for folder in run_folders(self.folder):
             with suppress(OSError):  # removed meanwhile
                 if not self._leaving_file(folder):
-                    found.append(self._read(folder))
-        return sorted(found, key=lambda run: -run.started)
+                    runs.append(self._read(folder))
+        return sorted(runs, key=lambda run: -run.started)
 
     def left_out(self) -> list[str]:
         """Files of runs that are links out of the folder; their runs are not shown. Such as ``name/store.db``."""

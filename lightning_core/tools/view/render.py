@@ -71,9 +71,9 @@ _ENVIRONMENT.filters |= {
 
 def page(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
     """The page ``template`` with ``values``."""
-    found = fragment(template, request=request, **values)
+    document = fragment(template, request=request, **values)
     # A running run changes; the browser's "back" must not show an old state.
-    return HTMLResponse(found, status, {"Cache-Control": "no-store"})
+    return HTMLResponse(document, status, {"Cache-Control": "no-store"})
 
 
 def fragment(template: str, **values: Any) -> str:

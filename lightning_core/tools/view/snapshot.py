@@ -50,27 +50,27 @@ class RunStatus:
 
 def read_curves(run: RunInfo) -> Curves:
     """The curves of ``run``; those from the store are empty if it cannot be read."""
-    found = read_store(run)
-    return curves_of(run, MetricsTail(run.folder / "metrics.jsonl").read().lines, found)
+    stored = read_store(run)
+    return curves_of(run, MetricsTail(run.folder / "metrics.jsonl").read().lines, stored)
 
 
-def curves_of(run: RunInfo, metrics: Sequence[Mapping[str, Any]], found: FromStore) -> Curves:
+def curves_of(run: RunInfo, metrics: Sequence[Mapping[str, Any]], stored: FromStore) -> Curves:
     """The data of the charts of ``run``."""
     policies = run.config.get("policies")
     names = [str(name) for name in policies] if isinstance(policies, dict) else []
-    return Curves(metrics=metrics, errors=found.errors, held_out=found.held_out, policies=names)
+    return Curves(metrics=metrics, errors=stored.errors, held_out=stored.held_out, policies=names)
 
 
-def status_of(run: RunInfo, metrics: Sequence[Mapping[str, Any]], found: FromStore, *, damaged: int = 0) -> RunStatus:
+def status_of(run: RunInfo, metrics: Sequence[Mapping[str, Any]], stored: FromStore, *, damaged: int = 0) -> RunStatus:
     """The progress of ``run``, with ``metrics`` of its steps so far."""
     return RunStatus(
         run=run,
-        counts=found.counts,
-        failures=found.failures,
-        problem=found.problem,
-        alerts=health(run, metrics, found.held_out_tasks),
+        counts=stored.counts,
+        failures=stored.failures,
+        problem=stored.problem,
+        alerts=health(run, metrics, stored.held_out_tasks),
         seconds_left=seconds_left(run, metrics),
-        held_out=found.held_out,
+        held_out=stored.held_out,
         damaged=damaged,
     )
 

@@ -137,10 +137,10 @@ def _folders(run: RunInfo, policy: str) -> Iterator[Path]:
 
 
 def _section(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
-    found: Any = config
+    section: Any = config
     for key in keys:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+        section = section.get(key) if isinstance(section, Mapping) else None
+    return section if isinstance(section, Mapping) else {}
 
 
 @lru_cache(maxsize=4)

@@ -151,14 +151,14 @@ def _rule_name(registry: Registry[Any], name: str | None, own: str, key: str) ->
 def _arguments(kind: str, rule: str, own: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
     """The arguments of ``rule`` that the URL's parameters give; without a rule in the URL, also the run's ``own``."""
     prefix = f"{kind}.{rule}."
-    found = {} if given.get(kind) else dict(own)
+    arguments = {} if given.get(kind) else dict(own)
     for name, text in given.items():
         if name.startswith(prefix) and text.strip():
             try:
-                found[name.removeprefix(prefix)] = parse_scalar(text)
+                arguments[name.removeprefix(prefix)] = parse_scalar(text)
             except yaml.YAMLError:
                 raise ConfigError(f"{name}: found {text!r}, expected a number or a word") from None
-    return found
+    return arguments
 
 
 def _choices(

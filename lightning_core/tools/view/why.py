@@ -33,7 +33,7 @@ class Why:
 
     rules: Mapping[str, CreditRules] = field(default_factory=dict[str, CreditRules])
     """Rules by policy."""
-    found: Mapping[str, Explanation] = field(default_factory=dict[str, Explanation])
+    explanations: Mapping[str, Explanation] = field(default_factory=dict[str, Explanation])
     """Explanations by call id."""
     problem: str | None = None
     imports: Sequence[str] = ()
@@ -41,7 +41,7 @@ class Why:
 
     def of(self, row: CallCredit) -> Explanation | None:
         """The explanation of the call of ``row``."""
-        return self.found.get(row.call)
+        return self.explanations.get(row.call)
 
     def differs(self, row: CallCredit) -> bool:
         """Whether the call's advantage by these rules is not the stored one."""
@@ -96,11 +96,11 @@ def explain_rollout(
         step = credit[0].step
         trained = tuple(c for c in store.credit(step=step) if rollouts is None or c.rollout in rollouts)
         key = (store.path, file_signature(file), trained)
-        found: Mapping[str, Explanation] | None = _EXPLAINED.get(key)
-        if found is None:
+        explanations: Mapping[str, Explanation] | None = _EXPLAINED.get(key)
+        if explanations is None:
             episodes = step_episodes(store, step, rollouts=rollouts, traces=traces)
-            found = _EXPLAINED[key] = explain_credit(episodes, rules)
-        return Why(rules=rules, found=found)
+            explanations = _EXPLAINED[key] = explain_credit(episodes, rules)
+        return Why(rules=rules, explanations=explanations)
     except Exception as error:  # noqa: BLE001 - rules can be functions of the user
         return Why(problem=f"The credit cannot be computed again: {describe(error)}")
 

@@ -72,7 +72,7 @@ def _steps(text: str | None, steps: Sequence[int]) -> Sequence[int]:
 def _results(store: Store, configs: Mapping[int, Config]) -> Mapping[str, Any]:
     """The changes of all calls in the steps of ``configs``. Raises `ConfigError` if the rules cannot be computed."""
     rules = {step: policy_rules(config) for step, config in configs.items()}
-    for own in (own for found in rules.values() for own in found.values()):
+    for own in (own for explanations in rules.values() for own in explanations.values()):
         if own.needs_values:
             raise ConfigError(
                 f"rewards: {own.reward_rule.name!r} needs a critic's values, which are available in training only; choose another rule"
@@ -80,8 +80,8 @@ def _results(store: Store, configs: Mapping[int, Config]) -> Mapping[str, Any]:
     try:
         changes = [
             change
-            for step, found in rules.items()
-            for change in recredit(store, step, found, forks=forks_of(configs[step].rollouts) is not None)
+            for step, explanations in rules.items()
+            for change in recredit(store, step, explanations, forks=forks_of(configs[step].rollouts) is not None)
         ]
     except Exception as error:
         raise ConfigError(f"the rules failed: {describe(error)}") from error

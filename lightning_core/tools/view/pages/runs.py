@@ -53,7 +53,7 @@ def show(request: Request) -> Response:
     """
     library: Library = request.app.state.library
     query, runs = request.query_params, library.runs()
-    found = [
+    infos = [
         run
         for run in runs
         if query.get("state", "") in ("", run.state)
@@ -65,7 +65,7 @@ def show(request: Request) -> Response:
     return page(
         request,
         "runs.html",
-        runs=sort_runs(found, column, ascending=ascending) if column else found,
+        runs=sort_runs(infos, column, ascending=ascending) if column else infos,
         total=len(runs),
         folder=library.folder,
         left_out=library.left_out(),
@@ -88,8 +88,8 @@ def sort_runs(runs: Sequence[RunInfo], column: ListColumn, *, ascending: bool) -
 
 
 def _value(run: RunInfo, name: str) -> float | None:
-    found = getattr(_comparison(run), name, None)
-    return found if isinstance(found, int | float) else None
+    value = getattr(_comparison(run), name, None)
+    return value if isinstance(value, int | float) else None
 
 
 def _sort_url(request: Request, by: ListColumn, now: ListColumn | None, *, ascending: bool) -> str:

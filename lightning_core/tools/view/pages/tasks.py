@@ -58,7 +58,7 @@ def show_all(request: Request) -> Response:
     number, text = query.whole("page", least=1) or 1, query.text("text") or ""
     descending = direction == "down"
     with library.store(name) as store:
-        found, total = find_tasks(
+        tasks, total = find_tasks(
             store,
             text=text,
             solved=_solved(library.run(name)),
@@ -78,7 +78,7 @@ def show_all(request: Request) -> Response:
         "tasks.html",
         status=400 if query.problems else 200,
         name=name,
-        tasks=found,
+        tasks=tasks,
         total=total,
         first=(number - 1) * PAGE_SIZE + 1,
         text=text,
@@ -121,17 +121,17 @@ def show(request: Request) -> Response:
 
 
 def _answered(store: Store, records: Sequence[RolloutRecord], solved: float) -> list[AnsweredAttempt]:
-    found: list[AnsweredAttempt] = []
+    attempts: list[AnsweredAttempt] = []
     for record in records:
         trace = read_trace(store, record).trace
-        found.append(
+        attempts.append(
             AnsweredAttempt(
                 record=record,
                 answer="" if trace is None else final_answer(trace.calls),
                 solved=record.reward is not None and record.status not in LEFT_OUT and is_solved(record.reward, solved),
             )
         )
-    return found
+    return attempts
 
 
 def _solved(run: RunInfo) -> float:
