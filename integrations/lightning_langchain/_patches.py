@@ -66,8 +66,10 @@ def runnable_classes() -> Iterator[type[Any]]:
             if cls not in seen:
                 seen.add(cls)
                 waiting.append(cls)
-                own = issubclass(cls, BaseTool) or cls.__module__.partition(".")[0] == "langgraph" or get_mark(cls)
-                if not own:
+                has_scope = (
+                    issubclass(cls, BaseTool) or cls.__module__.partition(".")[0] == "langgraph" or get_mark(cls)
+                )
+                if not has_scope:
                     yield cls
 
 

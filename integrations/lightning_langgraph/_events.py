@@ -99,6 +99,6 @@ def graph_scope(graph: Any, config: Any) -> tuple[str, ScopeKind] | None:
             return name, "agent"
         if (created := agent_name(graph)) is not None:
             return created, "agent"
-        own = graph_name(graph)
-        return None if own is None else (own, "node")
+        own_name = graph_name(graph)
+        return None if own_name is None else (own_name, "node")
     return None

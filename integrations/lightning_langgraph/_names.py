@@ -66,9 +66,9 @@ def names_in_graph(graph: Pregel[Any, Any, Any, Any]) -> frozenset[str]:
 
 
 def _paths(graph: Any, outside: tuple[str, ...], inside: tuple[int, ...] = ()) -> Iterator[tuple[str, ...]]:
-    own = agent_name(graph) or graph_name(graph)
-    if own is not None and own not in outside[-1:]:
-        outside = (*outside, own)
+    own_name = agent_name(graph) or graph_name(graph)
+    if own_name is not None and own_name not in outside[-1:]:
+        outside = (*outside, own_name)
         yield outside
     for name in graph.nodes:
         if not name.startswith("__") and not (agent_name(graph) and is_part(name)):

@@ -99,9 +99,9 @@ def agent_run(agent: Any) -> Generator[None]:
 def _names(agent: Any) -> set[str]:
     """The names of all agents that ``agent`` reaches, including handoffs whose target is not known yet."""
     agents = reachable(agent)
-    unknown = {item.agent_name for one in agents for item in one.handoffs if not isinstance(item, Agent)}
-    targets = {one.name for one in agents}
-    return {mark.name if (mark := get_mark(one)) else one.name for one in agents} | (unknown - targets)
+    unknown = {item.agent_name for member in agents for item in member.handoffs if not isinstance(item, Agent)}
+    targets = {member.name for member in agents}
+    return {mark.name if (mark := get_mark(member)) else member.name for member in agents} | (unknown - targets)
 
 
 def agent_turn(args: Any, kwargs: Any) -> AbstractContextManager[None]:

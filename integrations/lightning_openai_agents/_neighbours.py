@@ -122,7 +122,7 @@ handle_tool_failure = _aside(_tool_failure)
 
 
 async def _gather(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    return await wrapped(*(_run_hook(one) if _is_hook(one) else one for one in args), **kwargs)
+    return await wrapped(*(_run_hook(hook) if _is_hook(hook) else hook for hook in args), **kwargs)
 
 
 def _is_hook(coroutine: Any) -> bool:

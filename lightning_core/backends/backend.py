@@ -43,8 +43,8 @@ class SamplingParams:
         """The constraint on tokens, as JSON; None if all tokens are allowed."""
         if self.json_schema is None:
             return None
-        wanted = {"json_schema": json.loads(self.json_schema), "stop_token_ids": sorted(self.stop_token_ids)}
-        return json.dumps(wanted)  # keeps the order of properties, as the response has it
+        spec = {"json_schema": json.loads(self.json_schema), "stop_token_ids": sorted(self.stop_token_ids)}
+        return json.dumps(spec)  # keeps the order of properties, as the response has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,8 +90,8 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> list[str]:
         kinds = {_type_of(value) for value in values}
     else:
         for key in ("anyOf", "oneOf", "allOf"):
-            for one in schema.get(key) or ():
-                kinds |= set(_types(one, root, depth + 1))
+            for subschema in schema.get(key) or ():
+                kinds |= set(_types(subschema, root, depth + 1))
         if not kinds and "properties" in schema:
             kinds = {"object"}
         elif not kinds and "items" in schema:

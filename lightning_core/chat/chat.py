@@ -221,9 +221,9 @@ class Chat:
         before, first = len(text) - len(tail), len(prompt.ids) - len(characters)
         spans: dict[int, tuple[int, int]] = {}
         for index, (start, stop) in places.items():
-            own = [n for n, (a, b) in enumerate(characters, first) if start <= a + before < b + before <= stop]
-            if own:
-                spans[index] = (own[0], own[-1] + 1)
+            inside = [n for n, (a, b) in enumerate(characters, first) if start <= a + before < b + before <= stop]
+            if inside:
+                spans[index] = (inside[0], inside[-1] + 1)
         return spans
 
     def encode_response(self, prompt: RenderedPrompt, response: Message, tools: Sequence[Any] | None) -> list[int]:
@@ -231,10 +231,10 @@ class Chat:
 
         Raises `PolicyRequestError` if the template does not write it as a continuation of ``prompt``.
         """
-        given = check_message(response, len(prompt.messages))
-        quoted = [self._quoting.quote(m) for m in (*prompt.messages, given)]
+        message = check_message(response, len(prompt.messages))
+        quoted = [self._quoting.quote(m) for m in (*prompt.messages, message)]
         quoted_tools = self._quoting.quote(list(tools)) if tools else None
-        results = [{"role": "tool", "content": "x", "tool_call_id": c.get("id")} for c in given.get("tool_calls", ())]
+        results = [{"role": "tool", "content": "x", "tool_call_id": c.get("id")} for c in message.get("tool_calls", ())]
         later = results or [{"role": "user", "content": "x"}]
 
         def text(messages: list[dict[str, Any]]) -> str:

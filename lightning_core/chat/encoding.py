@@ -22,8 +22,8 @@ class Encoder:
         self._plain: dict[str, list[int]] = {}
         # SentencePiece adds a space before a text, so parts of a text are encoded after a line feed.
         self._line: list[int] = []
-        x, line, both = (self.encode(t) for t in ("x", "\n", "\nx"))
-        if both != line + x:
+        x, line, line_x = (self.encode(t) for t in ("x", "\n", "\nx"))
+        if line_x != line + x:
             self._line = line
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:

@@ -236,21 +236,24 @@ def call_part(call: Mapping[str, Any]) -> dict[str, Any]:
 def functions(body: Mapping[str, Any], *, check: bool) -> list[Mapping[str, Any]]:
     """The functions in ``tools``, as chat completions define them."""
     tools: list[Mapping[str, Any]] = []
-    given = objects(body, "tools")
-    if check and (searches := [name for tool in given for name in tool if name in TOOL.dropped]):
-        check_left_out(searches, left=any(tool.get("functionDeclarations") for tool in given))
-    for i, tool in enumerate(given):
+    declarations = objects(body, "tools")
+    if check and (searches := [name for tool in declarations for name in tool if name in TOOL.dropped]):
+        check_left_out(searches, left=any(tool.get("functionDeclarations") for tool in declarations))
+    for i, tool in enumerate(declarations):
         path = f"tools.{i}"
         if check:
             TOOL.check(tool, path)
         declared = tool.get("functionDeclarations")
         if declared is None and not check:
             tools.append(tool)
-        if not isinstance(declared, (list, type(None))) or not all(isinstance(one, Mapping) for one in declared or ()):
+        if not isinstance(declared, (list, type(None))) or not all(
+            isinstance(function, Mapping) for function in declared or ()
+        ):
             where = f"{path}.functionDeclarations"
             raise PolicyRequestError(f"{where} is {declared!r}; expected a list of objects", param=where)
         tools += [
-            _function(one, f"{path}.functionDeclarations.{j}", check=check) for j, one in enumerate(declared or ())
+            _function(function, f"{path}.functionDeclarations.{j}", check=check)
+            for j, function in enumerate(declared or ())
         ]
     return tools
 

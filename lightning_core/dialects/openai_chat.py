@@ -162,10 +162,12 @@ def read_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequenc
 
 
 def _template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
-    given = body.get("chat_template_kwargs")
-    if given is not None and not isinstance(given, Mapping):
-        raise PolicyRequestError(f"chat_template_kwargs is {given!r}; expected an object", param="chat_template_kwargs")
-    return {**effort_variable(text(body, "reasoning_effort")), **(given or {})}
+    variables = body.get("chat_template_kwargs")
+    if variables is not None and not isinstance(variables, Mapping):
+        raise PolicyRequestError(
+            f"chat_template_kwargs is {variables!r}; expected an object", param="chat_template_kwargs"
+        )
+    return {**effort_variable(text(body, "reasoning_effort")), **(variables or {})}
 
 
 def _requirements(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> OutputRequirements:

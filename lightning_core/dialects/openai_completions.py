@@ -97,7 +97,7 @@ def _prompts(prompt: Any) -> Sequence[TextPrompt]:
     """The prompts: a string, its token ids, or a list of either."""
     if isinstance(prompt, str) or _is_ids(prompt):
         return [prompt]
-    if isinstance(prompt, list) and prompt and all(isinstance(one, str) or _is_ids(one) for one in prompt):
+    if isinstance(prompt, list) and prompt and all(isinstance(part, str) or _is_ids(part) for part in prompt):
         return cast("list[TextPrompt]", prompt)
     raise PolicyRequestError(
         f"prompt is {prompt!r}; expected a string, a list of token ids, or a list of either", param="prompt"

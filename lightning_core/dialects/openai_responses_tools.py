@@ -183,7 +183,7 @@ def read_tools(
     tools: Sequence[Mapping[str, Any]], path: str, left_out: list[str], *, check: bool, namespace: str | None = None
 ) -> list[Tool]:
     """The tools in a list, with those in namespaces. Types of hosted tools that are dropped are added to ``left_out``."""
-    return [one for i, tool in enumerate(tools) for one in _read(tool, f"{path}.{i}", left_out, check, namespace)]
+    return [read for i, tool in enumerate(tools) for read in _read(tool, f"{path}.{i}", left_out, check, namespace)]
 
 
 def _read(

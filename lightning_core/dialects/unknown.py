@@ -37,8 +37,8 @@ class OtherFormat:
 
     def read_request(self, body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
         """The messages, as far as they are where other formats have them."""
-        given = next((body[name] for name in ("messages", "contents", "input", "prompt") if name in body), [])
-        messages = given if isinstance(given, list) else [{"role": "user", "content": given}]
+        texts = next((body[name] for name in ("messages", "contents", "input", "prompt") if name in body), [])
+        messages = texts if isinstance(texts, list) else [{"role": "user", "content": texts}]
         return ChatRequest(model=model_name(body), messages=messages, body=body)
 
     def write_response(self, context: ResponseContext, choices: Sequence[Any]) -> dict[str, Any]:

@@ -99,8 +99,10 @@ def _origin(session: Session, key: KeyAddress, path: str, query: str) -> dict[st
     originals = None if run is None or key.origin is None else run.origin(key.origin)
     if session.secret is None or originals is None:
         return {}
-    wanted = urlencode([(name, value) for name, value in parse_qsl(query, keep_blank_values=True) if name != "key"])
-    url, credentials = origin_url(originals, path, wanted)
+    query_without_key = urlencode(
+        [(name, value) for name, value in parse_qsl(query, keep_blank_values=True) if name != "key"]
+    )
+    url, credentials = origin_url(originals, path, query_without_key)
     origin = {ORIGIN: url} | ({} if credentials is None else {ORIGIN_AUTHORIZATION: credentials})
     return sign_origin(session.secret, session.root.rollout, origin)
 

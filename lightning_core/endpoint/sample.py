@@ -67,9 +67,9 @@ class Sampler:
         # With the agent's own seed, all attempts at a task would be identical, and there would be nothing to learn from them.
         runs_seed = request.seed is None or (trained and session.seed is not None)
         schema = request.requirements.schema
-        wanted = request.max_tokens or routing.default_max_tokens or routing.max_tokens
+        max_tokens = request.max_tokens or routing.default_max_tokens or routing.max_tokens
         params = SamplingParams(
-            max_tokens=min(wanted, routing.max_tokens, room),
+            max_tokens=min(max_tokens, routing.max_tokens, room),
             temperature=temperature,
             # Training assumes the whole distribution.
             top_p=1.0 if trained or request.top_p is None else request.top_p,

@@ -118,7 +118,7 @@ class PolicyEndpoint:
         count = partial(count_tokens, responder, self._forwarder)
         routes = [
             *(serve(dialect.PATH, dialect, partial(responder.respond, dialect)) for dialect in DIALECTS),
-            *(serve(one.path, one.dialect, partial(count, one), COUNT) for one in COUNTS),
+            *(serve(counter.path, counter.dialect, partial(count, counter), COUNT) for counter in COUNTS),
             serve(COMPACT, responses, partial(compact, responder, self._forwarder)),
             serve(EMBEDDINGS, chat_completions, partial(self._forwarder.embed, chat_completions), "embeddings"),
             *google_routes(partial(responder.respond, gemini), partial(count, GEMINI), self._sessions, limits),

@@ -27,9 +27,9 @@ def explain(error: BaseException) -> str:
     Frames of Lightning, of Python and of installed packages are left out.
     """
     chain = [error]
-    while (inner := _raised_from(chain[-1])) is not None and all(inner is not one for one in chain):
+    while (inner := _raised_from(chain[-1])) is not None and all(inner is not raised for raised in chain):
         chain.append(inner)
-    shown = next((one for one in chain if _user_frames(one)), error)
+    shown = next((raised for raised in chain if _user_frames(raised)), error)
     lines = [f"{_short(f.filename)}:{f.lineno}, in {f.name}: {f.line or '?'}" for f in _user_frames(shown)]
     text = text_of(error, lambda _: "".join(traceback.format_exception_only(error))).rstrip().splitlines()
     if len(text) > _MOST_LINES:

@@ -60,13 +60,13 @@ class Constraints:
             from llguidance.hf import from_tokenizer
         except ModuleNotFoundError as error:
             raise MissingExtra(error.name or "llguidance", "torch", "structured output") from error
-        wanted = json.loads(constraint)
-        stops = tuple(wanted["stop_token_ids"])
+        spec = json.loads(constraint)
+        stops = tuple(spec["stop_token_ids"])
         if stops not in self._tokenizers:
             self._tokenizers[stops] = from_tokenizer(
                 self._tokenizer, n_vocab=self._vocabulary, eos_token=list(stops) or None
             )
-        grammar = LLMatcher.grammar_from_json_schema(wanted["json_schema"], overrides=_COMPACT)
+        grammar = LLMatcher.grammar_from_json_schema(spec["json_schema"], overrides=_COMPACT)
         matcher = LLMatcher(self._tokenizers[stops], grammar, log_level=0)
         if matcher.is_error():
             problem = matcher.get_error()

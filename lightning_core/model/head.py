@@ -385,7 +385,7 @@ def _columns_of(targets_E: Tensor, first: int, scaled_PC: Tensor) -> tuple[Tenso
 
 def _add_rows(sums: Tensor, to_E: Tensor, rows: Tensor, from_E: Tensor, scale_E: Tensor) -> None:
     """sums[to] += scale · rows[from], a part of the tokens at a time: there can be many for each place."""
-    for to, source, scale in zip(*(one.split(ROWS_PER_COPY) for one in (to_E, from_E, scale_E)), strict=True):
+    for to, source, scale in zip(*(tensor.split(ROWS_PER_COPY) for tensor in (to_E, from_E, scale_E)), strict=True):
         sums.index_add_(0, to, rows[source].float().mul_(scale[:, None]))
 
 

@@ -49,7 +49,7 @@ def context_limit(config: Any, unlimited: int) -> int:
     """
     limit = positions(config) or unlimited
     ropes: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    for rope in (ropes, *(one for one in ropes.values() if isinstance(one, dict))):
+    for rope in (ropes, *(nested for nested in ropes.values() if isinstance(nested, dict))):
         if rope.get("rope_type") == "longrope":
             original = rope.get("original_max_position_embeddings")
             limit = min(limit, int(original or getattr(config, "original_max_position_embeddings", None) or limit))

@@ -111,7 +111,7 @@ def without_report() -> Generator[None]:
 def check_weights(path: object, model: Any, loading: Mapping[str, Any]) -> None:
     """Raise `ConfigError` if a weight of ``model`` is missing or has another shape in the checkpoint; log unknown ones.
 
-    ``found``: the loading info of transformers. It leaves out tied weights, and those that checkpoints never have.
+    ``loading``: transformers' loading info, without tied weights and weights that checkpoints never have.
     """
     if unknown := sorted(loading["unexpected_keys"]):
         logger.warning(

@@ -55,8 +55,8 @@ def cache_folder() -> Path:
 
     ``$LIGHTNING_CACHE``, else ``$XDG_CACHE_HOME/lightning-rl``, else ``~/.cache/lightning-rl``.
     """
-    if own := os.environ.get("LIGHTNING_CACHE"):
-        return Path(own).expanduser()
+    if folder := os.environ.get("LIGHTNING_CACHE"):
+        return Path(folder).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "lightning-rl"
 

@@ -78,17 +78,17 @@ def monitor_stop(held: Sequence[Alert], stop: Collection[str]) -> str | None:
 
 
 def raised_monitors(raised: Sequence[Alert]) -> list[RaisedMonitor]:
-    """The monitors that were raised, in the order of their first step. ``found``: see `alerts`."""
+    """The monitors that were raised, in the order of their first step. ``raised``: see `alerts`."""
     by_source = groupby(sorted(raised, key=lambda a: (a.monitor, a.policy or "", a.step)), key=lambda a: a.source)
     held = [list(group) for _, group in by_source]
     return [
         RaisedMonitor(
-            monitor=own[0].monitor,
-            policy=own[0].policy,
-            first_step=own[0].step,
-            last_step=own[-1].step,
-            steps=len(own),
-            message=own[-1].message,
+            monitor=alerts[0].monitor,
+            policy=alerts[0].policy,
+            first_step=alerts[0].step,
+            last_step=alerts[-1].step,
+            steps=len(alerts),
+            message=alerts[-1].message,
         )
-        for own in sorted(held, key=lambda own: own[0].step)
+        for alerts in sorted(held, key=lambda alerts: alerts[0].step)
     ]

@@ -56,20 +56,20 @@ def normalize_spans(spans: Iterable[SpanRecord]) -> list[SpanRecord]:
 
 def normalize_span(span: SpanRecord) -> SpanRecord:
     """``span`` with our attributes added; a span of no known convention keeps its own."""
-    own = {
+    lightning = {
         key: value
         for key, value in span.attributes.items()
         if key == tr.NODE or not (key.startswith("lightning.") or key == MESSAGE_EVENTS)
     }
-    if own.get(tr.OPERATION) == "reward":
-        del own[tr.OPERATION]
+    if lightning.get(tr.OPERATION) == "reward":
+        del lightning[tr.OPERATION]
     for convention in CONVENTIONS.values():
         canonical = convention(span.name, span.attributes)
         if canonical is not None:
-            merged = {**own, **canonical}
+            merged = {**lightning, **canonical}
             is_call = merged.get(tr.OPERATION) == "chat"
             return replace(span, attributes=_drop_malformed(merged, canonical) if is_call else merged)
-    return replace(span, attributes=own)
+    return replace(span, attributes=lightning)
 
 
 def _drop_malformed(merged: dict[str, Any], canonical: Mapping[str, Any]) -> dict[str, Any]:

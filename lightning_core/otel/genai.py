@@ -32,11 +32,11 @@ def from_genai(name: str, attributes: Mapping[str, Any]) -> dict[str, Any] | Non
 
 
 def _call(a: Mapping[str, Any]) -> dict[str, Any]:
-    given, answers = _from_events(a)
+    prompt, answers = _from_events(a)
     system = [{"role": "system", "content": _text(part)} for part in _objects(a.get(tr.SYSTEM_INSTRUCTIONS)) if part]
-    given = [*system, *_read_messages(a.get(tr.INPUT_MESSAGES))] or given
+    prompt = [*system, *_read_messages(a.get(tr.INPUT_MESSAGES))] or prompt
     answers = _read_messages(a.get(tr.OUTPUT_MESSAGES)) or answers
-    attributes: dict[str, Any] = {tr.INPUT_MESSAGES: json.dumps(given, ensure_ascii=False)}
+    attributes: dict[str, Any] = {tr.INPUT_MESSAGES: json.dumps(prompt, ensure_ascii=False)}
     if answers:
         attributes[tr.OUTPUT_MESSAGES] = json.dumps(answers, ensure_ascii=False)
     return attributes
@@ -46,13 +46,13 @@ def _tool(a: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments and result of a tool, where a framework does not use the conventions' attributes for them."""
     attributes: dict[str, Any] = {}
     events = {str(event["name"]): event for event in _objects(a.get(MESSAGE_EVENTS))}
-    for ours, theirs, event, key in (
+    for target, source, event, key in (
         (tr.TOOL_ARGUMENTS, "gcp.vertex.agent.tool_call_args", f"{GENAI_PREFIX}tool.message", "content"),
         (tr.TOOL_RESULT, "gcp.vertex.agent.tool_response", f"{GENAI_PREFIX}choice", "message"),
     ):
-        value = a.get(theirs, events.get(event, {}).get(key))
-        if value is not None and ours not in a:
-            attributes[ours] = as_text(value)
+        value = a.get(source, events.get(event, {}).get(key))
+        if value is not None and target not in a:
+            attributes[target] = as_text(value)
     return attributes
 
 
@@ -97,7 +97,7 @@ def _text(part: Mapping[str, Any]) -> str:
 
 def _from_events(a: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Input and output messages from the events ``gen_ai.user.message``, ``gen_ai.choice``, …"""
-    given: list[dict[str, Any]] = []
+    prompt: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
     for event in _objects(a.get(MESSAGE_EVENTS)):
         kind = str(event["name"]).removeprefix(GENAI_PREFIX).removesuffix(".message")
@@ -107,8 +107,8 @@ def _from_events(a: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[
                 _flat_message(message if isinstance(message, Mapping) else {"content": message}, "assistant")
             )
         elif str(event["name"]).endswith(".message"):
-            given.append(_flat_message(event, "user" if kind not in ("system", "assistant", "tool") else kind))
-    return given, answers
+            prompt.append(_flat_message(event, "user" if kind not in ("system", "assistant", "tool") else kind))
+    return prompt, answers
 
 
 def _flat_message(message: Mapping[str, Any], role: str) -> dict[str, Any]:

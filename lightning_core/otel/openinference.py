@@ -43,7 +43,7 @@ def from_openinference(name: str, attributes: Mapping[str, Any]) -> dict[str, An
 
 
 def _call(a: Mapping[str, Any]) -> dict[str, Any]:
-    given = [message for entry in numbered_values(unflatten(a, "llm.input_messages.")) for message in _messages(entry)]
+    prompt = [message for entry in numbered_values(unflatten(a, "llm.input_messages.")) for message in _messages(entry)]
     answers = [
         message for entry in numbered_values(unflatten(a, "llm.output_messages.")) for message in _messages(entry)
     ]
@@ -51,7 +51,7 @@ def _call(a: Mapping[str, Any]) -> dict[str, Any]:
     attributes: dict[str, Any] = {
         tr.REQUEST_MODEL: model,
         tr.RESPONSE_MODEL: model,
-        tr.INPUT_MESSAGES: json.dumps(given, ensure_ascii=False),
+        tr.INPUT_MESSAGES: json.dumps(prompt, ensure_ascii=False),
     }
     if answers:
         attributes[tr.OUTPUT_MESSAGES] = json.dumps(answers, ensure_ascii=False)
@@ -61,9 +61,9 @@ def _call(a: Mapping[str, Any]) -> dict[str, Any]:
         attributes[tr.FINISH_REASONS] = (str(a["llm.finish_reason"]),)
     if isinstance(temperature := _json(a.get("llm.invocation_parameters")).get("temperature"), (int, float)):
         attributes[tr.TEMPERATURE] = float(temperature)
-    for kind, ours in (("prompt", tr.INPUT_TOKENS), ("completion", tr.OUTPUT_TOKENS)):
+    for kind, target in (("prompt", tr.INPUT_TOKENS), ("completion", tr.OUTPUT_TOKENS)):
         if isinstance(count := a.get(f"llm.token_count.{kind}"), (int, float)):
-            attributes[ours] = int(count)
+            attributes[target] = int(count)
     return attributes
 
 

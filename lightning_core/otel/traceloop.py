@@ -68,4 +68,4 @@ def _message(entry: Any) -> dict[str, Any]:
 
 def _tool(a: Mapping[str, Any]) -> dict[str, Any]:
     pairs = (("traceloop.entity.input", tr.TOOL_ARGUMENTS), ("traceloop.entity.output", tr.TOOL_RESULT))
-    return {ours: as_text(a[theirs]) for theirs, ours in pairs if theirs in a}
+    return {target: as_text(a[source]) for source, target in pairs if source in a}

@@ -39,9 +39,9 @@ def _describe(code: Path, runs: Path) -> str:
     except _GitError as error:
         return f"unknown: {error}"
     paths = [":/"]
-    own = runs.resolve()
-    if own.is_relative_to(top) and not code.resolve().is_relative_to(own):
-        paths.append(f":(top,exclude,literal){own.relative_to(top).as_posix()}")
+    excluded = runs.resolve()
+    if excluded.is_relative_to(top) and not code.resolve().is_relative_to(excluded):
+        paths.append(f":(top,exclude,literal){excluded.relative_to(top).as_posix()}")
     try:
         changes = _git(code, "status", "--porcelain", "--untracked-files=normal", "--", *paths).splitlines()
     except _GitError as error:

@@ -51,8 +51,8 @@ class GroupCommit(Generic[T]):
             self._write([item for items, _ in batch for item in items])
         except Exception as error:  # noqa: BLE001 - raised by the future
             if len(batch) > 1 and not isinstance(error, self._storage_errors):
-                for one in batch:
-                    self._settle([one])
+                for entry in batch:
+                    self._settle([entry])
                 return
             for _, done in batch:
                 done.set_exception(error)

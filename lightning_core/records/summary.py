@@ -62,9 +62,9 @@ class Answers:
 
 def solved_tasks(before: Rewards, after: Rewards, *, solved: float) -> SolvedTasks:
     """The number of tasks that are solved in two evaluations. ``solved``: the reward."""
-    both = [task for task in before if task in after]
-    first, last = (sum(is_solved(fmean(rewards[task]), solved) for task in both) for rewards in (before, after))
-    return SolvedTasks(tasks=len(both), before=first, after=last)
+    common = [task for task in before if task in after]
+    first, last = (sum(is_solved(fmean(rewards[task]), solved) for task in common) for rewards in (before, after))
+    return SolvedTasks(tasks=len(common), before=first, after=last)
 
 
 def wasted_groups(metrics: Iterable[Mapping[str, Any]]) -> tuple[int, int]:

@@ -81,9 +81,9 @@ class SingleSession(Sessions):
         """The session if the request has the key, else None."""
         if self._api_key is None:
             return self._session
-        given = next(iter(keys_of(headers)), "")
+        key = next(iter(keys_of(headers)), "")
         # Compared in constant time, so response times do not reveal how much of a guess is right.
-        return self._session if secrets.compare_digest(given.encode(), self._api_key.encode()) else None
+        return self._session if secrets.compare_digest(key.encode(), self._api_key.encode()) else None
 
 
 class ServingEndpoint(PolicyEndpoint):

@@ -151,17 +151,17 @@ class TreeLane:
         parents: list[int] = []
         prefixes: dict[Node | None, int] = {}
         prefix_of_root: list[int] = []
-        wanted = set(nodes)
+        pending = set(nodes)
 
         def visit(node: Node, parent: int) -> None:
             order.append(node)
             parents.append(parent)
             index = len(order) - 1
             for child in node.children.values():
-                if child in wanted:
+                if child in pending:
                     visit(child, index)
 
-        roots = [node for node in nodes if node.parent not in wanted]
+        roots = [node for node in nodes if node.parent not in pending]
         # The tokens of one adapter are adjacent, and within them those that continue the same context.
         for root in sorted(roots, key=lambda n: (n.adapter or "", prefixes.setdefault(n.parent, len(prefixes)))):
             prefix_of_root.append(prefixes[root.parent])

@@ -66,7 +66,7 @@ def serve_vllm(
     executable = _find_executable()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    own = {
+    arguments = {
         "--host": "127.0.0.1",
         "--port": port,
         "--dtype": dtype,
@@ -75,12 +75,12 @@ def serve_vllm(
         **({} if max_context is None else {"--max-model-len": str(max_context)}),
     }
     for arg in args:
-        if (name := arg.partition("=")[0].replace("_", "-")) in (*own, "--max-model-len"):
+        if (name := arg.partition("=")[0].replace("_", "-")) in (*arguments, "--max-model-len"):
             raise ConfigError(
                 f"{name} cannot be set in the arguments for vLLM; --dtype comes from policy.dtype, --max-model-len from "
                 "policy.max_context, and the others are fixed"
             )
-    command = [str(executable), "serve", str(model), *(part for pair in own.items() for part in pair), *args]
+    command = [str(executable), "serve", str(model), *(part for pair in arguments.items() for part in pair), *args]
     environment = {
         **os.environ,
         "VLLM_SERVER_DEV_MODE": "1",  # enables the endpoints that load weights

@@ -125,8 +125,8 @@ def calls_of(value: Any, *, complete: bool = False) -> list[ToolCall] | None:
         arguments = {} if key is None or item[key] is None else item[key]
         if (complete and key is None) or not isinstance(arguments, (Mapping, str)):
             return None
-        given = item.get("id")
-        calls.append(ToolCall(item["name"], arguments, given if isinstance(given, str) else None))
+        identifier = item.get("id")
+        calls.append(ToolCall(item["name"], arguments, identifier if isinstance(identifier, str) else None))
     return calls or None
 
 

@@ -39,12 +39,12 @@ def tagged(name: str, opening: str, closing: str, *, as_list: bool = False) -> T
             return f"{opening}[{', '.join(map(write_call, calls))}]{closing}"
         return "\n".join(f"{opening}{write_call(call)}{closing}" for call in calls)
 
-    one = partial(_tagged_one, closing=closing, opening=opening)
+    read_one = partial(_tagged_one, closing=closing, opening=opening)
     return ToolFormat(
         name=name,
         opens=(opening,),
         marks=(opening, closing),
-        read=lambda text: read_blocks(text, opening, one),
+        read=lambda text: read_blocks(text, opening, read_one),
         write=write,
     )
 

@@ -173,8 +173,8 @@ def _python_value(value: Any) -> str:
 
 def _write_python(calls: Sequence[ToolCall]) -> str:
     def one(call: ToolCall) -> str:
-        given = call.arguments.items() if isinstance(call.arguments, Mapping) else ()
-        return f"{call.name}({', '.join(f'{key}={_python_value(value)}' for key, value in given)})"
+        arguments = call.arguments.items() if isinstance(call.arguments, Mapping) else ()
+        return f"{call.name}({', '.join(f'{key}={_python_value(value)}' for key, value in arguments)})"
 
     return f"[{', '.join(map(one, calls))}]"
 

@@ -63,7 +63,7 @@ def alerts(history: History, held_out: HeldOut, monitors: Sequence[Watched] | No
 
 
 def new_alerts(raised: Sequence[Alert]) -> list[Alert]:
-    """The alerts of ``found`` (`alerts`) that did not hold after the step before."""
+    """The alerts of ``raised`` (`alerts`) that did not hold after the step before."""
     held = {(*a.source, a.step) for a in raised}
     return [a for a in raised if (*a.source, a.step - 1) not in held]
 
@@ -90,19 +90,21 @@ def _raised(views: Views, number: int, held_out: HeldOut, monitors: Sequence[Wat
         return []
     raised: list[Alert] = []
     policies = [name for name in views if name is not None]
-    for one in monitors:
-        for policy in policies if one.rule.each_policy and policies else [None]:
+    for monitor in monitors:
+        for policy in policies if monitor.rule.each_policy and policies else [None]:
             history = views[policy][:number]
-            message, broken = _message(one, history, held_out)
+            message, broken = _message(monitor, history, held_out)
             if message is not None:
                 step = int(history[-1]["step"])
-                raised.append(Alert(monitor=one.rule.name, step=step, message=message, policy=policy, broken=broken))
+                raised.append(
+                    Alert(monitor=monitor.rule.name, step=step, message=message, policy=policy, broken=broken)
+                )
     return raised
 
 
-def _message(one: Watched, history: History, held_out: HeldOut) -> tuple[str | None, bool]:
+def _message(monitor: Watched, history: History, held_out: HeldOut) -> tuple[str | None, bool]:
     """The monitor's message, and whether it is an exception that it raised, which must not end the run."""
     try:
-        return one.rule.function(history, held_out, **one.arguments), False
+        return monitor.rule.function(history, held_out, **monitor.arguments), False
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function can raise anything
         return f"the monitor itself failed: {describe(error)}. Correct it, or remove it from monitors.add", True

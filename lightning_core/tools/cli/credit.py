@@ -67,7 +67,13 @@ def credit(options: argparse.Namespace) -> int:
         configs = {file: load_config(file, overrides) for file in dict.fromkeys(files.values())}
         rules = {file: _rules(config) for file, config in configs.items()}
         needing = next(
-            (r.reward_rule.name for own in rules.values() for r in own.values() if NEED in r.reward_rule.needs), None
+            (
+                r.reward_rule.name
+                for of_policy in rules.values()
+                for r in of_policy.values()
+                if NEED in r.reward_rule.needs
+            ),
+            None,
         )
         if needing is not None and not store.has_arrays(ANSWER_LOGPROBS):
             raise ConfigError(
@@ -90,7 +96,7 @@ def _rules(config: Config) -> Mapping[str, CreditRules]:
     from lightning_core.config.build_rules import policy_rules
 
     rules = policy_rules(config)
-    if any(own.needs_values for own in rules.values()):
+    if any(of_policy.needs_values for of_policy in rules.values()):
         raise ConfigError(
             f"rewards: {config.credit.rewards} needs a critic's values, which are available in training only"
         )

@@ -54,12 +54,12 @@ def _line(text: str) -> Text:
 
 
 def _describe(rules: Mapping[str, CreditRules]) -> str:
-    def one(own: CreditRules) -> str:
-        return f"rewards: {own.reward_rule.name}, advantage: {own.advantage_rule.name}"
+    def describe(of_policy: CreditRules) -> str:
+        return f"rewards: {of_policy.reward_rule.name}, advantage: {of_policy.advantage_rule.name}"
 
     if len(rules) == 1:
-        return one(*rules.values())
-    return "; ".join(f"{name}: {one(own)}" for name, own in rules.items())
+        return describe(*rules.values())
+    return "; ".join(f"{name}: {describe(of_policy)}" for name, of_policy in rules.items())
 
 
 def _agent_row(agent_change: AgentChange) -> Sequence[str]:

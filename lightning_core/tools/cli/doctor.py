@@ -45,8 +45,8 @@ def doctor(options: argparse.Namespace) -> int:
 
         return _report(examine_environment(), as_json=options.json)
     for option, least in (("tasks", 1), ("attempts", 2)):
-        if (given := getattr(options, option)) < least:
-            raise ConfigError(f"--{option} {given}: expected {least} or more")
+        if (value := getattr(options, option)) < least:
+            raise ConfigError(f"--{option} {value}: expected {least} or more")
     from lightning_core.config import load_config
 
     config = load_config(options.config, options.overrides, needs=("agent", "tasks.train"))

@@ -308,8 +308,8 @@ def _how_to_resume(config: Config, file: str, overrides: Sequence[str]) -> str:
     resumable = checkpoints(folder)
     if not resumable:
         return "No checkpoint was written yet."
-    given = [text for text in overrides if not text.startswith(("run.name=", "run.resume="))]
-    words = [file, *given, *([f"run.name={config.run.name}"] if config.run.name else []), "--resume"]
+    kept = [text for text in overrides if not text.startswith(("run.name=", "run.resume="))]
+    words = [file, *kept, *([f"run.name={config.run.name}"] if config.run.name else []), "--resume"]
     return f"The last checkpoint is {resumable[-1]}; to continue: lightning-rl train {shlex.join(words)}"
 
 

@@ -60,10 +60,12 @@ def _answers(answers: Sequence[Answers]) -> Iterator[RenderableType]:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("held-out task", "reward", "answer before", "answer after"):
         table.add_column(title, overflow="fold")
-    for one in answers:
-        change = f"{one.reward_before:.3f} → {one.reward_after:.3f}"
+    for entry in answers:
+        change = f"{entry.reward_before:.3f} → {entry.reward_after:.3f}"
         # Texts, because square brackets in a string would be parsed as markup.
-        table.add_row(Text(one.task), change, *(Text("(none)" if a is None else a) for a in (one.before, one.after)))
+        table.add_row(
+            Text(entry.task), change, *(Text("(none)" if a is None else a) for a in (entry.before, entry.after))
+        )
     yield from (table, "")
 
 
@@ -84,12 +86,14 @@ def _waste(summary: Summary) -> Iterator[str]:
 
 def _monitors(monitors: Sequence[RaisedMonitor]) -> Iterator[str]:
     """The monitors that were raised, each with its message."""
-    for one in monitors:
-        policy = "" if one.policy is None else f" of policy {one.policy}"
+    for monitor in monitors:
+        policy = "" if monitor.policy is None else f" of policy {monitor.policy}"
         steps = (
-            f"step {one.first_step}" if one.steps == 1 else f"{one.steps} steps, {one.first_step} to {one.last_step}"
+            f"step {monitor.first_step}"
+            if monitor.steps == 1
+            else f"{monitor.steps} steps, {monitor.first_step} to {monitor.last_step}"
         )
-        yield f"Monitor {one.monitor}{policy} ({steps}): {one.message}."
+        yield f"Monitor {monitor.monitor}{policy} ({steps}): {monitor.message}."
 
 
 def format_estimate(estimate: Estimate, *, sign: str = "") -> str:

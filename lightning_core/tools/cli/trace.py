@@ -86,10 +86,12 @@ def trace(options: argparse.Namespace) -> int:
 
 
 def _refuse_filters(options: argparse.Namespace, why: str) -> None:
-    given = [name for name in _FILTERS if getattr(options, name) is not None]
-    given += [name for name in ("reverse",) if options.reverse] + ["sort"] * (options.sort != "ordinal")
-    if given:
-        raise ConfigError(f"--{given[0].replace('_', '-')} filters or sorts the rollouts of a run's folder, but {why}")
+    filters = [name for name in _FILTERS if getattr(options, name) is not None]
+    filters += [name for name in ("reverse",) if options.reverse] + ["sort"] * (options.sort != "ordinal")
+    if filters:
+        raise ConfigError(
+            f"--{filters[0].replace('_', '-')} filters or sorts the rollouts of a run's folder, but {why}"
+        )
 
 
 def _refuse_pages(options: argparse.Namespace, why: str) -> None:
@@ -168,8 +170,8 @@ def _list_run(path: Path, options: argparse.Namespace) -> None:
     from lightning_core.tools.runs.browse import RolloutFilter, find_rollouts
     from lightning_core.tools.runs.traces import read_trace
 
-    wanted = RolloutFilter(**{name: getattr(options, name) for name in _FILTERS})
-    if not wanted.is_range:
+    filters = RolloutFilter(**{name: getattr(options, name) for name in _FILTERS})
+    if not filters.is_range:
         raise ConfigError(f"--min-reward {options.min_reward:g}: expected at most --max-reward {options.max_reward:g}")
     as_stored = options.sort == "ordinal" and not options.reverse
     page, size = _page(options)
@@ -177,7 +179,7 @@ def _list_run(path: Path, options: argparse.Namespace) -> None:
         # As stored, the first page has the newest, which are listed in their order.
         listing = find_rollouts(
             store,
-            wanted,
+            filters,
             order=options.sort,
             descending=as_stored or options.reverse,
             limit=size,

@@ -84,7 +84,11 @@ def torch(e: Environment) -> Iterator[Observed]:
 def frameworks(e: Environment) -> Iterator[Observed]:
     """A framework whose installed version is not supported, or that is incomplete. Its agents are not named and its
     events are not recorded. Install the extra of its name."""
-    complete = [one.installed for one in e.integrations.values() if one.installed and not one.conflicts]
+    complete = [
+        integration.installed
+        for integration in e.integrations.values()
+        if integration.installed and not integration.conflicts
+    ]
     if complete:
         shown = (f"{name} {version}" for packages in complete for name, version in packages.items())
         yield Observed("ok", ", ".join(shown))
@@ -94,7 +98,7 @@ def frameworks(e: Environment) -> Iterator[Observed]:
 @checks.check("extras")
 def extras(e: Environment) -> Iterator[Observed]:
     """Some packages of an extra are missing or too old, so its features fail later. Install the extra."""
-    if complete := [name for name, one in e.extras.items() if one.installed and not one.conflicts]:
+    if complete := [name for name, extra in e.extras.items() if extra.installed and not extra.conflicts]:
         yield Observed("ok", ", ".join(complete))
     yield from _unmet(e.extras)
 

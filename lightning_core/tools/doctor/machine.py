@@ -40,9 +40,9 @@ def gather_environment(config: Config | None = None) -> Environment:
     """The environment; ``config``: for the endpoint's address and the folder of runs."""
     host, port = ("127.0.0.1", 0) if config is None else (config.endpoint.host, config.endpoint.port)
     runs = Path("runs" if config is None else config.run.dir)
-    ours = find_distribution(_DISTRIBUTION)
-    names = list((ours.metadata.get_all("Provides-Extra") if ours else None) or ())
-    extras = read_extras(ours, [name for name in names if name not in _NOT_REPORTED])
+    lightning = find_distribution(_DISTRIBUTION)
+    names = list((lightning.metadata.get_all("Provides-Extra") if lightning else None) or ())
+    extras = read_extras(lightning, [name for name in names if name not in _NOT_REPORTED])
     integrations = {name: extras.pop(name) for name in discover() if name in extras}
     for name, entry in discover().items():
         if entry.dist is not None and canonicalize_name(entry.dist.name) != _DISTRIBUTION:
@@ -131,9 +131,13 @@ def _own(packages: set[str], required: Mapping[str, set[str]]) -> list[str]:
     return sorted(packages.difference(*included))
 
 
-def _read_extra(dist: Distribution | None, name: str, own: Sequence[str]) -> Extra:
+def _read_extra(dist: Distribution | None, name: str, packages: Sequence[str]) -> Extra:
     conflicts = _words(find_conflicts(dist, name))
-    versions = {package: one.version for package in own if (one := find_distribution(package)) is not None}
+    versions = {
+        package: package_dist.version
+        for package in packages
+        if (package_dist := find_distribution(package)) is not None
+    }
     return Extra(installed=versions, conflicts=conflicts)
 
 

@@ -28,16 +28,16 @@ def rewards(t: Trial) -> Iterator[Observed]:
     values = [r.reward for r in t.finished]
     if not t.is_any_ok:
         return
-    given = f"given by {giver(t)}"
+    source = f"given by {giver(t)}"
     low, high = min(values), max(values)
     if low == high and len(values) > 1:
         yield Observed(
             "warning",
-            f"all {len(values)} rewards are {low:g}, {given}",
+            f"all {len(values)} rewards are {low:g}, {source}",
             "check the reward; if it is right, choose easier or harder tasks, or give partial rewards",
         )
     else:
-        yield Observed("info", f"{low:g} to {high:g}, mean {fmean(values):.3g}, {given}")
+        yield Observed("info", f"{low:g} to {high:g}, mean {fmean(values):.3g}, {source}")
 
 
 @health.check("invalid rewards")

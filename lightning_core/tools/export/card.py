@@ -100,8 +100,8 @@ def _settings(trained: Trained) -> str:
 
 
 def _agents(trained: Trained) -> tuple[str, ...]:
-    own = trained.config.policies.get(trained.name)
-    named = trained.config.agents.train if own is None else own.agents
+    policy = trained.config.policies.get(trained.name)
+    named = trained.config.agents.train if policy is None else policy.agents
     return () if named is None or isinstance(named, str) else tuple(named)
 
 

@@ -64,10 +64,12 @@ def _failure(log: str, script: Path) -> LightningError:
 
 def _converter() -> Path:
     """A folder with the converter: ``$LLAMA_CPP``, or the cached one."""
-    if own := os.environ.get(ENV):
-        folder = Path(own).expanduser()
+    if converter := os.environ.get(ENV):
+        folder = Path(converter).expanduser()
         if not (folder / _SCRIPT).is_file():
-            raise ConfigError(f"{ENV}={own!r}: found no {_SCRIPT} there; expected a folder with llama.cpp's sources")
+            raise ConfigError(
+                f"{ENV}={converter!r}: found no {_SCRIPT} there; expected a folder with llama.cpp's sources"
+            )
         return folder
     target = cache_folder() / _SOURCES.replace("==", "-")
     if not target.is_dir():

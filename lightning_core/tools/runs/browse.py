@@ -119,7 +119,7 @@ def _query(store: Store, wanted: RolloutFilter | None, order: str, descending: b
         raise ValueError(f"found order {order!r}, expected one of {', '.join(ORDERS)}")
     conditions = list(_conditions(wanted or RolloutFilter(), _has_index(store)))
     where = " AND ".join(text for text, _ in conditions) or "1"
-    values = [value for _, given in conditions for value in given]
+    values = [value for _, arguments in conditions for value in arguments]
     direction = "DESC" if descending else "ASC"
     column = "ended_ns - started_ns" if order == "seconds" else order
     # NULLS LAST on a column without nulls would keep SQLite from using its index.
@@ -205,8 +205,8 @@ def _conditions(wanted: RolloutFilter, has_index: bool) -> Iterator[tuple[str, S
         elif name == "agent":
             # Named, since SQLite would read the spans of each rollout.
             index = f" INDEXED BY {_AGENTS}" if has_index else ""
-            own = f"SELECT 1 FROM spans{index} WHERE agent = ? AND operation = 'chat' AND rollout = rollouts.id"
-            yield f"EXISTS ({own})", [value]
+            by_agent = f"SELECT 1 FROM spans{index} WHERE agent = ? AND operation = 'chat' AND rollout = rollouts.id"
+            yield f"EXISTS ({by_agent})", [value]
         elif value:
             yield _contains(value)
 

@@ -69,10 +69,10 @@ def held_out_difference(a: Path, b: Path) -> HeldOutDifference | None:
     if first is None or second is None:
         return None
     (at, before), (later, after) = first, second
-    both = [task for task in before if task in after]
-    if not both:
+    common = [task for task in before if task in after]
+    if not common:
         return None
-    pairs = [TaskChange(task_id=task[0], first=before[task], second=after[task]) for task in both]
+    pairs = [TaskChange(task_id=task[0], first=before[task], second=after[task]) for task in common]
     return HeldOutDifference(
         first=at,
         second=later,
@@ -80,7 +80,7 @@ def held_out_difference(a: Path, b: Path) -> HeldOutDifference | None:
         second_reward=fmean(p.second for p in pairs),
         difference=paired_improvement([p.first for p in pairs], [p.second for p in pairs]),
         changes=sorted(pairs, key=lambda p: -abs(p.change)),
-        not_compared=len(before) + len(after) - 2 * len(both),
+        not_compared=len(before) + len(after) - 2 * len(common),
     )
 
 

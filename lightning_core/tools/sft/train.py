@@ -259,10 +259,10 @@ def _listed(left_out: Mapping[str, int]) -> str:
 def _overview(
     learned: Sequence[Trace], held: Sequence[Trace], rows: Mapping[str, Sequence[Row]], counts: TokenCounts
 ) -> str:
-    own = [row for trace in learned for row in rows[trace.rollout]]
-    tokens = sum(int(row.mask.sum()) for row in own)
+    train_rows = [row for trace in learned for row in rows[trace.rollout]]
+    tokens = sum(int(row.mask.sum()) for row in train_rows)
     parts = [
-        f"{plural(len(learned), 'rollout')} to learn from ({len(own)} rows, {tokens} tokens of responses), {len(held)} held out",
+        f"{plural(len(learned), 'rollout')} to learn from ({len(train_rows)} rows, {tokens} tokens of responses), {len(held)} held out",
         f"{plural(counts.recorded, 'call')} with recorded tokens, {counts.rendered} rendered by the chat template",
     ]
     if counts.without_reasoning:

@@ -136,13 +136,13 @@ def _held_out(curves: Curves, name: str) -> Line:
 
 def _chart(spec: _Spec, series: Mapping[str, Mapping[str, list[Point]]], *, other: bool = False) -> Chart:
     present = {metric: label for metric, label in spec.metrics.items() if metric in series}
-    several = len(present) > 1
+    by_policy = len(present) > 1
     lines = [
-        Line(name=" · ".join(filter(None, (policy, label if several else ""))) or spec.title, points=points)
+        Line(name=" · ".join(filter(None, (policy, label if by_policy else ""))) or spec.title, points=points)
         for metric, label in present.items()
         for policy, points in series[metric].items()
     ]
-    note = spec.note or ("" if several else "".join(present.values()))
+    note = spec.note or ("" if by_policy else "".join(present.values()))
     return Chart(id=spec.id, title=spec.title, note=note, lines=lines, other=other)
 
 

@@ -48,15 +48,15 @@ def health(run: RunInfo, metrics: Sequence[Mapping[str, Any]], held_out: HeldOut
             if key.startswith(_PREFIX) and value:
                 held.setdefault(key.removeprefix(_PREFIX), set()).add(line["step"])
     summed = () if run.summary is None else run.summary.monitors
-    for one in summed:
-        first = one.first_step if one.steps == one.last_step - one.first_step + 1 else one.last_step
-        held.setdefault(one.monitor, set()).update((one.first_step, *range(first, one.last_step + 1)))
+    for monitor in summed:
+        first = monitor.first_step if monitor.steps == monitor.last_step - monitor.first_step + 1 else monitor.last_step
+        held.setdefault(monitor.monitor, set()).update((monitor.first_step, *range(first, monitor.last_step + 1)))
     newest = metrics[-1]["step"] if metrics else None
     messages = cache(lambda step: _messages(run, metrics, held_out, step))
     alerts: list[HealthAlert] = []
     for name, numbers in held.items():
         steps = sorted(numbers)
-        texts = [_text(one) for one in summed if (one.monitor, one.last_step) == (name, steps[-1])]
+        texts = [_text(monitor) for monitor in summed if (monitor.monitor, monitor.last_step) == (name, steps[-1])]
         alerts.append(HealthAlert(name, steps, steps[-1] == newest, texts or messages(steps[-1]).get(name, ())))
     return sorted(alerts, key=lambda alert: (not alert.holds, -alert.steps[-1]))
 
@@ -79,10 +79,14 @@ def _watched(run: RunInfo) -> list[Watched]:
     """Lightning's own monitors with the run's arguments. Those under ``monitors.add`` are left out: viewing runs no code of a run."""
     section = run.config.get("monitors")
     args = section.get("args") if isinstance(section, dict) else None
-    own = watched()
+    monitors = watched()
     try:
         return (
-            watched(args={one.rule.name: args[one.rule.name] for one in own if one.rule.name in args}) if args else own
+            watched(
+                args={monitor.rule.name: args[monitor.rule.name] for monitor in monitors if monitor.rule.name in args}
+            )
+            if args
+            else monitors
         )
     except (CreditError, TypeError, ValueError):
-        return own
+        return monitors

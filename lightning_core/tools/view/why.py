@@ -56,8 +56,8 @@ def user_functions(config: Config) -> list[str]:
     names: list[str] = []
     for settings in policy_settings(config).values():
         credit = settings.credit
-        own = [] if credit.air is None else [rule.function for rule in credit.air.rules]
-        names += [credit.rewards, credit.advantage, *(credit.group_by or ()), *own]
+        functions = [] if credit.air is None else [rule.function for rule in credit.air.rules]
+        names += [credit.rewards, credit.advantage, *(credit.group_by or ()), *functions]
     return list(dict.fromkeys(name for name in names if is_callable_name(name)))
 
 
@@ -87,12 +87,16 @@ def explain_rollout(
         return Why(imports=imports)
     try:
         rules = policy_rules(config)
-        critics = [own.reward_rule.name for own in rules.values() if own.needs_values]
+        critics = [
+            rules_of_policy.reward_rule.name for rules_of_policy in rules.values() if rules_of_policy.needs_values
+        ]
         if critics:
             reason = f"The reward rule {critics[0]} needs the critic's value of each call, which is available in training only."
             return Why(rules=rules, problem=reason)
         # Other tasks matter only to rules that compare calls of several tasks.
-        rollouts = None if any(own.needs_batch for own in rules.values()) else _attempts(store, record)
+        rollouts = (
+            None if any(rules_of_policy.needs_batch for rules_of_policy in rules.values()) else _attempts(store, record)
+        )
         step = credit[0].step
         trained = tuple(c for c in store.credit(step=step) if rollouts is None or c.rollout in rollouts)
         key = (store.path, file_signature(file), trained)

@@ -30,26 +30,33 @@ def show(request: Request) -> Response:
     """``/runs/NAME/credit``: the advantages of a step, or of all steps, with the rules of the URL's query."""
     library: Library = request.app.state.library
     name = request.path_params["name"]
-    given = {key: value for key, value in request.query_params.items() if key != GROUP}
+    parameters = {key: value for key, value in request.query_params.items() if key != GROUP}
     groups = request.query_params.getlist(GROUP) or None
     folder = library.run(name).folder
-    values: dict[str, Any] = {"name": name, "given": given, "size": SIZE, "form": None, "found": None, "problem": None}
+    values: dict[str, Any] = {
+        "name": name,
+        "given": parameters,
+        "size": SIZE,
+        "form": None,
+        "found": None,
+        "problem": None,
+    }
     with library.store(name) as store:
         values["import_link"] = f"?{urlencode([*request.query_params.multi_items(), ('import', 'yes')])}"
         values["steps"] = steps = credited_steps(store)
         try:
-            chosen = _steps(given.get("step"), steps)
+            chosen = _steps(parameters.get("step"), steps)
             files = {step: config_of_step(folder, step + 1) for step in chosen}
             file = files[chosen[-1]] if chosen else folder / "config.yaml"
             config = load_config(file)
-            policy = choose_policy(config, given)
-            values["form"] = make_form(config, policy, given, groups)
+            policy = choose_policy(config, parameters)
+            values["form"] = make_form(config, policy, parameters, groups)
             changed = {
-                path: changed_config(path, load_config(path), policy, given, groups)
+                path: changed_config(path, load_config(path), policy, parameters, groups)
                 for path in dict.fromkeys([file, *files.values()])
             }
-            imported = dict.fromkeys(function for one in changed.values() for function in user_functions(one))
-            values["imports"] = imports = [] if given.get("import") == "yes" else list(imported)
+            imported = dict.fromkeys(function for rules in changed.values() for function in user_functions(rules))
+            values["imports"] = imports = [] if parameters.get("import") == "yes" else list(imported)
             if not imports and chosen:
                 values["found"] = _results(store, {step: changed[path] for step, path in files.items()})
         except ConfigError as error:
@@ -72,16 +79,16 @@ def _steps(text: str | None, steps: Sequence[int]) -> Sequence[int]:
 def _results(store: Store, configs: Mapping[int, Config]) -> Mapping[str, Any]:
     """The changes of all calls in the steps of ``configs``. Raises `ConfigError` if the rules cannot be computed."""
     rules = {step: policy_rules(config) for step, config in configs.items()}
-    for own in (own for explanations in rules.values() for own in explanations.values()):
-        if own.needs_values:
+    for of_policy in (of_policy for by_policy in rules.values() for of_policy in by_policy.values()):
+        if of_policy.needs_values:
             raise ConfigError(
-                f"rewards: {own.reward_rule.name!r} needs a critic's values, which are available in training only; choose another rule"
+                f"rewards: {of_policy.reward_rule.name!r} needs a critic's values, which are available in training only; choose another rule"
             )
     try:
         changes = [
             change
-            for step, explanations in rules.items()
-            for change in recredit(store, step, explanations, forks=forks_of(configs[step].rollouts) is not None)
+            for step, by_policy in rules.items()
+            for change in recredit(store, step, by_policy, forks=forks_of(configs[step].rollouts) is not None)
         ]
     except Exception as error:
         raise ConfigError(f"the rules failed: {describe(error)}") from error
