@@ -223,7 +223,7 @@ class Traits:
                     return field, None
                 if (delimiters := find_delimiters(before, after)) is not None:
                     return field, delimiters
-        return None, next((known_delimiters for known_delimiters in KNOWN if known_delimiters.close in known), None)
+        return None, next((pair for pair in KNOWN if pair.close in known), None)
 
     def _joins_thought(self) -> bool:
         if self.field is None:

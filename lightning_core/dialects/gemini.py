@@ -153,9 +153,9 @@ def url_for_model(url: str, *, model: str, method: str) -> str:
 def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
     """See `Dialect.parse_request`."""
     del conversations
-    settings = _given(body)
-    FIELDS.check(settings)
-    contents = objects(settings, "contents")
+    present = _given(body)
+    FIELDS.check(present)
+    contents = objects(present, "contents")
     if not contents:
         raise PolicyRequestError("contents is empty; expected at least one content", param="contents")
     if contents[-1].get("role") == "model":
@@ -163,12 +163,12 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
             "contents ends with a content of the model, which cannot be continued; end with one of the user",
             param="contents",
         )
-    config = {f"{_CONFIG}.{name}": value for name, value in (settings.get(_CONFIG) or {}).items()}
-    tools = functions(settings, check=True)
+    config = {f"{_CONFIG}.{name}": value for name, value in (present.get(_CONFIG) or {}).items()}
+    tools = functions(present, check=True)
     check_tools(tools)
-    tool, shown = _tool_choice(settings, tools)
-    messages, system = to_chat(contents, check=True), system_text(settings.get("systemInstruction"), check=True)
-    _thoughts(settings)
+    tool, shown = _tool_choice(present, tools)
+    messages, system = to_chat(contents, check=True), system_text(present.get("systemInstruction"), check=True)
+    _thoughts(present)
     return ChatRequest(
         model=model_name(body),
         messages=[{"role": "system", "content": system}, *messages] if system else messages,
@@ -189,17 +189,17 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
 def read_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
     """See `Dialect.read_request`."""
     del conversations
-    settings = _given(body)
-    messages = to_chat(objects(settings, "contents"), check=False)
-    system = system_text(settings.get("systemInstruction"), check=False)
-    config = settings.get(_CONFIG)
+    present = _given(body)
+    messages = to_chat(objects(present, "contents"), check=False)
+    system = system_text(present.get("systemInstruction"), check=False)
+    config = present.get(_CONFIG)
     count = config.get("candidateCount") if isinstance(config, Mapping) else None
     stream = flag(body, "stream") or False
     method = f"{STREAM}?alt=sse" if stream else METHODS[0]
     return ChatRequest(
         model=model_name(body),
         messages=[{"role": "system", "content": system}, *messages] if system else messages,
-        tools=functions(settings, check=False) or None,
+        tools=functions(present, check=False) or None,
         n=count if isinstance(count, int) and count > 0 else 1,
         stream=stream,
         upstream_url=partial(url_for_model, model=model_name(body), method=method),
@@ -213,11 +213,11 @@ def _given(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _tool_choice(
-    settings: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+    present: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
 ) -> tuple[str | None, Sequence[Mapping[str, Any]]]:
     """The required tool, and the tools that the model is shown."""
     path = "toolConfig.functionCallingConfig"
-    config = (settings.get("toolConfig") or {}).get("functionCallingConfig") or {}
+    config = (present.get("toolConfig") or {}).get("functionCallingConfig") or {}
     if not isinstance(config, Mapping):
         raise PolicyRequestError(f"{path} is {config!r}; expected an object", param=path)
     CALLING.check(config, path)
@@ -254,10 +254,10 @@ def _schema(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return json_schema(schema) if name == names[0] else lower_types(schema)
 
 
-def _thoughts(settings: Mapping[str, Any]) -> bool:
+def _thoughts(present: Mapping[str, Any]) -> bool:
     """Whether the response contains reasoning."""
     path = f"{_CONFIG}.thinkingConfig"
-    config = (settings.get(_CONFIG) or {}).get("thinkingConfig") or {}
+    config = (present.get(_CONFIG) or {}).get("thinkingConfig") or {}
     if not isinstance(config, Mapping):
         raise PolicyRequestError(f"{path} is {config!r}; expected an object", param=path)
     THINKING.check(config, path)

@@ -37,8 +37,8 @@ class OtherFormat:
 
     def read_request(self, body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
         """The messages, as far as they are where other formats have them."""
-        texts = next((body[name] for name in ("messages", "contents", "input", "prompt") if name in body), [])
-        messages = texts if isinstance(texts, list) else [{"role": "user", "content": texts}]
+        prompt = next((body[name] for name in ("messages", "contents", "input", "prompt") if name in body), [])
+        messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         return ChatRequest(model=model_name(body), messages=messages, body=body)
 
     def write_response(self, context: ResponseContext, choices: Sequence[Any]) -> dict[str, Any]:

@@ -79,10 +79,10 @@ def _steps(text: str | None, steps: Sequence[int]) -> Sequence[int]:
 def _results(store: Store, configs: Mapping[int, Config]) -> Mapping[str, Any]:
     """The changes of all calls in the steps of ``configs``. Raises `ConfigError` if the rules cannot be computed."""
     rules = {step: policy_rules(config) for step, config in configs.items()}
-    for of_policy in (of_policy for by_policy in rules.values() for of_policy in by_policy.values()):
-        if of_policy.needs_values:
+    for r in (r for by_policy in rules.values() for r in by_policy.values()):
+        if r.needs_values:
             raise ConfigError(
-                f"rewards: {of_policy.reward_rule.name!r} needs a critic's values, which are available in training only; choose another rule"
+                f"rewards: {r.reward_rule.name!r} needs a critic's values, which are available in training only; choose another rule"
             )
     try:
         changes = [
