@@ -1,4 +1,4 @@
-"""A tracer provider whose spans nobody exports, for hosts whose spans are switched on here, or that found no provider.
+"""A tracer provider whose spans are not exported, for hosts whose spans are switched on here, or that found no provider.
 
 The program's own provider stays the global one. If there is none, a host's spans are recorded inside rollouts without setting one:
 setting it would be final, and a program may set its own later.

@@ -38,7 +38,7 @@ _MODULES = (
     *("runnables.retry", "runnables.router", "language_models", "language_models.llms", "output_parsers"),
     *("output_parsers.transform", "prompts", "prompts.dict", "retrievers"),
 )
-"""Modules of langchain_core that define Runnables; it loads some of them late."""
+"""Modules of langchain_core that define Runnables; it loads some late."""
 
 _CHOOSERS = (RunnableBranch, RouterRunnable, RunnableWithFallbacks, DynamicRunnable)
 """Runnables that may leave some of their parts out of a run."""

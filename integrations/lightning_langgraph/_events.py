@@ -88,7 +88,7 @@ def _is_internal(name: str, config: Any) -> bool:
 
 
 def graph_scope(graph: Any, config: Any) -> tuple[str, ScopeKind] | None:
-    """The name and the kind of the scope of a run of ``graph``; None if it has no name of its own.
+    """The name and the kind of the scope of a run of ``graph``; None if the graph has no name.
 
     It is an agent if the configuration selects its name, or if ``create_agent`` gave it a name. Declares the names in it.
     """

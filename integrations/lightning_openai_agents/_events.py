@@ -38,7 +38,7 @@ class AgentRun:
         return self._scope
 
     @contextmanager
-    def speak(self) -> Generator[None]:
+    def in_scope(self) -> Generator[None]:
         """Enter the current agent's scope."""
         if self._scope is None:
             yield
@@ -113,10 +113,10 @@ def agent_turn(args: Any, kwargs: Any) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def speaking() -> AbstractContextManager[None]:
+def current_agent_scope() -> AbstractContextManager[None]:
     """The scope of the current agent: its model calls, and the events that it causes."""
     run = _run.get()
-    return nullcontext() if run is None else run.speak()
+    return nullcontext() if run is None else run.in_scope()
 
 
 def guardrail_scope(guardrail: Any) -> AbstractContextManager[SpanHandle]:
@@ -173,7 +173,7 @@ def tool_scope(arguments: Any) -> AbstractContextManager[SpanHandle]:
 @contextmanager
 def _enter(name: str, attributes: dict[str, Any]) -> Generator[SpanHandle]:
     """An event of the current agent; model calls inside it belong to ``name``."""
-    with speaking(), scope(name, kind="tool", attributes=attributes) as handle, aside(name, owned=True):
+    with current_agent_scope(), scope(name, kind="tool", attributes=attributes) as handle, aside(name, owned=True):
         yield handle
 
 

@@ -74,7 +74,7 @@ def _as(kind: str, text: str) -> tuple[bool, Any]:
 
 
 def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> list[str]:
-    """The types that ``schema`` allows, the most specific first; empty if it does not say."""
+    """The types that ``schema`` allows, the most specific first; empty if it does not restrict them."""
     if not isinstance(schema, Mapping) or depth > _NESTED:
         return []
     if isinstance(reference := schema.get("$ref"), str):

@@ -53,7 +53,7 @@ class RenderedPrompt:
     thinking: bool = False
     """Whether the response starts inside its reasoning."""
     tail: str | None = None
-    """The end of ``text`` that was encoded after recorded tokens; None: all of it was encoded."""
+    """The end of ``text`` that was encoded after recorded tokens; None: the whole text was encoded."""
     first_recorded: int | None = None
     """The index of the first message that is a recorded response."""
 

@@ -274,7 +274,7 @@ def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[
 
 
 def _candidate(index: int, parts: Sequence[Mapping[str, Any]], choice: Choice | None) -> dict[str, Any]:
-    """A candidate, or a part of it if there is no ``choice`` yet."""
+    """A candidate, partial if there is no ``choice`` yet."""
     candidate = {"content": {"role": "model", "parts": parts}, "index": index}
     return candidate if choice is None else {**candidate, "finishReason": _WRITTEN_REASONS[choice.finish_reason]}
 

@@ -80,17 +80,17 @@ def name_agent(headers: Mapping[str, str], name: str | None, key: KeyAddress, ro
     address = Address.from_headers(headers)
     inside = address is not None and address.rollout == rollout
     agent = key.agent if name is None else name
-    said = Address(
+    addressed = Address(
         rollout=rollout,
         span=key.span or "0" * 16,
         agent=agent,
         mark=key.mark if agent == key.agent else mark_of(agent),
     ).to_headers()
     if inside or key.span is None:
-        del said["traceparent"]
+        del addressed["traceparent"]
     if AGENT_HEADER in headers:
-        said = {name: value for name, value in said.items() if name == "traceparent"}
-    return {**headers, **said}
+        addressed = {name: value for name, value in addressed.items() if name == "traceparent"}
+    return {**headers, **addressed}
 
 
 def _origin(session: Session, key: KeyAddress, path: str, query: str) -> dict[str, str]:

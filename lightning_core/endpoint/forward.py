@@ -136,7 +136,7 @@ def _record(spans: list[CallSpan], responses: list[UpstreamResponse], target: Ta
 def replay_forwarded(
     dialect: Dialect, incoming: IncomingRequest, request: ChatRequest, target: Target
 ) -> Response | None:
-    """The recorded responses to a request that would be forwarded; None if one of them is not recorded."""
+    """The recorded responses to a request that would be forwarded; None if any is not recorded."""
     replay, agent = incoming.session.replay, incoming.address.agent
     if replay is None:
         return None

@@ -15,7 +15,7 @@ from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.exchange import ChatRequest, ResponseContext, model_name
 from lightning_core.dialects.fields import collect_notes
 from lightning_core.endpoint.forward import Forwarder, replay_forwarded
-from lightning_core.endpoint.known_agents import Decision, Speakers
+from lightning_core.endpoint.known_agents import Decision, KnownAgents
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.prompts import note_unknown_variables, render_prompts
 from lightning_core.endpoint.record import CallSpan
@@ -33,13 +33,18 @@ class Responder:
     """Responds from ``backend``, in the chat format of the model, or forwards the request."""
 
     def __init__(
-        self, backend: Backend, chats: Mapping[str, Chat], forwarder: Forwarder, speakers: Speakers, limits: Limits
+        self,
+        backend: Backend,
+        chats: Mapping[str, Chat],
+        forwarder: Forwarder,
+        known_agents: KnownAgents,
+        limits: Limits,
     ) -> None:
         self._backend = backend
         self._chats = chats
         self._sampler = Sampler(backend)
         self._forwarder = forwarder
-        self._speakers = speakers
+        self._known_agents = known_agents
         self._limits = limits
 
     async def respond(self, dialect: Dialect, incoming: IncomingRequest) -> Response:
@@ -56,7 +61,7 @@ class Responder:
     def _decide(self, incoming: IncomingRequest, requested: str) -> Decision:
         """The agent of the call. An auxiliary call of a trained agent gets its own name, and is not trained on."""
         models, policies = self._backend.models, {POLICY, *incoming.session.routing.policies.values()}
-        decision = self._speakers.decide(
+        decision = self._known_agents.decide(
             incoming.session, incoming.address, names_served_model=requested in models and requested not in policies
         )
         rule = incoming.session.routing.auxiliary_rule(decision.address.agent, incoming.body)

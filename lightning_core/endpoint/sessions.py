@@ -35,7 +35,7 @@ class Session:
     routing: Routing
     seed: int | None
     secret: str | None = field(default=None, repr=False)
-    """That of the rollout, `Run.secret`. None: the rollout is not in this process, and its requests have no origin."""
+    """The rollout's secret. None: the rollout is not in this process, and its requests have no origin."""
     seen: Counter[str] = field(default_factory=Counter[str])
     memory: Memory = field(default_factory=Memory)
     conversations: dict[str, Sequence[Message]] = field(default_factory=dict[str, Sequence[Message]])
@@ -56,7 +56,7 @@ class Session:
     """The recorded responses to answer with."""
     closed: bool = False
     provisional: bool = False
-    """A call was answered before it was known which model must answer it; see `speakers`."""
+    """A call was answered before it was known which model must answer it; see `known_agents`."""
 
 
 class Sessions:

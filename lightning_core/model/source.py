@@ -151,7 +151,7 @@ def load_config(path: str | os.PathLike[str]) -> Any:
     config = _read_config(path)
     if _auto_class(transformers, config) is None:
         raise ConfigError(
-            f"{str(path)!r} is a model of the type {config.model_type!r}, which is no causal language model of transformers "
+            f"{str(path)!r} is a model of the type {config.model_type!r}, which is not a causal language model of transformers "
             f"{transformers.__version__}: choose another model"
         )
     unquantise(path, config)

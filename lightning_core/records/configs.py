@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _NEWEST = "config.yaml"
 _EARLIER = re.compile(r"config-until-step-(\d+)\.yaml")
 _IDENTITY = frozenset({"run.name", "run.resume"})
-"""Keys that say which run it is, not how it trains."""
+"""Keys that identify the run and do not affect its training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

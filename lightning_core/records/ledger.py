@@ -51,7 +51,7 @@ Ledger = Counter[Entry]
 
 
 def trace_ledger(trace: Trace, trained: Collection[str | None] = ()) -> Ledger:
-    """The number of requests of one rollout for each entry. ``trained``: agents known to be trained, for traces that do not say it."""
+    """The number of requests of one rollout for each entry. ``trained``: agents known to be trained, for traces that lack it."""
     ledger: Ledger = Counter(
         entry for call in trace.calls if call.replays is None for entry in _call_entries(call, trained)
     )

@@ -63,7 +63,7 @@ class Observer(Protocol):
         """Show ``text`` to the user."""
 
     def measure(self, step: int, metrics: Mapping[str, Any]) -> Mapping[str, float]:
-        """Metrics to add to those of ``step``, which are not recorded yet."""
+        """Metrics to add to ``step``'s, which are not recorded yet."""
         return {}
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -84,7 +84,7 @@ class Observer(Protocol):
 
 
 class Observers:
-    """The observers of a run. Each method calls that of every observer, in order."""
+    """The observers of a run. Each method calls every observer's, in order."""
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._observers = list(observers)
@@ -148,7 +148,7 @@ class Observers:
         return summary
 
     def reporters(self) -> Observers:
-        """Those that only report."""
+        """The observers that only report."""
         return Observers(observer for observer in self._observers if observer.only_reports)
 
     def finished(self, result: Result) -> Result:

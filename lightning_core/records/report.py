@@ -42,7 +42,7 @@ class Summary:
     groups: int = 0
     """Groups of rollouts in training, of all policies."""
     groups_wasted: int = 0
-    """Those whose calls all had the advantage 0: nothing was learned from them."""
+    """Groups whose calls all had the advantage 0, without effect on training."""
     rollouts_failed: int = 0
     """Training rollouts in which the agent failed."""
     rollouts_left_out: int = 0

@@ -68,7 +68,7 @@ def solved_tasks(before: Rewards, after: Rewards, *, solved: float) -> SolvedTas
 
 
 def wasted_groups(metrics: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
-    """The number of groups in training, and of those whose calls all had the advantage 0, in the steps that recorded both."""
+    """The numbers of groups in training and of groups without advantages, over the steps that recorded both."""
     groups = wasted = 0
     for line in metrics:
         for key, value in line.items():

@@ -40,7 +40,7 @@ class SampledModel:
 
     model: Any
     path: ComputePlan
-    """As `choose_path` returned it for ``model``."""
+    """The result of `choose_path` for ``model``."""
     adapters: Adapters | None = None
     """The adapters of ``model``; names with the same model share their batches."""
     adapter: str | None = None

@@ -2,7 +2,7 @@
 
 Weights change between two tokens. During a push, new requests are held back and the server ends running ones; when each has returned
 its tokens, the weights are replaced. An interrupted response continues from its prompt and its tokens so far, so no keys and values
-of older weights are used. Callers get no error, only deltas of the older version before those of the new one.
+of older weights are used. Callers get no error, only deltas of the older version before the new one's.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class VllmBackend:
                     return
             if time.monotonic() > deadline:
                 raise InfrastructureError(
-                    f"{self._sampling} responses were still running {DRAIN_SECONDS} s after the vLLM server was asked to end them; "
+                    f"{self._sampling} responses were still running {DRAIN_SECONDS} s after the vLLM server was requested to end them; "
                     "read each of their generators to the end, or close it"
                 )
 

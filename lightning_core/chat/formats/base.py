@@ -46,7 +46,7 @@ class ToolFormat:
     bare: str = ""
     """The first character of calls without a mark, which are the whole response."""
     split: Callable[[str, bool], tuple[str, str | None]] | None = None
-    """For formats whose messages name their channel: the reasoning and the answer of a response, the answer None until
+    """For formats whose messages name their channel, the reasoning and the answer of a response, the answer None until
     it begins. The second argument is whether the response is complete."""
     frame: tuple[str, ...] = ()
     """Texts of `split` that are neither reasoning nor answer, the longest first."""

@@ -64,7 +64,7 @@ def forked_contexts(history: History, held_out: HeldOut, *, steps: Steps = 3, at
         return None
     fraction = (
         f"{(forked + rewritten) / continued:.0%} of the later calls in conversations of {period(steps)} do not continue the recorded "
-        "tokens; each is encoded and trained as a row of its own, which takes longer"
+        "tokens; each is encoded and trained as a separate row, which takes longer"
     )
     if forked >= rewritten:
         return (

@@ -37,7 +37,7 @@ class MonitorRule(DeclaredRule):
     """``monitor(history, held_out, *, …)`` returns a message, or None."""
 
     each_policy: bool = False
-    """With several policies: call it for each, with the metrics ``NAME/metric`` of the policy as ``metric``."""
+    """Whether it is called per policy, with the metrics ``NAME/metric`` as ``metric``."""
 
 
 MONITORS: Registry[MonitorRule] = Registry(

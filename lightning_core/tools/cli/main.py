@@ -163,9 +163,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     cli_export.add_options(export)
 
-    show = commands.add_parser(
-        "trace", help="show rollouts as trees: those of a run, stored traces, or one task run now"
-    )
+    show = commands.add_parser("trace", help="show rollouts as trees: a run's, stored traces, or one task run now")
     cli_trace.add_options(show)
 
     credit = commands.add_parser("credit", help="recompute credit on a run's stored rollouts, and show what changes")

@@ -149,7 +149,7 @@ def _held_out(first: str, second: str, d: HeldOutDifference | None, tasks: int) 
     yield _line(f"difference, paired by task: {format_estimate(d.difference, sign='+')} (95% interval)")
     if d.not_compared:
         was = "was" if d.not_compared == 1 else "were"
-        yield _line(f"{plural(d.not_compared, 'task')} {was} evaluated in one of them only")
+        yield _line(f"{plural(d.not_compared, 'task')} {was} evaluated in one run only")
     changed = [change for change in d.changes if change.change][:tasks]
     if changed:
         rows = ((c.task_id, f"{c.first:.3f}", f"{c.second:.3f}", f"{c.change:+.3f}") for c in changed)

@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     chosen.add_argument("--best", metavar="K", type=whole(1), help="at most K of each task, with the highest rewards")
     chosen.add_argument(
-        "--phase", choices=PHASES, default="train", help="of a run: those of this phase (default: train)"
+        "--phase", choices=PHASES, default="train", help="of a run: rollouts of this phase (default: train)"
     )
 
 

@@ -40,7 +40,7 @@ def make_summary(summary: Summary) -> Group:
     if summary.stopped is not None:
         parts.append(f"Stopped early: {summary.stopped}.")
     if summary.best_step is not None:
-        parts.append(f"The best held-out reward is that of step {summary.best_step}: checkpoints/best.")
+        parts.append(f"The best held-out reward was reached at step {summary.best_step}: checkpoints/best.")
     parts += _monitors(summary.monitors)
     return Group(*parts)
 

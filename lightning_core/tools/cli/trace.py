@@ -43,10 +43,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document: the list, or the whole rollout")
     lists = parser.add_argument_group("which rollouts of a run to list")
     lists.add_argument("--last", metavar="N", type=whole(1), help=f"number on a page (default: {_LAST})")
-    lists.add_argument(
-        "--page", metavar="K", type=whole(1), help="page K, from 1: that of the newest rollouts (default)"
-    )
-    lists.add_argument("--phase", choices=PHASES, help="only those of this phase")
+    lists.add_argument("--page", metavar="K", type=whole(1), help="page K, from 1 with the newest rollouts (default)")
+    lists.add_argument("--phase", choices=PHASES, help="only rollouts of this phase")
     lists.add_argument("--step", metavar="N", type=whole(0), help="only those after N updates")
     lists.add_argument("--task-id", metavar="ID", help="only attempts at this task")
     lists.add_argument("--agent", metavar="NAME", help="only those with a model call of this agent")

@@ -61,7 +61,7 @@ def truncation(t: Trial) -> Iterator[Observed]:
     text = f"{percent(share)} of {plural(len(t.calls), 'call')} reached the limit of {listed([str(n) for n in limits])} tokens{lengths}"
     by_request = bool(limits) and limits[0] < limit
     advice = (
-        "the limit is that of the agent's request, or of the context: raise max_tokens in the agent, or policy.max_context"
+        "the agent's request sets the limit, or the context does: raise max_tokens in the agent, or policy.max_context"
         if by_request
         else f"raise rollouts.max_tokens to {2 * limit} or more"
     )

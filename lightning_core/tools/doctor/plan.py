@@ -28,7 +28,7 @@ class Measured:
     seconds_rollout: float
     """Mean of the rollouts, from their first model call on."""
     seconds_update: float | None
-    """None if there were no rows."""
+    """Seconds of the update; None without rows."""
     update_error: str | None = None
     memory: int
     """Bytes of memory after the update."""

@@ -59,7 +59,9 @@ def check_out(out: Path, *, run: Path) -> None:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"{str(out)!r} exists and is not an empty folder: choose another one, or remove it")
         if out.resolve().is_relative_to(run.resolve()):
-            raise ConfigError(f"{str(out)!r} is inside the run's folder {str(run)!r}: choose one outside of it")
+            raise ConfigError(
+                f"{str(out)!r} is inside the run's folder {str(run)!r}: choose a folder outside the run's"
+            )
 
 
 def _write_hf(trained: Trained, folder: Path, name: str, dtype: str) -> None:

@@ -79,7 +79,7 @@ def _converter() -> Path:
 
 def _fetch(target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Built in a sibling folder and renamed, so no other process ever sees a part of it.
+    # Built in a sibling folder and renamed, so other processes never see a partial file.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
         logger.warning("downloading llama.cpp's converter, once (77 MB)")
         advice = f"Without a network, set {ENV} to a folder with llama.cpp's sources, or use --format hf"

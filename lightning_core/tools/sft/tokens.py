@@ -1,6 +1,6 @@
 """Recorded calls → transitions: the tokens to learn, for each call of a trained agent.
 
-Responses that the policy's own model sampled have their recorded tokens. Those of a teacher have messages only: the prompt and
+Responses that the policy's own model sampled have their recorded tokens. A teacher's responses have messages only: the prompt and
 the response are rendered by the policy's chat template, as if the policy had given that response, with tool calls in its own
 format. The next turn of the conversation then continues these tokens, so a conversation is one row.
 """
@@ -32,7 +32,7 @@ class TokenCounts:
     rendered: int = 0
     """Calls whose messages were rendered by the policy's chat template."""
     without_reasoning: int = 0
-    """Those whose response had reasoning that the policy's template does not write."""
+    """Rendered calls whose response had reasoning that the policy's template does not write."""
 
 
 class Tokens:

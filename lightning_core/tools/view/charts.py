@@ -160,7 +160,7 @@ def _series(curves: Curves) -> dict[str, dict[str, list[Point]]]:
 
 
 def with_derived(line: Mapping[str, Any], policies: Iterable[str] = ()) -> dict[str, Any]:
-    """``line`` with the shares and means that are computed from its counts; older runs do not record all of them."""
+    """``line`` with the shares and means that are computed from its counts; older runs do not record all."""
     calls = line.get("calls", sum(_number(line.get(f"context_{kind}")) for kind in _CONTEXTS))
     tokens = line.get("tokens_sampled", line.get("tokens_trained"))
     derived = {

@@ -38,7 +38,7 @@ class ShownMessage:
 
 
 def show_message(message: Any, *, limit: int | None = LIMIT) -> ShownMessage:
-    """``message`` with at most ``limit`` characters of its text; None: all of it."""
+    """``message`` with at most ``limit`` characters of its text; None: the whole text."""
     if not isinstance(message, Mapping):
         message = {"role": "?", "content": json.dumps(message, ensure_ascii=False)}
     text = content_text(message.get("content", message.get("parts")))

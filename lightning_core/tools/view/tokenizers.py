@@ -127,7 +127,7 @@ def find_tokenizer(run: RunInfo, policy: str) -> LocalTokenizer:
 def _folders(run: RunInfo, policy: str) -> Iterator[Path]:
     policies = _section(run.config, "policies")
     for checkpoint in reversed(checkpoints(run.folder)):
-        # Only names of the configuration, since ``policy`` is what a server said.
+        # Only names of the configuration, since ``policy`` is a server's own name.
         yield checkpoint / policy if policy in policies else checkpoint
     for section in (_section(policies, policy), _section(run.config, "policy")):
         model = section.get("model")

@@ -41,7 +41,7 @@ class ForwardKl:
     targets_X: Tensor
     """int64: token ids."""
     probabilities_DK: Tensor
-    """float32: the teacher's; 0 for a target that stands for none."""
+    """float32: the teacher's; 0 for padding."""
     weights_D: Tensor
     """float32: with `Candidates.weight`."""
 

@@ -86,7 +86,7 @@ class Objective:
     def needs_all_logprobs(self) -> bool:
         """Whether the next update needs all logprobs before its first gradient.
 
-        It does if it uses the ratio of a sequence whose tokens are in several micro-batches, or a loss over all of them.
+        It does if it uses the ratio of a sequence whose tokens are in several micro-batches, or a loss over all micro-batches.
         """
         ratio, importance = self._ratio_sequences, self._importance_sequences
         return (

@@ -1,4 +1,4 @@
-"""One rollout, and one call of it."""
+"""The pages of a rollout and of a call."""
 
 from __future__ import annotations
 
