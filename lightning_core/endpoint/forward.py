@@ -17,7 +17,13 @@ from lightning_core.dialects.dialect import Dialect, StreamWriter
 from lightning_core.dialects.exchange import ChatRequest, Choice, ResponseContext, UpstreamResponse, model_name
 from lightning_core.endpoint.record import CallSpan, EmbeddingsSpan
 from lightning_core.endpoint.request import EventStream, IncomingRequest
-from lightning_core.endpoint.upstream import Target, UpstreamClient, UpstreamServer, origin_target, with_headers
+from lightning_core.endpoint.upstream import (
+    Destination,
+    UpstreamClient,
+    UpstreamServer,
+    origin_destination,
+    with_headers,
+)
 from lightning_core.errors import PolicyRequestError, UpstreamError
 
 EMBEDDINGS = "/embeddings"
@@ -36,46 +42,51 @@ class Forwarder:
         """Whether requests go to a configured server instead of their provider."""
         return self._server is not None
 
-    async def send(self, target: Target, headers: Mapping[str, str], data: bytes) -> httpx.Response:
+    async def send(self, destination: Destination, headers: Mapping[str, str], data: bytes) -> httpx.Response:
         """See `UpstreamClient.send`."""
-        return await self._client.send(target, headers, data)
+        return await self._client.send(destination, headers, data)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.close()
 
-    def target(
+    def destination(
         self, headers: Mapping[str, str], path: str, *, key_header: str, forwarded_headers: Sequence[str]
-    ) -> Target | None:
+    ) -> Destination | None:
         """The server and URL for a request to ``path``, or None."""
         forwarded = {name: headers[name] for name in forwarded_headers if name in headers}
         if self._server is not None:
-            return with_headers(self._server.target(path, key_header), forwarded)
+            return with_headers(self._server.destination(path, key_header), forwarded)
         origin = headers.get(ORIGIN) if self.to_origins else None
-        return with_headers(origin_target(origin, headers.get(ORIGIN_AUTHORIZATION)), forwarded) if origin else None
+        return (
+            with_headers(origin_destination(origin, headers.get(ORIGIN_AUTHORIZATION)), forwarded) if origin else None
+        )
 
     async def forward(
-        self, dialect: Dialect, incoming: IncomingRequest, request: ChatRequest, target: Target
+        self, dialect: Dialect, incoming: IncomingRequest, request: ChatRequest, destination: Destination
     ) -> Response:
-        """The response of ``target``, unchanged."""
+        """The response of ``destination``, unchanged."""
         if request.upstream_url is not None:
-            target = replace(target, url=request.upstream_url(target.url))
-        spans = [CallSpan(incoming.address, request, request.model, i, target=target) for i in range(request.choices)]
+            destination = replace(destination, url=request.upstream_url(destination.url))
+        spans = [
+            CallSpan(incoming.address, request, request.model, i, destination=destination)
+            for i in range(request.choices)
+        ]
         incoming.spans += spans
         if request.stream:
-            events = self._stream(dialect, spans, request.body, target)
+            events = self._stream(dialect, spans, request.body, destination)
             first = await anext(events, b"")  # HTTP errors are raised here, before the status is sent
             return EventStream(_continue(first, events), close=events.aclose)
-        data, response = await self._client.complete(target, request.body)
-        _record(spans, dialect.read_response(response), target)
+        data, response = await self._client.complete(destination, request.body)
+        _record(spans, dialect.read_response(response), destination)
         return Response(data, media_type="application/json")
 
-    async def complete(self, target: Target, body: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:
+    async def complete(self, destination: Destination, body: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:
         """See `UpstreamClient.complete`."""
-        return await self._client.complete(target, body)
+        return await self._client.complete(destination, body)
 
     async def _stream(
-        self, dialect: Dialect, spans: list[CallSpan], body: Mapping[str, Any], target: Target
+        self, dialect: Dialect, spans: list[CallSpan], body: Mapping[str, Any], destination: Destination
     ) -> AsyncGenerator[bytes]:
         """The events, unchanged.
 
@@ -83,23 +94,23 @@ class Forwarder:
         """
         reader = dialect.stream_reader()
         recorded = False
-        async for event, data in self._client.stream(target, body):
+        async for event, data in self._client.stream(destination, body):
             if data is not None:
                 reader.read(data)
             if not recorded and (reader.over or (data is None and b"[DONE]" in event)):
-                _record(spans, reader.responses(), target)
+                _record(spans, reader.responses(), destination)
                 recorded = True
             yield event
         if not recorded:
-            _record(spans, reader.responses(), target)
+            _record(spans, reader.responses(), destination)
 
     async def embed(self, dialect: Dialect, incoming: IncomingRequest) -> Response:
         """Forward a request for embeddings, which no model here computes."""
         model = model_name(incoming.body)
-        target = self.target(
+        destination = self.destination(
             incoming.headers, EMBEDDINGS, key_header=dialect.KEY_HEADER, forwarded_headers=dialect.FORWARDED_HEADERS
         )
-        if target is None:
+        if destination is None:
             raise PolicyRequestError(
                 f"the models here compute no embeddings, and there is no server to forward the request for {model!r} to: set "
                 "policy.upstream, or give the agent's embeddings client the URL of its provider",
@@ -108,7 +119,7 @@ class Forwarder:
             )
         span = EmbeddingsSpan(incoming.address, incoming.body, model)
         incoming.spans.append(span)
-        data, response = await self._client.complete(target, incoming.body)
+        data, response = await self._client.complete(destination, incoming.body)
         usage = response.get("usage")
         span.counted(response.get("model"), usage.get("prompt_tokens") if isinstance(usage, Mapping) else None)
         span.end()
@@ -121,20 +132,20 @@ async def _continue(first: bytes, events: AsyncGenerator[bytes]) -> AsyncGenerat
         yield event
 
 
-def _record(spans: list[CallSpan], responses: list[UpstreamResponse], target: Target) -> None:
-    """Record the responses of ``target``.
+def _record(spans: list[CallSpan], responses: list[UpstreamResponse], destination: Destination) -> None:
+    """Record the responses of ``destination``.
 
     Raises `UpstreamError` if there are more or fewer than requested.
     """
     if len(responses) != len(spans):
-        raise UpstreamError(f"{target.shown} returned {len(responses)} complete responses; expected {len(spans)}")
+        raise UpstreamError(f"{destination.shown} returned {len(responses)} complete responses; expected {len(spans)}")
     for span, response in zip(spans, responses, strict=True):
         span.forwarded(response)
         span.end()
 
 
 def replay_forwarded(
-    dialect: Dialect, incoming: IncomingRequest, request: ChatRequest, target: Target
+    dialect: Dialect, incoming: IncomingRequest, request: ChatRequest, destination: Destination
 ) -> Response | None:
     """The recorded responses to a request that would be forwarded; None if any is not recorded."""
     replay, agent = incoming.session.replay, incoming.address.agent
@@ -144,7 +155,9 @@ def replay_forwarded(
     calls = [call for call in responses if call is not None]
     if len(calls) < len(responses):
         return None
-    spans = [CallSpan(incoming.address, request, request.model, i, target=target) for i in range(request.choices)]
+    spans = [
+        CallSpan(incoming.address, request, request.model, i, destination=destination) for i in range(request.choices)
+    ]
     choices = [
         Choice(message=dict(c.response or {}), token_ids=[], logprobs=[], finish_reason=c.finish_reason or "stop")
         for c in calls

@@ -18,7 +18,7 @@ from lightning_core.capture.providers import host_of
 from lightning_core.capture.spans import start_span
 from lightning_core.chat.chat import RenderedPrompt
 from lightning_core.dialects.exchange import ChatRequest, Choice, UpstreamResponse
-from lightning_core.endpoint.upstream import Target
+from lightning_core.endpoint.upstream import Destination
 from lightning_core.errors import OverloadError, PolicyRequestError, describe
 from lightning_core.trace import pack
 
@@ -108,9 +108,9 @@ class CallSpan(ModelSpan):
         choice: int = 0,
         *,
         trained: bool = False,
-        target: Target | None = None,
+        destination: Destination | None = None,
     ) -> None:
-        """``trained``: the agent is trained. ``target``: the server that the call is forwarded to."""
+        """``trained``: the agent is trained. ``destination``: the server that the call is forwarded to."""
         attributes: dict[str, Any] = {
             tr.SEQUENCE: next_sequence(),
             tr.PROVIDER: "lightning",
@@ -124,8 +124,8 @@ class CallSpan(ModelSpan):
             attributes[tr.TRAINED] = True
         if request.notes:
             attributes[tr.DROPPED] = [f"{path}: {reason}" for path, reason in request.notes.items()]
-        if target is not None:
-            attributes |= {tr.HOST: host_of(urlsplit(target.url)), tr.CREDENTIALS: target.credentials}
+        if destination is not None:
+            attributes |= {tr.HOST: host_of(urlsplit(destination.url)), tr.CREDENTIALS: destination.credentials}
         self._request = request
         super().__init__(address, "chat", model, attributes)
 

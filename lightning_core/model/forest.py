@@ -118,3 +118,10 @@ def _split_long_runs(forest: Forest, limit: int) -> tuple[list[int], list[int]]:
 def seen(block: Block) -> tuple[tuple[int, int], ...]:
     """The ranges of the packed sequence that a block attends to; its own is last."""
     return _append(block.ancestors, (block.start, block.stop))
+
+
+def common_prefix(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:
+    """The number of first tokens that ``a`` and ``b`` share."""
+    length = min(len(a), len(b))
+    differs = np.flatnonzero(a[:length] != b[:length])
+    return int(differs[0]) if len(differs) else length

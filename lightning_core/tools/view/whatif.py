@@ -57,8 +57,6 @@ class CreditForm:
     rewards: Sequence[RuleChoice]
     advantages: Sequence[RuleChoice]
     keys: Sequence[RuleChoice]
-    default_keys: bool
-    """Whether calls are compared by the reward rule's own keys."""
 
 
 def choose_policy(config: Config, parameters: Mapping[str, str]) -> str:
@@ -98,7 +96,6 @@ def make_form(config: Config, policy: str, parameters: Mapping[str, str], groups
             RuleChoice(name=name, description=_described(GROUP_KEYS, name), chosen=name in (keys or ()), fields=())
             for name in dict.fromkeys([*GROUP_KEYS, *(credit.group_by or ())])
         ],
-        default_keys=keys is None,
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_core.errors import TrainingError
-from lightning_core.model.forest import Forest
+from lightning_core.model.forest import Forest, common_prefix
 from lightning_core.transitions import Row
 
 Ints = NDArray[np.int64]
@@ -100,7 +100,7 @@ def _shared_prefixes(inputs: dict[int, Ints], group: Sequence[int]) -> list[tupl
     """The rows in lexicographic order, with the tokens shared with the last."""
     # In this order neighbors share the longest prefixes; big-endian bytes compare like the tokens.
     ordered = sorted(group, key=lambda index: inputs[index].astype(">u4").tobytes())
-    shared_with_last = {b: _common_prefix(inputs[a], inputs[b]) for a, b in pairwise(ordered)}
+    shared_with_last = {b: common_prefix(inputs[a], inputs[b]) for a, b in pairwise(ordered)}
     return [(index, shared_with_last.get(index, 0)) for index in ordered]
 
 
@@ -214,9 +214,3 @@ def _input_tokens(row: Row) -> Ints:
     if columns[0] == 0:
         raise TrainingError(f"a row of rollout {row.rollout!r} trains on its first token, but no token predicts it")
     return row.token_ids[: columns[-1]].astype(np.int64)
-
-
-def _common_prefix(a: Ints, b: Ints) -> int:
-    length = min(len(a), len(b))
-    differs = np.flatnonzero(a[:length] != b[:length])
-    return int(differs[0]) if len(differs) else length
