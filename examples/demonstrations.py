@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core import load_config, reward
-from lightning_core.capture import ProgramResult
 from lightning_core.config.imports import import_callable
 from lightning_core.errors import ConfigError, LightningError, describe
 from lightning_core.otel import spans_to_otlp
+from lightning_core.propagation import ProgramResult
 from lightning_core.rollouts.entry_points import load_agent
 from lightning_core.rollouts.tasks import training_tasks
 from lightning_core.testing import open_playground

@@ -2,7 +2,8 @@
 
 The flow, one place for each arrow::
 
-    @trainable ──marks──▶ agent            capture/        current rollout, agent, span; in each request's headers
+    @trainable ──marks──▶ agent            capture/        current rollout, agent, span
+         agent ──▶ its requests            propagation/    the same in threads, processes, and each request's headers
          request ──▶ tokens, logprobs      endpoint/       OpenAI-compatible endpoint that records the tokens
          spans ──▶ Trace                   trace.py        one OpenTelemetry trace a rollout
          Trace ──▶ [Transition] ──▶ [Row]  transitions.py  per agent; prefix forest; each sampled token once
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_core.capture import reward, rollout
-    from lightning_core.capture.children.launch import launch
     from lightning_core.capture.integration import install, uninstall
     from lightning_core.capture.mark import trainable
     from lightning_core.capture.replayable import replayable
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lightning_core.credit import CreditRules, Episode, assign_credit
     from lightning_core.errors import LightningError
     from lightning_core.loop import Result, evaluate, fit
+    from lightning_core.propagation.children.launch import launch
     from lightning_core.trace import Call, Trace
     from lightning_core.transitions import Row, Transition, trace_to_transitions, transitions_to_rows
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "reward": "capture",
     "rollout": "capture",
-    "launch": "capture.children.launch",
+    "launch": "propagation.children.launch",
     "Config": "config",
     "load_config": "config",
     "Episode": "credit",

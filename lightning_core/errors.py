@@ -1,8 +1,8 @@
 """All exceptions of Lightning, and how each is handled.
 
-*Inside an agent's process* (``capture``, the integrations), Lightning must not break the host: it
-never raises, never swallows the host's exception, never changes its result. Failures there go
-through ``capture.record()``, which counts them on the rollout and logs the first. A strict
+*Inside an agent's process* (``capture``, ``propagation``, the integrations), Lightning must not
+break the host: it never raises, never swallows the host's exception, never changes its result.
+Failures there go through ``capture.record()``, which counts them on the rollout and logs the first. A strict
 rollout (the default in ``fit``) then raises `CaptureError` at its end, so lost training data
 does not go unnoticed.
 

@@ -11,7 +11,7 @@ from typing import Any
 import wrapt
 from autogen_agentchat.agents import AssistantAgent
 
-from lightning_core.capture import aside
+from lightning_core.capture import run_as
 from lightning_core.capture.patching import Patches
 
 _METHODS = ("get_messages", "add_message", "clear", "update_context", "query")
@@ -54,7 +54,7 @@ class _Besides(wrapt.ObjectProxy[Any]):
 
 def _run_aside(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     async def run(*args: Any, **kwargs: Any) -> Any:
-        with aside(name, owned=True):
+        with run_as(name, owned=True):
             return await method(*args, **kwargs)
 
     return run

@@ -9,7 +9,7 @@ from typing import Any
 
 from autogen_core.models import FunctionExecutionResult
 
-from lightning_core.capture import aside, current_address, record, scope
+from lightning_core.capture import current_address, record, run_as, scope
 from lightning_core.capture.spans import SpanHandle
 from lightning_core.trace import TOOL_ARGUMENTS, TOOL_CALL_ID, TOOL_RESULT
 
@@ -23,7 +23,7 @@ def call_scope(call: Any) -> Generator[SpanHandle]:
     with (
         scope(call.name, kind="tool", attributes=_attributes(call.arguments, call.id)) as handle,
         without_tool_span(call),
-        aside(call.name, owned=True),
+        run_as(call.name, owned=True),
     ):
         yield handle
 
@@ -45,7 +45,7 @@ def tool_scope(tool: Any, arguments: Any, call_id: str | None) -> Generator[Span
     """The scope of a tool that code runs directly, without a model's tool call."""
     with (
         scope(tool.name, kind="tool", attributes=_attributes(arguments, call_id)) as handle,
-        aside(tool.name, owned=True),
+        run_as(tool.name, owned=True),
     ):
         yield handle
 

@@ -17,7 +17,7 @@ from typing import Any
 import autogen_core._single_threaded_agent_runtime as runtimes
 from autogen_core import SingleThreadedAgentRuntime
 
-from lightning_core.capture import current_run, current_scope, record
+from lightning_core.capture import current_rollout, current_scope, record
 from lightning_core.capture.patching import Patches
 
 _Scope = Callable[[], AbstractContextManager[None]]
@@ -69,7 +69,7 @@ def team_scope(team: Any) -> Generator[None]:
 
 def _make_message(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     wrapped(*args, **kwargs)
-    received = _received.get() if current_run() is not None else None
+    received = _received.get() if current_rollout() is not None else None
     setattr(instance, _SCOPE, received or current_scope())
 
 

@@ -19,8 +19,8 @@ from opentelemetry.trace import Span as ApiSpan
 from opentelemetry.trace import Status, StatusCode
 
 from lightning_core import trace as tr
-from lightning_core.capture import find_run, record
-from lightning_core.capture.scope import beside, is_inside, open_scope
+from lightning_core.capture import find_rollout, record
+from lightning_core.capture.scope import is_inside, named_scope, open_scope
 from lightning_core.capture.spans import deliver, to_record
 from lightning_core.otel.conventions import normalize_span
 from lightning_core.otel.reading import with_events
@@ -72,7 +72,7 @@ class HostSpan:
                     assert self._span is not None
                     opened, self._event = open_scope(outer, name, kind, start_ns=self._span.start_time)
                     # A model call in the body of a tool is the tool's, not the agent's that called it.
-                    self._scope = beside(opened, name, owned=True) if kind == "tool" else opened
+                    self._scope = named_scope(opened, name, owned=True) if kind == "tool" else opened
                     # The span may never end, where a host abandons a stream; its children need it.
                     deliver(to_record(self._event, end_ns=time.time_ns()))  # pyright: ignore[reportArgumentType]
             return outer if self._scope is None else self._scope
@@ -95,7 +95,7 @@ class HostSpan:
     def end(self) -> None:
         """Write the event of the ended span."""
         host, span = self._read(), self._span
-        if host is not None and span is not None and find_run(self.base.run.rollout) is not None:
+        if host is not None and span is not None and find_rollout(self.base.run.rollout) is not None:
             self.enter()
             if self._event is not None:
                 attributes = {

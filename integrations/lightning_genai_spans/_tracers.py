@@ -12,7 +12,7 @@ from typing import Any
 from opentelemetry import trace
 from opentelemetry.util._decorator import _agnosticcontextmanager  # pyright: ignore[reportPrivateUsage]
 
-from lightning_core.capture import current_run
+from lightning_core.capture import current_rollout
 from lightning_core.capture.patching import Patches
 from lightning_core.capture.spans import make_provider
 
@@ -27,13 +27,13 @@ class _Tracer(trace.Tracer):
         self._no_op = trace.NoOpTracer()
 
     def start_span(self, *args: Any, **kwargs: Any) -> trace.Span:
-        tracer = self._no_op if current_run() is None else self._recording
+        tracer = self._no_op if current_rollout() is None else self._recording
         return tracer.start_span(*args, **kwargs)
 
     # As in the SDK's tracer, so the result decorates coroutine functions too.
     @_agnosticcontextmanager
     def start_as_current_span(self, *args: Any, **kwargs: Any) -> Iterator[trace.Span]:
-        tracer = self._no_op if current_run() is None else self._recording
+        tracer = self._no_op if current_rollout() is None else self._recording
         with tracer.start_as_current_span(*args, **kwargs) as span:
             yield span
 

@@ -13,7 +13,7 @@ from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool
 from opentelemetry.trace import Span
 
-from lightning_core.capture import aside, current_address, is_selected, record, scope
+from lightning_core.capture import current_address, is_selected, record, run_as, scope
 from lightning_core.capture.address import Address
 from lightning_core.capture.integration import active_integrations
 from lightning_core.capture.spans import SpanHandle, start_span
@@ -32,7 +32,7 @@ def tool_scope(tool: BaseTool, tool_input: Any, call_id: str | None) -> Generato
     # The event belongs to the agent that calls the tool; model calls in the tool's body belong to the tool.
     with (
         scope(tool.name, kind="tool", attributes=tool_attributes(arguments, call_id)) as handle,
-        scope(tool.name) if is_selected(tool.name) else aside(tool.name, owned=True),
+        scope(tool.name) if is_selected(tool.name) else run_as(tool.name, owned=True),
     ):
         yield handle
 

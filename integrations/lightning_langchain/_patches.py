@@ -23,7 +23,7 @@ from langchain_core.runnables import RouterRunnable, Runnable, RunnableBranch, R
 from langchain_core.runnables.configurable import DynamicRunnable
 from langchain_core.tools import BaseTool
 
-from lightning_core.capture import aside, current_run, declare_agents, is_selected, record
+from lightning_core.capture import current_rollout, declare_agents, is_selected, record, run_as
 from lightning_core.capture.mark import get_mark
 from lightning_core.capture.patching import Patches, Wrapper
 from lightning_core.capture.selectors import find_selector
@@ -89,7 +89,7 @@ async def _arun_tool(wrapped: Callable[..., Any], instance: BaseTool, args: Any,
 
 def _make_run_named(method: str) -> Wrapper:
     def run_named(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        run = current_run()
+        run = current_rollout()
         if run is None:
             return wrapped(*args, **kwargs)
         config = args[1] if len(args) > 1 else kwargs.get("config")
@@ -132,7 +132,7 @@ def _handle_event(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     name = _observer(args[0] if args else kwargs.get("handlers"))
     if name is None:
         return wrapped(*args, **kwargs)
-    with aside(name):
+    with run_as(name):
         return wrapped(*args, **kwargs)
 
 
@@ -140,7 +140,7 @@ async def _ahandle_event(wrapped: Callable[..., Any], instance: Any, args: Any, 
     name = _observer(args[0] if args else kwargs.get("handlers"))
     if name is None:
         return await wrapped(*args, **kwargs)
-    with aside(name):
+    with run_as(name):
         return await wrapped(*args, **kwargs)
 
 

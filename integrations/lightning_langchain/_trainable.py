@@ -16,7 +16,7 @@ from typing import Any
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableParallel, RunnableSequence
 from langchain_core.tools import BaseTool
 
-from lightning_core.capture import ScopeKind, current_run, current_scope
+from lightning_core.capture import ScopeKind, current_rollout, current_scope
 from lightning_core.capture.integration import TrainSpec
 from lightning_core.capture.marked import change_class, make_marked_class
 from lightning_core.capture.wrapping import Kind, scope_function
@@ -63,7 +63,7 @@ def scope_run(
     @wraps(function)
     def transform(*args: Any, **kwargs: Any) -> Any:
         position = 0 if hasattr(function, "__self__") else 1
-        if current_run() is None or len(args) <= position:
+        if current_rollout() is None or len(args) <= position:
             return scoped(*args, **kwargs)
         upstream = _iterate_in_scope(current_scope(), args[position])
         return scoped(*args[:position], upstream, *args[position + 1 :], **kwargs)

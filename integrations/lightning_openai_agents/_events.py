@@ -12,7 +12,7 @@ from typing import Any
 from agents import Agent
 from agents.tool import default_tool_timeout_error_message
 
-from lightning_core.capture import StepScope, aside, declare_agents, is_selected, record, scope
+from lightning_core.capture import StepScope, declare_agents, is_selected, record, run_as, scope
 from lightning_core.capture.mark import get_mark
 from lightning_core.capture.spans import SpanHandle
 from lightning_core.trace import TOOL_ARGUMENTS, TOOL_CALL_ID, TOOL_RESULT
@@ -49,7 +49,7 @@ class AgentRun:
     @contextmanager
     def turn(self, agent: Any) -> Generator[None]:
         """One turn of ``agent``: its scope is open, but code in it is not the agent."""
-        with self.agent_scope(agent).step(), aside(f"{agent.name}.turn", owned=True):
+        with self.agent_scope(agent).step(), run_as(f"{agent.name}.turn", owned=True):
             yield
 
     def end(self, error: BaseException | None = None) -> None:
@@ -130,7 +130,7 @@ def guardrail_scope(guardrail: Any) -> AbstractContextManager[SpanHandle]:
 def tool_guardrail_scope(guardrail: Any) -> Generator[SpanHandle]:
     """The scope of one guardrail of a tool, which the SDK runs inside an agent's turn."""
     name = str(guardrail.get_name())
-    with aside(name, owned=True), scope(name, kind="node") as handle:
+    with run_as(name, owned=True), scope(name, kind="node") as handle:
         yield handle
 
 
@@ -173,7 +173,7 @@ def tool_scope(arguments: Any) -> AbstractContextManager[SpanHandle]:
 @contextmanager
 def _enter(name: str, attributes: dict[str, Any]) -> Generator[SpanHandle]:
     """An event of the current agent; model calls inside it belong to ``name``."""
-    with current_agent_scope(), scope(name, kind="tool", attributes=attributes) as handle, aside(name, owned=True):
+    with current_agent_scope(), scope(name, kind="tool", attributes=attributes) as handle, run_as(name, owned=True):
         yield handle
 
 

@@ -24,7 +24,7 @@ import agents.run_internal.turn_resolution
 from agents import Agent, ToolInputGuardrail, ToolOutputGuardrail
 
 import lightning_openai_agents._events as events
-from lightning_core.capture import aside, record
+from lightning_core.capture import record, run_as
 from lightning_core.capture.patching import Patches
 
 _Names = Callable[..., str | None]
@@ -62,7 +62,7 @@ def _aside(find_name: _Names) -> Callable[..., Any]:
             name = find_name(instance, *args, **kwargs)
         if name is None:
             return await wrapped(*args, **kwargs)
-        with aside(name, owned=True):
+        with run_as(name, owned=True):
             return await wrapped(*args, **kwargs)
 
     return run
@@ -130,7 +130,7 @@ def _is_hook(coroutine: Any) -> bool:
 
 
 async def _run_hook(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    with aside(coroutine.__qualname__.rpartition("<locals>.")[2], owned=True):
+    with run_as(coroutine.__qualname__.rpartition("<locals>.")[2], owned=True):
         return await coroutine
 
 

@@ -1,48 +1,40 @@
-"""Runs inside the agent's process: scopes, marks, patches of hosts and HTTP clients."""
+"""The rollout and agent of a model call, in the agent's process: scopes, marks, patches of frameworks."""
 
-from lightning_core.capture.children.containers import Container
-from lightning_core.capture.children.environment import endpoint_environment
-from lightning_core.capture.children.launch import ProgramResult, launch
-from lightning_core.capture.children.scope import bind_for_process
+from lightning_core.capture.containers import Container
 from lightning_core.capture.context import bind, current_scope, outside_rollout
 from lightning_core.capture.recording import declare_agents, note_elsewhere, record, reward
-from lightning_core.capture.run import Run, find_run
+from lightning_core.capture.run import ActiveRollout, find_rollout
 from lightning_core.capture.scope import (
     ScopeKind,
-    aside,
     current_address,
-    current_run,
+    current_rollout,
     is_current_agent,
     is_current_scope,
     is_selected,
     next_sequence,
     register_control_flow,
     rollout,
+    run_as,
     scope,
 )
 from lightning_core.capture.stepping import StepScope
 from lightning_core.capture.tools import arun_tool, run_tool
 
 __all__ = [
+    "ActiveRollout",
     "Container",
-    "ProgramResult",
-    "Run",
     "ScopeKind",
     "StepScope",
     "arun_tool",
-    "aside",
     "bind",
-    "bind_for_process",
     "current_address",
-    "current_run",
+    "current_rollout",
     "current_scope",
     "declare_agents",
-    "endpoint_environment",
-    "find_run",
+    "find_rollout",
     "is_current_agent",
     "is_current_scope",
     "is_selected",
-    "launch",
     "next_sequence",
     "note_elsewhere",
     "outside_rollout",
@@ -50,6 +42,7 @@ __all__ = [
     "register_control_flow",
     "reward",
     "rollout",
+    "run_as",
     "run_tool",
     "scope",
 ]

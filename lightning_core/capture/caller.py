@@ -15,7 +15,7 @@ from lightning_core.capture.address import Address
 from lightning_core.capture.context import Scope, candidates, inherited_scope, is_outside
 from lightning_core.capture.execution_context import current_owner, current_worker
 from lightning_core.capture.resolvers import resolve
-from lightning_core.capture.run import Run, has_live_runs, live_runs
+from lightning_core.capture.run import ActiveRollout, has_live_runs, live_runs
 from lightning_core.errors import StrayCallError
 from lightning_core.logs.repeats import COUNTED, Repeats
 
@@ -39,7 +39,7 @@ repeats = Repeats()
 class Speaker:
     """The agent that makes a model call."""
 
-    run: Run
+    run: ActiveRollout
     address: Address
 
 

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from lightning_core.capture.address import Address
 from lightning_core.capture.execution_context import Owner, current_owner
 from lightning_core.capture.resolvers import resolve
-from lightning_core.capture.run import Run, has_live_runs
+from lightning_core.capture.run import ActiveRollout, has_live_runs
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 class Scope:
     """The content of the context variable: a rollout and the agent or node in it."""
 
-    run_reference: weakref.ref[Run]
+    run_reference: weakref.ref[ActiveRollout]
     """Weak, because contexts of threads that outlive the rollout hold the scope. A live run is held by the module `run`."""
     address: Address
     marked: bool
@@ -42,7 +42,7 @@ class Scope:
     principal: str | None = None
     """The marked or selected agent around the innermost agent or node."""
     has_span: bool = True
-    """False in `aside`, which opens no span: an agent of that name is not open yet."""
+    """False in `run_as`, which opens no span: an agent of that name is not open yet."""
     tool_call: str | None = None
     """The model's id of the innermost tool call."""
     owner: Owner | None = None
@@ -53,7 +53,7 @@ class Scope:
     """The other agents whose items the worker took. Its calls may belong to any of them, so they are refused."""
 
     @property
-    def run(self) -> Run:
+    def run(self) -> ActiveRollout:
         """The rollout. If it has ended and nothing else holds it, an empty one that has ended."""
         return self.run_reference() or _COLLECTED
 
@@ -67,11 +67,11 @@ _PROCESS_ONLY = frozenset({"run_reference", "owner", "base", "submitters"})
 """Fields of a scope that mean nothing in another process."""
 
 
-def _load(run: Run, carried: Mapping[str, Any]) -> Scope:
+def _load(run: ActiveRollout, carried: Mapping[str, Any]) -> Scope:
     return Scope(weakref.ref(run), **carried)
 
 
-_COLLECTED = Run(task=None, task_id="", agents=frozenset(), endpoint=None, api_key=None, strict=False)
+_COLLECTED = ActiveRollout(task=None, task_id="", agents=frozenset(), endpoint=None, api_key=None, strict=False)
 _COLLECTED.ended = True
 
 

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 
 from lightning_core.capture.marks import TrainSpec
 from lightning_core.capture.patching import Patches
-from lightning_core.capture.scope import current_run
+from lightning_core.capture.scope import current_rollout
 from lightning_core.errors import IntegrationUnavailable
 
 logger = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class Installed:
         self,
         registered: Mapping[str, EntryPoint] | None = None,
         *,
-        enabled: Callable[[], bool] = lambda: current_run() is not None,
+        enabled: Callable[[], bool] = lambda: current_rollout() is not None,
     ) -> None:
         self._registered = discover() if registered is None else registered
         self._enabled = enabled

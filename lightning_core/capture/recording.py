@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_core import trace as tr
 from lightning_core.capture.context import find_scope
-from lightning_core.capture.scope import current_address, current_run
+from lightning_core.capture.scope import current_address, current_rollout
 from lightning_core.capture.spans import start_span
 from lightning_core.errors import StrayCallError, describe
 from lightning_core.trace import check_reward
@@ -47,7 +47,7 @@ def record(what: str) -> Generator[None]:
     except StrayCallError:
         raise
     except Exception as error:
-        run = current_run()
+        run = current_rollout()
         first = run is None or run.counters[what] == 0
         if run is not None:
             run.count(what, detail=describe(error))

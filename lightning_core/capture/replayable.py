@@ -24,7 +24,7 @@ from pydantic_core import to_jsonable_python
 
 from lightning_core.capture.context import find_scope
 from lightning_core.capture.recording import record
-from lightning_core.capture.scope import current_run, scope
+from lightning_core.capture.scope import current_rollout, scope
 from lightning_core.capture.tools import arun_tool, run_tool
 from lightning_core.errors import ConfigError
 from lightning_core.trace import TOOL, TOOL_ARGUMENTS, TOOL_CALL_ID
@@ -74,7 +74,7 @@ def _mark(function: Any, *, name: str) -> Any:
 
 
 def _is_selected(name: str) -> bool:
-    run = current_run()
+    run = current_rollout()
     return run is not None and run.tools is not None and run.tools.selects(name, marked=True)
 
 

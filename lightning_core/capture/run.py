@@ -1,6 +1,6 @@
 """One rollout while it happens: its settings, its spans, and what could not be recorded.
 
-`rollout` (in ``scope``) opens a run and makes it current. Other threads and processes find it by its id with `find_run`.
+`rollout` (in ``scope``) opens a run and makes it current. Other threads and processes find it by its id with `find_rollout`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _MAX_HOSTS = 100
 OTHER_HOSTS = "others"
 """The host of the requests of all hosts beyond these."""
 
-_live: dict[str, Run] = {}
+_live: dict[str, ActiveRollout] = {}
 
 
-class Run:
+class ActiveRollout:
     """One rollout in progress. Thread-safe.
 
     `trace` can be read at any time. It is final once the run is closed.
@@ -312,29 +312,29 @@ def printable(name: str) -> str:
     return name.encode(errors="backslashreplace").decode()
 
 
-def register(run: Run) -> None:
+def register(run: ActiveRollout) -> None:
     """Make ``run`` live in this process."""
     _live[run.rollout] = run
 
 
-def unregister(run: Run) -> None:
+def unregister(run: ActiveRollout) -> None:
     """Undo `register`."""
     _live.pop(run.rollout, None)
 
 
-def forget_all() -> list[Run]:
+def forget_all() -> list[ActiveRollout]:
     """Make no run live in this process; returns those that were."""
     forgotten = list(_live.values())
     _live.clear()
     return forgotten
 
 
-def find_run(rollout_id: str) -> Run | None:
+def find_rollout(rollout_id: str) -> ActiveRollout | None:
     """The live rollout with that id (taken from a request header), or None."""
     return _live.get(rollout_id)
 
 
-def live_runs() -> list[Run]:
+def live_runs() -> list[ActiveRollout]:
     """The rollouts that run in this process."""
     return list(_live.values())
 

@@ -1,6 +1,6 @@
 """The current rollout and agent, kept in a context variable.
 
-- One ContextVar holds the current `Run` and `Address`. It is not OpenTelemetry's current span, so the host's own tracing
+- One ContextVar holds the current `ActiveRollout` and `Address`. It is not OpenTelemetry's current span, so the host's own tracing
   neither sees these spans as parents nor becomes their child.
 - Nothing raises into the host's code: `recording.record` catches and counts.
 - Outside a rollout everything is a no-op.
@@ -21,11 +21,11 @@ from typing import Any, Literal, cast
 from opentelemetry.trace import Span, Status, StatusCode
 
 from lightning_core.capture.address import Address
-from lightning_core.capture.children.folders import remove_folders
 from lightning_core.capture.context import Outside, Scope, candidates, current, enter, find_scope, opened_scope
 from lightning_core.capture.execution_context import current_owner
+from lightning_core.capture.folders import remove_folders
 from lightning_core.capture.marks import mark_of
-from lightning_core.capture.run import Run
+from lightning_core.capture.run import ActiveRollout
 from lightning_core.capture.spans import SpanHandle, start_span
 from lightning_core.capture.tool_results import ToolReplay, ToolResults
 from lightning_core.errors import describe
@@ -72,7 +72,7 @@ class rollout:
         if task_id is None:
             known = cast("Mapping[str, object]", task) if isinstance(task, Mapping) else {}
             task_id = str(known.get("id", ""))
-        self._run = Run(
+        self._run = ActiveRollout(
             task=task,
             task_id=task_id,
             agents=frozenset(agents),
@@ -86,7 +86,7 @@ class rollout:
         self._keep_folders = keep_folders
         self._token: contextvars.Token[Scope | Outside | None] | None = None
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> ActiveRollout:
         self._run.open()
         scope = Scope(weakref.ref(self._run), self._run.address, marked=False, owner=current_owner())
         self._token = current.set(scope)
@@ -98,11 +98,12 @@ class rollout:
         assert self._token is not None
         current.reset(self._token)
         self._run.close(error)
-        if self._run.folder is not None and not self._keep_folders and type(self._run) is Run:  # not in a fork
+        is_fork = type(self._run) is not ActiveRollout
+        if self._run.folder is not None and not self._keep_folders and not is_fork:
             remove_folders(self._run.folder)
         return False
 
-    async def __aenter__(self) -> Run:
+    async def __aenter__(self) -> ActiveRollout:
         return self.__enter__()
 
     async def __aexit__(
@@ -111,7 +112,7 @@ class rollout:
         return self.__exit__(kind, error, traceback)
 
 
-def current_run() -> Run | None:
+def current_rollout() -> ActiveRollout | None:
     """The rollout that this code runs in, or None."""
     scope = opened_scope()
     return None if scope is None else scope.run
@@ -200,7 +201,7 @@ def scope(
 
 
 @contextmanager
-def aside(name: str, *, owned: bool = False) -> Generator[None]:
+def run_as(name: str, *, owned: bool = False) -> Generator[None]:
     """Run the body as ``name``, not as the current agent, and without a span of its own. A no-op outside a rollout.
 
     It is for code that a host runs inside an agent but that is not the agent: callbacks, filters, the body of a tool. With
@@ -210,12 +211,12 @@ def aside(name: str, *, owned: bool = False) -> Generator[None]:
     if outer is None:
         yield
         return
-    with enter(beside(outer, name, owned=owned)):
+    with enter(named_scope(outer, name, owned=owned)):
         yield
 
 
-def beside(outer: Scope, name: str, *, owned: bool) -> Scope:
-    """The scope of `aside` in the scope ``outer``. For resolvers."""
+def named_scope(outer: Scope, name: str, *, owned: bool) -> Scope:
+    """The scope of `run_as` in the scope ``outer``. For resolvers."""
     path = (*outer.path, name)
     selector = outer.run.select(path)
     principal = outer.principal if owned and selector is None else None

@@ -1,6 +1,7 @@
 """Signatures that show that a request or a key was made by the code of a rollout, not by a program that only knows its key.
 
-The secret is that of the `Run`. Python processes that run work of the rollout have it; it is never in an environment, a key or a header.
+An `ActiveRollout` has one secret. Python processes that run work of the rollout have it; it is never in an environment, a key or a
+header.
 """
 
 from __future__ import annotations

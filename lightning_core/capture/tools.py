@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Literal, TypeVar
 
 from lightning_core.capture.recording import record
-from lightning_core.capture.scope import current_run, is_failure
+from lightning_core.capture.scope import current_rollout, is_failure
 from lightning_core.capture.spans import SpanHandle
 from lightning_core.capture.tool_results import NOT_KEPT, RESULT, ToolReplay
 from lightning_core.errors import describe
@@ -64,12 +64,12 @@ async def arun_tool(handle: SpanHandle, body: Callable[[], Awaitable[T]], *, mar
 
 def keeps_result(name: str) -> bool:
     """Whether results of the framework's tool ``name`` are kept here."""
-    run = current_run()
+    run = current_rollout()
     return run is not None and run.tools is not None and run.tools.selects(name, marked=False)
 
 
 def _selected(handle: SpanHandle, marked: bool) -> ToolReplay | None:
-    run = current_run()
+    run = current_rollout()
     if run is None or run.tools is None:
         return None
     name = handle.attributes.get(TOOL)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from lightning_core.capture.context import outside_rollout
 from lightning_core.capture.lazy import keep_scope
-from lightning_core.capture.scope import ScopeKind, current_run, is_current_agent, is_current_scope
+from lightning_core.capture.scope import ScopeKind, current_rollout, is_current_agent, is_current_scope
 from lightning_core.capture.stepping import StepScope, await_in_scope, step_async_generator, step_generator
 
 Kind = Literal["call", "coroutine", "generator", "async_generator"]
@@ -38,7 +38,7 @@ def scope_function(
         return StepScope(name, kind=scope_kind)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if current_run() is None:
+        if current_rollout() is None:
             return function(*args, **kwargs)
         steps = open_scope()
         try:
@@ -50,7 +50,7 @@ def scope_function(
         return keep_scope(result, steps, args)
 
     async def coroutine(*args: Any, **kwargs: Any) -> Any:
-        if current_run() is None:
+        if current_rollout() is None:
             return await function(*args, **kwargs)
         steps = open_scope()
         return keep_scope(await await_in_scope(function(*args, **kwargs), steps), steps, args)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from lightning_core.capture.children.folders import path_problem
+from lightning_core.capture.folders import path_problem
 from lightning_core.config.problems import INVALID_VALUE
 from lightning_core.config.types import Names, PathText, Section
 

@@ -13,14 +13,14 @@ from urllib.parse import parse_qsl, unquote, urlencode
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lightning_core.capture import find_run
+from lightning_core.capture import find_rollout
 from lightning_core.capture.address import AGENT_HEADER, Address
-from lightning_core.capture.children.environment import origin_url
-from lightning_core.capture.children.keys import KeyAddress, Verify, is_signed_with, read_key, unbind_headers
 from lightning_core.capture.marks import mark_of
-from lightning_core.capture.providers import GOOGLE_KEY
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION, sign_origin
 from lightning_core.endpoint.sessions import Session, Sessions
+from lightning_core.propagation.children.environment import origin_url
+from lightning_core.propagation.children.keys import KeyAddress, Verify, is_signed_with, read_key, unbind_headers
+from lightning_core.propagation.providers import GOOGLE_KEY
 
 _AGENT_PATH = re.compile(r"/a/([^/]+)(/.*)")
 _AZURE_PATH = re.compile(r"/openai(?:/deployments/[^/]+|/v1)?(?=/)")
@@ -95,7 +95,7 @@ def name_agent(headers: Mapping[str, str], name: str | None, key: KeyAddress, ro
 
 def _origin(session: Session, key: KeyAddress, path: str, query: str) -> dict[str, str]:
     """The signed origin that a program's parent kept for it; empty without one, since its calls have no other credentials."""
-    run = find_run(session.root.rollout)
+    run = find_rollout(session.root.rollout)
     originals = None if run is None or key.origin is None else run.origin(key.origin)
     if session.secret is None or originals is None:
         return {}

@@ -1,6 +1,6 @@
 """``POST /v1/lightning/records``: what child processes of an agent record, added to the trace of their rollout.
 
-The sender is `capture.children.sender`, which signs each request: a program that only has the key of a rollout cannot give itself
+The sender is `propagation.children.sender`, which signs each request: a program that only has the key of a rollout cannot give itself
 a reward. Calls are not accepted, because the endpoint records them itself.
 """
 
@@ -16,8 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from lightning_core import trace as tr
-from lightning_core.capture import Run, find_run
-from lightning_core.capture.children.sender import PATH as RELATIVE_PATH
+from lightning_core.capture import ActiveRollout, find_rollout
 from lightning_core.capture.signatures import SIGNATURE, is_record_signed
 from lightning_core.capture.spans import deliver, export
 from lightning_core.dialects import openai_chat as chat_completions
@@ -27,6 +26,7 @@ from lightning_core.endpoint.receive import read_body, read_json
 from lightning_core.endpoint.request import error_response
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session, Sessions
 from lightning_core.errors import PolicyRequestError
+from lightning_core.propagation.children.sender import PATH as RELATIVE_PATH
 from lightning_core.trace import SpanRecord
 
 PATH = f"/v1{RELATIVE_PATH}"
@@ -88,7 +88,7 @@ class ChildRecord(_Strict):
     elsewhere: tuple[_Text | None, _Text, _Text, _Times] | None = None
     """The agent, the host, the reason, and the number of requests."""
     origin: tuple[_Text, dict[str, str]] | None = None
-    """See `Run.add_origin`."""
+    """See `ActiveRollout.add_origin`."""
 
     # After: once Python code has seen the data, strict validation no longer accepts JSON's arrays as tuples.
     @model_validator(mode="after")
@@ -112,7 +112,7 @@ class ChildRecords:
         """
         try:
             session = self._sessions.find(request.headers)
-            run = None if session is None else find_run(session.root.rollout)
+            run = None if session is None else find_rollout(session.root.rollout)
             if session is None or run is None:
                 raise PolicyRequestError(UNKNOWN_KEY, status=401)
             limits = self._limits
@@ -131,7 +131,7 @@ class ChildRecords:
             return error_response(chat_completions, error)
 
 
-def _add_all(session: Session, run: Run, lines: Sequence[bytes]) -> list[tuple[int, str]]:
+def _add_all(session: Session, run: ActiveRollout, lines: Sequence[bytes]) -> list[tuple[int, str]]:
     """Add the records; return the indices of those that are refused, and why."""
     refused: list[tuple[int, str]] = []
     for index, line in enumerate(lines):
@@ -152,7 +152,7 @@ def _parse(data: bytes) -> ChildRecord:
         raise PolicyRequestError(f"not a record of a child process: {where}: {first['msg']}") from None
 
 
-def _add(session: Session, run: Run, record: ChildRecord) -> None:
+def _add(session: Session, run: ActiveRollout, record: ChildRecord) -> None:
     if record.span is not None:
         _add_span(session, run, record.span)
     elif record.count is not None:
@@ -170,7 +170,7 @@ def _add(session: Session, run: Run, record: ChildRecord) -> None:
         run.add_origin(*record.origin)
 
 
-def _add_span(session: Session, run: Run, span: ChildSpan) -> None:
+def _add_span(session: Session, run: ActiveRollout, span: ChildSpan) -> None:
     if span.trace_id != run.rollout or span.span_id == session.root.span:
         raise PolicyRequestError(f"span {span.span_id!r} is the root span, or belongs to another rollout")
     if session.child_spans >= MAX_SPANS:

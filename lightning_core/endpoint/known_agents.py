@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lightning_core.capture import find_run
+from lightning_core.capture import find_rollout
 from lightning_core.capture.address import Address
 from lightning_core.capture.marks import marked_agents
 from lightning_core.capture.selectors import is_known
@@ -100,7 +100,7 @@ class KnownAgents:
         return ConfigError(f"{error} The endpoint forwarded no call.")
 
     def _note_declared(self, rollout: str) -> None:
-        run = find_run(rollout)
+        run = find_rollout(rollout)
         if run is not None:
             self._declared |= run.declared
 

@@ -14,7 +14,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from lightning_core.capture import find_run
+from lightning_core.capture import find_rollout
 from lightning_core.capture.address import Address
 from lightning_core.capture.spans import deliver
 from lightning_core.endpoint.limits import Limits
@@ -81,7 +81,7 @@ class OtlpReceiver:
     def close(self, root: Address) -> None:
         """Join the received spans to the trace of the rollout, which makes no more calls."""
         foreign = self._waiting.pop(root.rollout, None)
-        run = find_run(root.rollout)
+        run = find_rollout(root.rollout)
         if not foreign or run is None:
             return
         try:

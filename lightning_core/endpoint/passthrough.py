@@ -16,7 +16,6 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from lightning_core.capture.address import AGENT_HEADER, MARK_HEADER
-from lightning_core.capture.shapes import ORIGIN_PATH
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION, SIGNATURE
 from lightning_core.dialects.unknown import SUPPORTED, OtherFormat
 from lightning_core.endpoint.forward import Forwarder
@@ -27,6 +26,7 @@ from lightning_core.endpoint.respond import Responder
 from lightning_core.endpoint.sessions import Sessions
 from lightning_core.endpoint.upstream import Destination, check_status
 from lightning_core.errors import PolicyRequestError, UpstreamRefusal
+from lightning_core.propagation.shapes import ORIGIN_PATH
 
 _OWN = frozenset({ORIGIN, ORIGIN_AUTHORIZATION, SIGNATURE, AGENT_HEADER, MARK_HEADER, "authorization", "traceparent"})
 # Headers of one connection, which are not forwarded; the new connection has its own ``host`` and ``content-length``.

@@ -15,9 +15,9 @@ from pydantic_core import from_json
 from starlette.requests import Request
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from lightning_core.capture.compression import SUPPORTED, decompress, encodings
 from lightning_core.endpoint.limits import Limits
 from lightning_core.errors import PolicyRequestError
+from lightning_core.propagation.compression import SUPPORTED, decompress, encodings
 
 _MAY_BE_INFINITE = re.compile(rb"\d(?:[eE]\+?\d{3}|\d{299})")
 """Matches every number that may overflow a float."""

@@ -14,12 +14,12 @@ from lightning_core.backends.backend import SamplingParams
 from lightning_core.capture import next_sequence
 from lightning_core.capture.address import Address
 from lightning_core.capture.binary_attributes import set_packed
-from lightning_core.capture.providers import host_of
 from lightning_core.capture.spans import start_span
 from lightning_core.chat.chat import RenderedPrompt
 from lightning_core.dialects.exchange import ChatRequest, Choice, UpstreamResponse
 from lightning_core.endpoint.upstream import Destination
 from lightning_core.errors import OverloadError, PolicyRequestError, describe
+from lightning_core.propagation.providers import host_of
 from lightning_core.trace import pack
 
 _PATH = "url.path"

@@ -17,9 +17,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from lightning_core.capture import find_run
+from lightning_core.capture import find_rollout
 from lightning_core.capture.address import Address
-from lightning_core.capture.providers import GOOGLE_KEY
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.receive import plain_body, read_body, read_json
@@ -28,6 +27,7 @@ from lightning_core.endpoint.sessions import UNKNOWN_KEY, RequestKey, Session, S
 from lightning_core.endpoint.signed_origin import trusted_headers
 from lightning_core.errors import OverloadError, PolicyRequestError, UpstreamError, UpstreamRefusal, describe
 from lightning_core.logs.repeats import COUNTED
+from lightning_core.propagation.providers import GOOGLE_KEY
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class IncomingRequest:
 
     def recover(self) -> None:
         """Forget the failures that this request was a retry of: it is answered."""
-        run = find_run(self.session.root.rollout)
+        run = find_rollout(self.session.root.rollout)
         for key, failure in self.retried:
             left = self.session.failed.get(key, [])
             if run is not None and failure in left:
@@ -301,7 +301,7 @@ def count_failure(session: Session, key: RequestKey, error: Exception) -> None:
     if (times := session.logged.count((key[0], detail[:_CAUSE_CHARACTERS]))) is not None:
         agent = "an agent without a name" if key[0] is None else f"agent {key[0]!r}"
         logger.warning("a model call of %s failed%s: %s", agent, times, detail, extra=COUNTED)
-    run = find_run(session.root.rollout)
+    run = find_rollout(session.root.rollout)
     if run is not None:
         if isinstance(error, UpstreamRefusal) and error.is_permanent:
             run.permanent.add(detail)

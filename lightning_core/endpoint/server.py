@@ -29,7 +29,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from lightning_core.backends.backend import Backend
-from lightning_core.capture import find_run
+from lightning_core.capture import find_rollout
 from lightning_core.capture.address import Address
 from lightning_core.capture.context import outside_rollout
 from lightning_core.chat.chat import Chat
@@ -190,7 +190,7 @@ class PolicyEndpoint:
         With ``seed``, the seed of a response depends only on it, on the prompt and on how often the rollout sent that prompt
         before, not on other rollouts.
         """
-        run = find_run(root.rollout)
+        run = find_rollout(root.rollout)
         secret = None if run is None else run.secret
         replay = None if recording is None else Replay(recording)
         self._sessions.open(key, Session(root=root, routing=routing, seed=seed, secret=secret, replay=replay))

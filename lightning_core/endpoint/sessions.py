@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_core.capture.address import Address
-from lightning_core.capture.providers import KEY_HEADERS
 from lightning_core.chat.chat import Memory
 from lightning_core.chat.messages import Message
 from lightning_core.endpoint.limits import Limits
@@ -20,6 +19,7 @@ from lightning_core.endpoint.replay import Replay
 from lightning_core.endpoint.routing import Routing
 from lightning_core.errors import OverloadError, PolicyRequestError
 from lightning_core.logs.repeats import Repeats
+from lightning_core.propagation.providers import KEY_HEADERS
 
 RequestKey = tuple[str | None, str, bytes]
 """Agent, path, and a digest of the body: equal for a request and its retries. The digest is empty if the body was not read."""

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from lightning_core.capture.providers import GOOGLE_KEY, KEY_HEADERS, host_of, without_key
 from lightning_core.config.api_key import read_api_key
 from lightning_core.errors import UpstreamError, UpstreamRefusal, describe, fold
+from lightning_core.propagation.providers import GOOGLE_KEY, KEY_HEADERS, host_of, without_key
 
 _PASSED_BACK = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
 """Headers of an HTTP error that are passed through, because clients act on them."""

@@ -14,14 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning_core.capture import current_run
-from lightning_core.capture.children.containers import Container
-from lightning_core.capture.children.launch import ProgramResult, launch
+from lightning_core.capture import current_rollout
+from lightning_core.capture.containers import Container
 from lightning_core.capture.mark import trainable
 from lightning_core.config.command import PLACEHOLDER, CommandSection
 from lightning_core.config.imports import import_callable
 from lightning_core.config.sections import Sections
 from lightning_core.errors import ConfigError, ProgramError, RewardError, fold, show
+from lightning_core.propagation.children.launch import ProgramResult, launch
 from lightning_core.trace import check_reward
 
 _MAX_SHOWN = 1000
@@ -185,7 +185,7 @@ class CommandAgent:
 
 
 def _endpoint_url() -> str:
-    run = current_run()
+    run = current_rollout()
     return "" if run is None else run.public_endpoint or run.endpoint or ""
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from lightning_core.backends.backend import Backend
 from lightning_core.capture.integration import installed
-from lightning_core.capture.process_patches import process_patches
 from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
 from lightning_core.endpoint.limits import Limits
@@ -19,6 +18,7 @@ from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.upstream import upstream_target
 from lightning_core.otel import exporting
+from lightning_core.propagation.process_patches import process_patches
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.runner import RewardFunction, Runner, Solve
 

@@ -30,8 +30,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
-from lightning_core.capture import Run, reward, rollout
-from lightning_core.capture.children.folders import remove_folders
+from lightning_core.capture import ActiveRollout, reward, rollout
+from lightning_core.capture.folders import remove_folders
 from lightning_core.capture.mark import get_mark
 from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.known_agents import Verdict
@@ -192,7 +192,7 @@ class Runner:
         key = self._endpoint.new_key()
         started = time.monotonic()
         error: Exception | None = None
-        run: Run | None = None
+        run: ActiveRollout | None = None
         verdict: Verdict = "keep"
         score_seconds = 0.0
         try:
@@ -273,7 +273,7 @@ class Runner:
         """``routing`` with the calls without a name for the agent that the rollout is opened for."""
         return routing if self._mark is None else replace(routing, unnamed=self._mark.name)
 
-    def _settle_reward(self, job: Job, run: Run, returned: Returned) -> None:
+    def _settle_reward(self, job: Job, run: ActiveRollout, returned: Returned) -> None:
         """Record the episode's reward; raises `RewardError` unless there is exactly one."""
         given, result = run.trace.reward is not None, returned.result
         if self._has_reward_function:
@@ -349,7 +349,7 @@ def _untrained(rollout: Rollout) -> Rollout:
     return replace(rollout, spans=spans, trace=spans_to_trace(spans, counters=rollout.trace.counters))
 
 
-def _read_trace(run: Run) -> tuple[Trace, tuple[SpanRecord, ...], str | None]:
+def _read_trace(run: ActiveRollout) -> tuple[Trace, tuple[SpanRecord, ...], str | None]:
     """The trace and spans of a finished rollout; only those of its root, and the error, if a span cannot be read."""
     try:
         return run.trace, run.spans, None

@@ -13,7 +13,7 @@ from typing import Any, Self, cast
 
 from lightning_core.backends.backend import Backend
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import Run, rollout
+from lightning_core.capture import ActiveRollout, rollout
 from lightning_core.chat.chat import Chat
 from lightning_core.chat.tool_formats import HERMES, ToolCall
 from lightning_core.endpoint.routing import Routing
@@ -97,7 +97,7 @@ class Playground:
         temperature: float | None = None,
         max_tokens: int = 1024,
         strict: bool = True,
-    ) -> Generator[Run]:
+    ) -> Generator[ActiveRollout]:
         """One rollout. Its model requests go to this endpoint; the trace is ``run.trace``.
 
         ``train``: names of the trained agents, as ``agents.train`` in a configuration; agents that their framework names need no mark.
@@ -149,7 +149,7 @@ def playground(
     max_tokens: int = 1024,
     strict: bool = True,
     delay: float = 0.0,
-) -> Generator[Run]:
+) -> Generator[ActiveRollout]:
     """One rollout in its own playground.
 
     Use: ``with playground(["Four."], train=["solver"]) as run: solve(task)``.

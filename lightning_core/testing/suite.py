@@ -17,7 +17,7 @@ import pytest
 import wrapt
 from packaging.utils import canonicalize_name
 
-from lightning_core.capture import Run
+from lightning_core.capture import ActiveRollout
 from lightning_core.capture.integration import Installed, discover, requirements_of_extra
 from lightning_core.capture.patching import Patches
 from lightning_core.rollouts.local_agents import patched
@@ -66,7 +66,7 @@ class IntegrationContract:
             yield server
 
     @contextmanager
-    def capture(self, playground: Playground, *, train: Sequence[str] = ()) -> Generator[Run]:
+    def capture(self, playground: Playground, *, train: Sequence[str] = ()) -> Generator[ActiveRollout]:
         """A rollout with this integration installed."""
         with Installed().installed(self.adapter.integration), playground.rollout(train=train) as run:
             yield run

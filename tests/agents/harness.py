@@ -25,7 +25,7 @@ import pytest
 import yaml
 
 from lightning_core import fit, load_config, trainable
-from lightning_core.capture import ProgramResult, endpoint_environment
+from lightning_core.propagation import ProgramResult, endpoint_environment
 from lightning_core.records.ledger import trace_ledger
 from lightning_core.rollouts.entry_points import fill
 from lightning_core.testing.playground import tool_call

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from lightning_core.capture import endpoint_environment
+from lightning_core.propagation import endpoint_environment
 from lightning_core.testing.playground import tool_call
 from tests.agents.harness import ANSWER, NOTE, ROOT, Agent
 

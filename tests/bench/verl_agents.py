@@ -12,7 +12,7 @@ import torch
 from openai import AsyncOpenAI
 from safetensors.torch import load_file, save_file
 
-from lightning_core.capture import current_run
+from lightning_core.capture import current_rollout
 from lightning_core.capture.mark import trainable
 from tests.tiny_model import make_tiny_model
 
@@ -83,7 +83,7 @@ async def ask_once(task: dict[str, Any]) -> float:
 async def _talk(question: str, turns: int) -> str:
     # The client's default limit of connections would make rollouts wait for each other.
     settings = {"connector": aiohttp.TCPConnector(limit=0), "timeout": aiohttp.ClientTimeout(total=None)}
-    run = current_run()
+    run = current_rollout()
     assert run is not None
     messages = [{"role": "user", "content": question}]
     for turn in range(turns):

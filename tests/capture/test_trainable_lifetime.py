@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lightning_core.capture import Run, bind, current_address, current_scope, rollout
+from lightning_core.capture import ActiveRollout, bind, current_address, current_scope, rollout
 from lightning_core.capture.mark import trainable
 from lightning_core.capture.patching import Patches
-from lightning_core.capture.threads import install_threads
+from lightning_core.propagation.threads import install_threads
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def keep_loop() -> Callable[[], object]:
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("hold", [start_thread, bind_function, copy_context, keep_scope, keep_iterator, keep_loop])
 def test_what_a_rollout_leaves_behind_does_not_hold_it(hold: Callable[[], Callable[[], object]]) -> None:
-    def attempt() -> tuple[weakref.ref[Run], Callable[[], object]]:
+    def attempt() -> tuple[weakref.ref[ActiveRollout], Callable[[], object]]:
         with rollout() as run:
             left = trainable(hold, name="holder")()
         assert [event.name for event in run.trace.events][:2] == ["rollout", "holder"]  # readable after its end

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lightning_core.capture import Run, rollout
+from lightning_core.capture import ActiveRollout, rollout
 from lightning_core.chat.chat import Chat, Memory
 from lightning_core.config import load_config
 from lightning_core.config.resolve import policy_settings
@@ -84,7 +84,7 @@ def test_a_policy_has_its_own_variables_or_the_common_ones():
 
 
 @pytest.fixture
-def client() -> Iterator[tuple[Run, httpx.Client]]:
+def client() -> Iterator[tuple[ActiveRollout, httpx.Client]]:
     """A client of an endpoint whose template has the variables ``depth`` (configured) and ``reasoning_effort``."""
     backend = FamilyBackend(FAMILY, lambda prompt: f"{prompt.partition('<')[0]}<|im_end|>")
     chat = Chat(make_tokenizer(FAMILY), template_kwargs={"depth": 1})
@@ -116,7 +116,7 @@ COMPLETION = {"model": "policy", "messages": [USER]}
     ],
 )
 def test_variables_of_a_request_are_in_its_recorded_prompt(
-    client: tuple[Run, httpx.Client], path: str, body: dict[str, Any], seen: str
+    client: tuple[ActiveRollout, httpx.Client], path: str, body: dict[str, Any], seen: str
 ):
     run, http = client
     assert http.post(path, json=body).status_code == 200
@@ -127,7 +127,7 @@ def test_variables_of_a_request_are_in_its_recorded_prompt(
     assert call.dropped == ()
 
 
-def test_a_variable_that_the_template_does_not_have_is_noted(client: tuple[Run, httpx.Client]):
+def test_a_variable_that_the_template_does_not_have_is_noted(client: tuple[ActiveRollout, httpx.Client]):
     run, http = client
     body = {**COMPLETION, "chat_template_kwargs": {"enable_thinking": False, "depth": 2}}
     assert http.post("/chat/completions", json=body).status_code == 200
@@ -143,6 +143,6 @@ def test_a_variable_that_the_template_does_not_have_is_noted(client: tuple[Run, 
         ({"tools": []}, "chat_template_kwargs.tools cannot be set by a request"),
     ],
 )
-def test_variables_that_cannot_be_set_are_refused(client: tuple[Run, httpx.Client], given: Any, message: str):
+def test_variables_that_cannot_be_set_are_refused(client: tuple[ActiveRollout, httpx.Client], given: Any, message: str):
     answer = client[1].post("/chat/completions", json={**COMPLETION, "chat_template_kwargs": given})
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from lightning_core.capture import Run, current_address, rollout, scope
+from lightning_core.capture import ActiveRollout, current_address, rollout, scope
 from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
@@ -167,7 +167,7 @@ def test_each_stop_token_ends_a_response_and_is_part_of_it_once(family: Family):
 
 
 @contextmanager
-def serve(family: Family, script: Callable[[str], str]) -> Iterator[tuple[Run, OpenAI, str]]:
+def serve(family: Family, script: Callable[[str], str]) -> Iterator[tuple[ActiveRollout, OpenAI, str]]:
     """A rollout of the agent ``writer``, whose model is of the family and scripted; a client for it and its key."""
     routing = Routing(trained=frozenset({"writer"}))
     with PolicyEndpoint(FamilyBackend(family, script), make_chat(family)) as endpoint, rollout({"id": "t"}) as run:
@@ -193,7 +193,7 @@ def answering(family: Family, call: str, *, marker: str) -> Callable[[str], str]
     return script
 
 
-def trained_tokens(run: Run) -> tuple[int, int]:
+def trained_tokens(run: ActiveRollout) -> tuple[int, int]:
     """Number of trained tokens in a rollout's rows, and number of sampled ones."""
     rows = transitions_to_rows(trace_to_transitions(run.trace, agents={"writer"}))
     return sum(int(r.mask.sum()) for r in rows), sum(

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from lightning_core import trainable
-from lightning_core.capture import Container, ProgramResult, launch
+from lightning_core.capture import Container
 from lightning_core.errors import InfrastructureError
+from lightning_core.propagation import ProgramResult, launch
 from lightning_core.testing.playground import open_playground
 from tests.containers.conftest import podman
 from tests.rollouts.command_runs import roll_out

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from lightning_core.capture import Run, scope
+from lightning_core.capture import ActiveRollout, scope
 from lightning_core.testing import playground
 from lightning_core.testing.playground import tool_call
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
@@ -30,35 +30,35 @@ TEXT = 'line 1\nline "2"\n'
 
 
 @contextmanager
-def as_agent(script: list[str]) -> Iterator[Run]:
+def as_agent(script: list[str]) -> Iterator[ActiveRollout]:
     """A rollout in the scope of its trained agent."""
     with playground(script, train=["agent"]) as run, scope("agent"):
         yield run
 
 
-def post(run: Run, path: str, body: dict[str, Any]) -> dict[str, Any]:
+def post(run: ActiveRollout, path: str, body: dict[str, Any]) -> dict[str, Any]:
     headers = {"authorization": f"Bearer {run.api_key}"}
     response = httpx.post(f"{run.endpoint}{path}", json={"model": "policy", **body}, headers=headers)
     assert response.status_code == 200, response.text
     return response.json()
 
 
-def prompts(run: Run) -> list[str]:
+def prompts(run: ActiveRollout) -> list[str]:
     ids = [call.prompt_ids for call in run.trace.calls if call.prompt_ids is not None]
     return [bytes(i for i in prompt.tolist() if i < 256).decode() for prompt in ids]
 
 
-def rows(run: Run) -> int:
+def rows(run: ActiveRollout) -> int:
     return len(transitions_to_rows(trace_to_transitions(run.trace, agents=["agent"])))
 
 
-def notes(run: Run) -> set[str]:
+def notes(run: ActiveRollout) -> set[str]:
     return {text.partition(": ")[0] for call in run.trace.calls for text in call.dropped}
 
 
 def converse(
     tools: Sequence[Any], answer: str, output: dict[str, Any], *, leading: Sequence[Any] = ()
-) -> tuple[dict[str, Any], Run]:
+) -> tuple[dict[str, Any], ActiveRollout]:
     """The item of a call in the Responses API, which is sent back with ``output``."""
     with as_agent([answer, "done"]) as run:
         body: dict[str, Any] = {"input": [*leading, *ASK], "tools": tools}

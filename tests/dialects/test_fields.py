@@ -18,7 +18,7 @@ from typing_extensions import is_typeddict
 
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import Run, rollout
+from lightning_core.capture import ActiveRollout, rollout
 from lightning_core.dialects import DIALECTS
 from lightning_core.dialects import anthropic_messages as messages
 from lightning_core.dialects import openai_chat as chat_completions
@@ -109,7 +109,7 @@ def test_every_dialect_is_checked():
 @contextmanager
 def client_in_rollout(
     endpoint: PolicyEndpoint, routing: Routing | None = None, **options: Any
-) -> Iterator[tuple[Run, httpx.Client]]:
+) -> Iterator[tuple[ActiveRollout, httpx.Client]]:
     """A rollout with a client for any wire format."""
     with rollout({"id": "t"}) as run:
         key = endpoint.new_key()

@@ -14,7 +14,7 @@ from google import genai
 from google.genai import errors, types
 from pydantic import BaseModel
 
-from lightning_core.capture import Run, reward, rollout, scope
+from lightning_core.capture import ActiveRollout, reward, rollout, scope
 from lightning_core.capture.signatures import sign_origin
 from lightning_core.dialects import gemini
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
@@ -46,7 +46,7 @@ def one_call(prompt: str) -> str:
 @contextmanager
 def talk(
     endpoint: PolicyEndpoint, routing: Routing = WRITER, agent: str = "writer"
-) -> Generator[tuple[Run, genai.Client]]:
+) -> Generator[tuple[ActiveRollout, genai.Client]]:
     """A rollout with a client in the scope of ``agent``; only its key identifies the rollout."""
     with client_in_scope(endpoint, routing, agent) as (run, client):
         address = {name: str(client.default_headers[name]) for name in ("traceparent", "lightning-agent")}
@@ -58,7 +58,7 @@ def talk(
             talker.close()
 
 
-def assert_rows(run: Run, *segments: int) -> None:
+def assert_rows(run: ActiveRollout, *segments: int) -> None:
     """The number of calls in each row; every later call of a row continues it cleanly."""
     rows = transitions_to_rows(trace_to_transitions(run.trace, agents={"writer"}))
     assert [len(row.segments) for row in rows] == list(segments)

@@ -10,7 +10,7 @@ import anthropic
 import pytest
 from anthropic import Anthropic
 
-from lightning_core.capture import Run, reward, rollout, scope
+from lightning_core.capture import ActiveRollout, reward, rollout, scope
 from lightning_core.capture.signatures import sign_origin
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
@@ -26,7 +26,9 @@ ASK: dict[str, Any] = {"model": "m", "max_tokens": 1000, "messages": HI}
 
 
 @contextmanager
-def talk(endpoint: PolicyEndpoint, routing: Routing = WRITER, agent: str = "writer") -> Iterator[tuple[Run, Anthropic]]:
+def talk(
+    endpoint: PolicyEndpoint, routing: Routing = WRITER, agent: str = "writer"
+) -> Iterator[tuple[ActiveRollout, Anthropic]]:
     """A rollout with a client in the scope of ``agent``; only its key identifies the rollout."""
     with client_in_scope(endpoint, routing, agent) as (run, client):
         address = {name: str(client.default_headers[name]) for name in ("traceparent", "lightning-agent")}

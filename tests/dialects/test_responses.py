@@ -11,7 +11,7 @@ from langchain_openai import ChatOpenAI
 from openai import AzureOpenAI, OpenAI
 from pydantic import BaseModel
 
-from lightning_core.capture import Run, reward, rollout, scope
+from lightning_core.capture import ActiveRollout, reward, rollout, scope
 from lightning_core.endpoint.server import Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing import Playground
@@ -32,12 +32,12 @@ def sum_up(prompt: str) -> str:
     return f"{prompt.count('<tool_response>')} results" if "<tool_response>" in prompt else TWO_CALLS
 
 
-def rows_of(run: Run) -> list[int]:
+def rows_of(run: ActiveRollout) -> list[int]:
     """Number of responses in each training row."""
     return [len(row.segments) for row in transitions_to_rows(trace_to_transitions(run.trace, agents={"writer"}))]
 
 
-def prompts_of(run: Run) -> list[str]:
+def prompts_of(run: ActiveRollout) -> list[str]:
     return [bytes(i for i in call.prompt_ids if i < 256).decode() for call in run.trace.calls if call.prompt_ids is not None]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from google.genai import types
 from openai import NotFoundError, OpenAI
 from starlette.responses import JSONResponse
 
-from lightning_core.capture import Run, scope
+from lightning_core.capture import ActiveRollout, scope
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing import Playground
@@ -31,7 +31,7 @@ USER: list[Any] = [{"role": "user", "content": "hi"}]
 TOOL: dict[str, Any] = {"name": "add", "description": "a + b", "parameters": {"type": "object"}}
 
 
-def counts_of(run: Run) -> list[Event]:
+def counts_of(run: ActiveRollout) -> list[Event]:
     return [event for event in run.trace.events if event.kind == "count"]
 
 

@@ -12,7 +12,7 @@ import pytest
 from anthropic import Anthropic
 from langchain_openai import OpenAIEmbeddings
 
-from lightning_core.capture import Run, rollout, scope
+from lightning_core.capture import ActiveRollout, rollout, scope
 from lightning_core.capture.signatures import sign_origin
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
@@ -23,7 +23,7 @@ from lightning_core.transitions import refused_calls, trace_to_transitions
 from tests.endpoint.test_endpoint import TRAINED, client_in_scope, serve
 
 
-def embeddings_of(run: Run) -> list[SpanRecord]:
+def embeddings_of(run: ActiveRollout) -> list[SpanRecord]:
     return [span for span in run.spans if span.attributes.get("gen_ai.operation.name") == "embeddings"]
 
 

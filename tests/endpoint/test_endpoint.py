@@ -16,7 +16,7 @@ from openai import OpenAI
 from starlette.responses import JSONResponse, Response
 
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import Run, current_address, reward, rollout, scope
+from lightning_core.capture import ActiveRollout, current_address, reward, rollout, scope
 from lightning_core.capture.signatures import sign_origin
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import Limits, PolicyEndpoint, Routing
@@ -51,7 +51,7 @@ def serve_backend(backend: ScriptedBackend, **options: Any) -> Iterator[PolicyEn
 @contextmanager
 def client_in_scope(
     endpoint: PolicyEndpoint, routing: Routing = TRAINED, agent: str = "writer", **options: Any
-) -> Iterator[tuple[Run, OpenAI]]:
+) -> Iterator[tuple[ActiveRollout, OpenAI]]:
     """A rollout with a client in the scope of ``agent``."""
     key = endpoint.new_key()
     with rollout({"id": "t"}) as run:
@@ -68,7 +68,7 @@ def client_in_scope(
             endpoint.close(key)
 
 
-def answered(run: Run) -> list[Call]:
+def answered(run: ActiveRollout) -> list[Call]:
     """The calls of ``run`` that the endpoint did not refuse."""
     return [call for call in run.trace.calls if call.refused is None]
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.scripted import ByteTokenizer
-from lightning_core.capture import Run, rollout
+from lightning_core.capture import ActiveRollout, rollout
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.trainers.torch.packing import pack_rows
@@ -122,7 +122,7 @@ def http() -> Iterator[httpx.Client]:
         yield client
 
 
-def play(program: list[Ask], endpoint: PolicyEndpoint, http: httpx.Client) -> Run:
+def play(program: list[Ask], endpoint: PolicyEndpoint, http: httpx.Client) -> ActiveRollout:
     routing = Routing(trained=frozenset({"writer", "critic"}), temperature=1.0, max_tokens=64)
     key = endpoint.new_key()
     conversations: list[list[dict[str, Any]]] = [[]]

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace import Span as SdkSpan
 
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import Run
+from lightning_core.capture import ActiveRollout
 from lightning_core.capture.spans import add_span_processor, remove_span_processor
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
@@ -60,7 +60,7 @@ class OpenSpans(SpanProcessor):
 
 
 @contextmanager
-def all_calls_end(endpoint: PolicyEndpoint, run: Run, client: httpx.Client) -> Iterator[OpenSpans]:
+def all_calls_end(endpoint: PolicyEndpoint, run: ActiveRollout, client: httpx.Client) -> Iterator[OpenSpans]:
     """Afterwards no span is open, no request is in progress, and a valid request is answered."""
     spans = OpenSpans()
     add_span_processor(spans)

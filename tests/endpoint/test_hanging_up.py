@@ -15,7 +15,7 @@ import pytest
 
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import Run, rollout
+from lightning_core.capture import ActiveRollout, rollout
 from lightning_core.dialects import DIALECTS
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
@@ -70,7 +70,7 @@ def connect(endpoint: PolicyEndpoint) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=10)
 
 
-def assert_recorded_as_failed(run: Run, count: int = 1) -> None:
+def assert_recorded_as_failed(run: ActiveRollout, count: int = 1) -> None:
     calls = run.trace.calls
     assert [call.error for call in calls] == ["CancelledError: the client closed the connection"] * count
     assert run.infrastructure == [], "disconnecting is not an infrastructure failure"

@@ -12,8 +12,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from lightning_core.capture import Run, endpoint_environment, scope
-from lightning_core.capture.children.keys import KeyAddress, bind_key
+from lightning_core.capture import ActiveRollout, scope
 from lightning_core.capture.signatures import (
     ORIGIN,
     ORIGIN_AUTHORIZATION,
@@ -26,6 +25,8 @@ from lightning_core.endpoint import child_records
 from lightning_core.endpoint.request import EventStream
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.propagation import endpoint_environment
+from lightning_core.propagation.children.keys import KeyAddress, bind_key
 from lightning_core.testing.recording_server import RecordingServer
 from tests.dialects.test_fields import LEAST, client_in_rollout
 from tests.endpoint.test_endpoint import serve
@@ -140,7 +141,7 @@ def test_an_origin_is_signed_as_clients_send_it(sent: str) -> None:
     assert not is_origin_signed("secret", "b" * 32, headers)
 
 
-def post_record(client: httpx.Client, run: Run, record: Any, *, secret: str | None = None) -> httpx.Response:
+def post_record(client: httpx.Client, run: ActiveRollout, record: Any, *, secret: str | None = None) -> httpx.Response:
     data = json.dumps(record).encode()
     headers = {SIGNATURE: sign_record(secret or run.secret, run.rollout, data)}
     return client.post("/lightning/records", content=data, headers=headers)

@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import Run, reward, rollout, scope
+from lightning_core.capture import ActiveRollout, reward, rollout, scope
 from lightning_core.capture.tool_results import RESULT
 from lightning_core.chat.chat import Chat
 from lightning_core.credit.tool_outcomes import tool_outcomes
@@ -33,7 +33,7 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 @contextmanager
-def opened(**options: Any) -> Generator[tuple[PolicyEndpoint, Run, str]]:
+def opened(**options: Any) -> Generator[tuple[PolicyEndpoint, ActiveRollout, str]]:
     """An endpoint with an open rollout in which the agent ``solver`` is trained."""
     backend = ScriptedBackend(answer_prompt)
     with PolicyEndpoint(backend, Chat(backend.tokenizer)) as endpoint, rollout("task", **options) as run:

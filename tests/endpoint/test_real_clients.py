@@ -20,7 +20,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
 from openai import AsyncOpenAI, OpenAI
 
-from lightning_core.capture import Run, rollout, scope
+from lightning_core.capture import ActiveRollout, rollout, scope
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.rollouts.local_agents import patched
@@ -50,7 +50,7 @@ def endpoint(upstream: RecordingServer) -> Iterator[PolicyEndpoint]:
         yield endpoint
 
 
-def play(endpoint: PolicyEndpoint, work: Callable[[], Any], agent: str = "writer") -> tuple[Run, Any]:
+def play(endpoint: PolicyEndpoint, work: Callable[[], Any], agent: str = "writer") -> tuple[ActiveRollout, Any]:
     """A rollout in which ``agent`` runs ``work``, and its result."""
     key = endpoint.new_key()
     with rollout({"id": "t"}, endpoint=endpoint.url, api_key=key) as run:

@@ -18,7 +18,7 @@ from examples.rag.corpus import Document, countries, documents, things
 from examples.rag.retrieval import Index
 from examples.rag.reward import f1, normalize, score
 from lightning_core import trace_to_transitions, transitions_to_rows
-from lightning_core.capture import Run
+from lightning_core.capture import ActiveRollout
 from lightning_core.testing import playground
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +137,7 @@ def test_a_search_without_a_known_word_finds_nothing() -> None:
 
 
 @contextmanager
-def scripted(*answers: str) -> Iterator[tuple[Run, list[str]]]:
+def scripted(*answers: str) -> Iterator[tuple[ActiveRollout, list[str]]]:
     """A rollout whose researcher responds with ``answers``, and the prompts that it received."""
     prompts: list[str] = []
     rest = iter(answers)

@@ -18,7 +18,7 @@ from langchain_core.language_models import BaseChatModel
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import RetryPolicy
 
-from lightning_core.capture import Run
+from lightning_core.capture import ActiveRollout
 from lightning_core.capture.mark import trainable
 from lightning_core.trace import Trace
 from tests.integrations.identity.outcome import Outcome, compare
@@ -125,7 +125,12 @@ class Storm:
         return graph.compile()
 
     async def run(
-        self, scope: Callable[[], AbstractContextManager[Run]], *, rollouts: int, rounds: int, concurrency: int
+        self,
+        scope: Callable[[], AbstractContextManager[ActiveRollout]],
+        *,
+        rollouts: int,
+        rounds: int,
+        concurrency: int,
     ) -> list[Trace]:
         """The traces of ``rollouts`` rollouts, each in its own ``scope``."""
         places = asyncio.Semaphore(concurrency)

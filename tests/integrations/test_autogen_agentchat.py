@@ -36,7 +36,7 @@ from autogen_core.tools import BaseTool, FunctionTool, TextResultContent, ToolRe
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
 from lightning_autogen_agentchat._context import FUNCTIONS
-from lightning_core.capture import current_run
+from lightning_core.capture import current_rollout
 from lightning_core.capture.integration import Installed
 from lightning_core.capture.mark import trainable
 from lightning_core.errors import ConfigError
@@ -530,7 +530,7 @@ def test_twenty_rollouts_at_once(shared_runtime: bool) -> None:
     async def answer_late(playground: Playground) -> list[Trace]:
         runtime = SingleThreadedAgentRuntime() if shared_runtime else None
         if runtime is not None:
-            assert current_run() is None
+            assert current_rollout() is None
             runtime.start()
         async with client() as model:
 

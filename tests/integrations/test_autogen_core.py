@@ -135,9 +135,9 @@ def test_a_message_that_was_sent_outside_belongs_to_no_rollout(playground: Playg
         class Listener(RoutedAgent):
             @message_handler
             async def hear(self, message: Question, ctx: MessageContext) -> None:
-                from lightning_core.capture import current_run
+                from lightning_core.capture import current_rollout
 
-                heard.append(current_run())
+                heard.append(current_rollout())
                 done["outside"].set()
 
         with playground.rollout() as rollout:

@@ -14,8 +14,9 @@ from typing import Any
 import httpx2
 
 from lightning_core import reward, trainable
-from lightning_core.capture import current_address, current_run, endpoint_environment, note_elsewhere, record, scope
+from lightning_core.capture import current_address, current_rollout, note_elsewhere, record, scope
 from lightning_core.capture import run as runs
+from lightning_core.propagation import endpoint_environment
 
 CHAT = "https://api.openai.com/v1/chat/completions"
 started: list[str] = []
@@ -64,7 +65,7 @@ def ask_nested(text: str) -> str:
 def kept() -> tuple[bool, int, tuple[str, ...]]:
     """What a process knows of rollouts between two pieces of work."""
     live = runs._live  # pyright: ignore[reportPrivateUsage]
-    return current_run() is None, len(live), tuple(name for name in os.environ if name.startswith("LIGHTNING_"))
+    return current_rollout() is None, len(live), tuple(name for name in os.environ if name.startswith("LIGHTNING_"))
 
 
 def address() -> str | None:
@@ -178,7 +179,7 @@ def note_many(number: int) -> None:
 
 def fail_many(number: int) -> None:
     """Counts infrastructure failures of the current rollout."""
-    run = current_run()
+    run = current_rollout()
     assert run is not None
     for _ in range(number):
         run.count_infrastructure_failure("refused")

@@ -10,8 +10,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from lightning_core.capture import Run, outside_rollout
-from lightning_core.capture.children.keys import (
+from lightning_core.capture import ActiveRollout, outside_rollout
+from lightning_core.capture.signatures import sign
+from lightning_core.endpoint.agent_urls import name_agent, split_path
+from lightning_core.propagation.children.keys import (
     KeyAddress,
     bind_key,
     is_key_of,
@@ -19,8 +21,6 @@ from lightning_core.capture.children.keys import (
     read_key,
     unbind_headers,
 )
-from lightning_core.capture.signatures import sign
-from lightning_core.endpoint.agent_urls import name_agent, split_path
 from lightning_core.testing.playground import Playground, open_playground
 
 ROLLOUT, SPAN = "a" * 32, "b" * 16
@@ -41,7 +41,7 @@ def verify(key: str, text: str, signature: str) -> bool:
     return is_signed_with(SECRET, key, text, signature)
 
 
-def bound(run: Run, address: KeyAddress) -> str:
+def bound(run: ActiveRollout, address: KeyAddress) -> str:
     assert run.api_key is not None
     return bind_key(run.api_key, address, secret=run.secret)
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from lightning_core import reward
-from lightning_core.capture import Run, endpoint_environment, note_elsewhere, scope
-from lightning_core.capture.children.keys import read_key
+from lightning_core.capture import ActiveRollout, note_elsewhere, scope
+from lightning_core.propagation import endpoint_environment
+from lightning_core.propagation.children.keys import read_key
 from lightning_core.testing.playground import Playground
 from tests.propagation import process_work as work
 from tests.propagation.gate import Gate, gate_to
@@ -29,14 +30,14 @@ def gate(playground: Playground) -> Iterator[Gate]:
 
 
 @contextmanager
-def gated(playground: Playground, gate: Gate) -> Generator[Run]:
+def gated(playground: Playground, gate: Gate) -> Generator[ActiveRollout]:
     """A rollout whose child processes reach the endpoint through ``gate``."""
     with playground.rollout(strict=False) as run, scope("writer"):
         run.endpoint = gate.url
         yield run
 
 
-def names(run: Run) -> list[str | None]:
+def names(run: ActiveRollout) -> list[str | None]:
     return [reward.name for reward in run.trace.rewards]
 
 

@@ -16,13 +16,13 @@ import openai
 import pytest
 import requests
 
-from lightning_core.capture import Run, bind, current_address, outside_rollout, rollout, scope
+from lightning_core.capture import ActiveRollout, bind, current_address, outside_rollout, rollout, scope
 from lightning_core.capture.address import Address
-from lightning_core.capture.clients import install_client
 from lightning_core.capture.context import is_capturing
 from lightning_core.capture.patching import Patches
 from lightning_core.endpoint.upstream import upstream_target
 from lightning_core.errors import ConfigError, StrayCallError
+from lightning_core.propagation.clients import install_client
 from lightning_core.testing.recording_server import RecordingServer
 from tests.program_runs import Program
 from tests.propagation.requests_elsewhere import elsewhere
@@ -264,7 +264,7 @@ def test_retries_of_the_sdk(server: RecordingServer) -> None:
 @pytest.mark.usefixtures("client_patches")
 def test_one_client_for_concurrent_rollouts(server: RecordingServer) -> None:
     client = openai.AsyncOpenAI(api_key="sk-own")
-    runs: list[Run] = []
+    runs: list[ActiveRollout] = []
 
     async def one(name: str) -> None:
         with rollout_at(server) as run, scope(name):

@@ -25,12 +25,12 @@ import pytest
 import requests
 import urllib3
 
-from lightning_core.capture import Run, current_run, rollout, scope
+from lightning_core.capture import ActiveRollout, current_rollout, rollout, scope
 from lightning_core.capture.address import Address
-from lightning_core.capture.clients import install_client
 from lightning_core.capture.patching import Patches
 from lightning_core.config import load_config
 from lightning_core.errors import StrayCallError
+from lightning_core.propagation.clients import install_client
 from lightning_core.testing.recording_server import RecordedRequest, RecordingServer
 
 CHAT = "https://api.openai.com/v1/chat/completions"
@@ -39,7 +39,7 @@ BODY = {"model": "gpt", "messages": [{"role": "user", "content": "hi"}]}
 
 @pytest.fixture(autouse=True)
 def client_patches() -> Iterator[None]:
-    patches = Patches(lambda: current_run() is not None)
+    patches = Patches(lambda: current_rollout() is not None)
     install_client(patches)
     yield
     patches.undo()
@@ -297,7 +297,7 @@ def test_aiohttp_authentication_gives_way(server: RecordingServer) -> None:
 
 
 def test_one_aiohttp_session_for_concurrent_rollouts_streaming(server: RecordingServer) -> None:
-    runs: list[Run] = []
+    runs: list[ActiveRollout] = []
 
     async def one(session: aiohttp.ClientSession, name: str) -> None:
         with rollout_at(server) as run, scope(name):

@@ -19,7 +19,7 @@ import urllib3
 from starlette.responses import JSONResponse
 
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import Run, scope
+from lightning_core.capture import ActiveRollout, scope
 from lightning_core.chat.chat import Chat
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.testing import Playground
@@ -115,7 +115,7 @@ def playground() -> Iterator[Playground]:
         yield opened
 
 
-def agents_of(run: Run) -> list[str | None]:
+def agents_of(run: ActiveRollout) -> list[str | None]:
     return [call.agent for call in run.trace.calls]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from lightning_core import launch, trainable
-from lightning_core.capture import current_run
+from lightning_core.capture import current_rollout
 from lightning_core.errors import InfrastructureError
 from lightning_core.testing.playground import Playground, open_playground
 from tests.rollouts.command_runs import ASKS
@@ -125,7 +125,7 @@ def test_a_rollout_that_ends_ends_its_programs(playground: Playground, tmp_path:
 
 
 def test_outside_a_rollout_it_only_runs_the_program() -> None:
-    assert current_run() is None
+    assert current_rollout() is None
     done = launch([sys.executable, "-c", "import os; print(os.environ.get('LIGHTNING_API_KEY')); open('f', 'w')"])
     folder = done.folder
     assert (done.stdout, [p.name for p in folder.iterdir()]) == ("None\n", ["f"])

@@ -20,7 +20,7 @@ import anyio.to_thread
 import httpx
 import pytest
 
-from lightning_core.capture import current_run, outside_rollout, scope
+from lightning_core.capture import current_rollout, outside_rollout, scope
 from lightning_core.errors import InfrastructureError, StrayCallError
 from lightning_core.testing.playground import Playground
 from lightning_core.testing.recording_server import RecordingServer
@@ -59,7 +59,7 @@ def test_a_runner_keeps_its_other_variables(playground: Playground) -> None:
     async def say(new: str | None = None) -> str:
         if new is not None:
             word.set(new)
-        run = current_run()
+        run = current_rollout()
         return f"{word.get()} {run is not None}"
 
     with asyncio.Runner() as runner:

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from lightning_core.capture import Run, bind_for_process, outside_rollout, reward, scope
+from lightning_core.capture import ActiveRollout, outside_rollout, reward, scope
+from lightning_core.propagation import bind_for_process
 from lightning_core.testing.playground import Playground, open_playground
 from tests.propagation import process_work as work
 
@@ -58,7 +59,7 @@ def spawned(pools: dict[str, ProcessPoolExecutor]) -> ProcessPoolExecutor:
     return pools["spawn"]
 
 
-def calls(run: Run) -> Counter[tuple[str | None, str]]:
+def calls(run: ActiveRollout) -> Counter[tuple[str | None, str]]:
     """Agent and prompt of each call."""
     return Counter((call.agent, str(call.messages[-1]["content"])) for call in run.trace.calls)
 

@@ -17,10 +17,11 @@ import pytest
 
 from lightning_core import trainable
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import Run, endpoint_environment, rollout, scope
-from lightning_core.capture.children.environment import child_variables, origin_url
+from lightning_core.capture import ActiveRollout, rollout, scope
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
+from lightning_core.propagation import endpoint_environment
+from lightning_core.propagation.children.environment import child_variables, origin_url
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.testing.playground import Playground, open_playground
 from lightning_core.testing.recording_server import RecordingServer
@@ -50,7 +51,7 @@ def playground() -> Iterator[Playground]:
         yield opened
 
 
-def calls(run: Run) -> Counter[tuple[str | None, str]]:
+def calls(run: ActiveRollout) -> Counter[tuple[str | None, str]]:
     """Agent and prompt of each call."""
     return Counter((call.agent, str(call.messages[-1]["content"])) for call in run.trace.calls)
 

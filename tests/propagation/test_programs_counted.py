@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from lightning_core.capture import rollout, scope
-from lightning_core.capture.children.program_names import program_of, program_of_command
-from lightning_core.capture.children.programs import install_programs
 from lightning_core.capture.context import is_capturing
 from lightning_core.capture.patching import Patches
-from lightning_core.capture.sockets import install_sockets
+from lightning_core.propagation.children.program_names import program_of, program_of_command
+from lightning_core.propagation.children.programs import install_programs
+from lightning_core.propagation.sockets import install_sockets
 from tests.propagation.requests_elsewhere import elsewhere
 
 ENDPOINT = "http://127.0.0.1:9/v1"

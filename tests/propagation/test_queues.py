@@ -17,10 +17,10 @@ import httpx
 import pytest
 
 from lightning_core import reward
-from lightning_core.capture import Run, aside, bind, current_scope, outside_rollout, rollout, scope
+from lightning_core.capture import ActiveRollout, bind, current_scope, outside_rollout, rollout, run_as, scope
 from lightning_core.capture.context import inherited_scope, without_scope
 from lightning_core.capture.resolvers import register_resolver, unregister_resolver
-from lightning_core.capture.scope import beside
+from lightning_core.capture.scope import named_scope
 from lightning_core.errors import StrayCallError
 from lightning_core.testing.playground import Playground
 from lightning_core.testing.recording_server import RecordingServer
@@ -280,7 +280,7 @@ def test_a_dispatcher_hands_on_that_items_may_be_another_agents(
 
 def take_items(
     playground: Playground, then: Callable[[], Any], *, agents: Sequence[str] = AGENTS, starter: str | None = None
-) -> Run:
+) -> ActiveRollout:
     """A thread that ``starter`` starts, or that is older than the rollout, takes an item of each of ``agents``, and does ``then``."""
     box: queue.Queue[str] = queue.Queue()
 
@@ -351,7 +351,7 @@ def test_a_name_that_a_resolver_knows_settles_the_agent(playground: Playground) 
     def name_worker(outer: Any) -> Any:
         if threading.current_thread().name != "worker":
             return outer
-        inside.append(inside[0] if inside else beside(outer, "editor", owned=False))
+        inside.append(inside[0] if inside else named_scope(outer, "editor", owned=False))
         return inside[0]
 
     register_resolver(name_worker)
@@ -368,7 +368,7 @@ def test_a_scope_that_names_no_agent_settles_nothing(playground: Playground, kin
 
     def open_and_ask() -> None:
         with (
-            aside("step", owned=True) if kind == "owned" else scope("step", kind=kind),
+            run_as("step", owned=True) if kind == "owned" else scope("step", kind=kind),
             refuses("writer, critic"),
         ):
             ask("whose?")

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from lightning_core.capture import Run, outside_rollout, scope
-from lightning_core.capture.children import sender as sending
-from lightning_core.capture.children.sender import Destination, Sender
+from lightning_core.capture import ActiveRollout, outside_rollout, scope
+from lightning_core.propagation.children import sender as sending
+from lightning_core.propagation.children.sender import Destination, Sender
 from lightning_core.testing.playground import Playground
 from tests.propagation.gate import Gate, gate_to
 
@@ -26,11 +26,11 @@ def gate(playground: Playground) -> Iterator[Gate]:
         yield gate
 
 
-def destination(run: Run) -> Destination:
+def destination(run: ActiveRollout) -> Destination:
     return Destination(run.rollout, run.endpoint, run.api_key, run.secret)
 
 
-def span(run: Run, name: str) -> dict[str, Any]:
+def span(run: ActiveRollout, name: str) -> dict[str, Any]:
     """The record of a span."""
     with scope("source", kind="tool"):
         pass
@@ -38,7 +38,7 @@ def span(run: Run, name: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def own(playground: Playground) -> Iterator[tuple[Sender, Run]]:
+def own(playground: Playground) -> Iterator[tuple[Sender, ActiveRollout]]:
     """A sender in this process, and a rollout to send to."""
     with playground.rollout(strict=False) as run, scope("writer"):
         sender = Sender()
@@ -52,7 +52,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_refused_records_are_logged_with_their_reason_and_number_and_the_others_are_added(
-    own: tuple[Sender, Run], gate: Gate, caplog: pytest.LogCaptureFixture
+    own: tuple[Sender, ActiveRollout], gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender, run = own
     good = [span(run, name) for name in ("first", "second")]
@@ -94,7 +94,7 @@ def test_the_end_of_a_rollout_is_logged_unless_its_runner_ends_this_process_too(
     assert ended == "a child process could not send a record (span) to its rollout: the rollout has ended"
 
 
-def test_names_that_are_not_unicode_arrive(own: tuple[Sender, Run], caplog: pytest.LogCaptureFixture) -> None:
+def test_names_that_are_not_unicode_arrive(own: tuple[Sender, ActiveRollout], caplog: pytest.LogCaptureFixture) -> None:
     sender, run = own
     sender.add(destination(run), "infrastructure", "thread 'w-\udc80é' failed", times=1)
     sender.put(destination(run), "declared", {"declared": ["\ud800 \u2028 \0"]})
@@ -105,7 +105,7 @@ def test_names_that_are_not_unicode_arrive(own: tuple[Sender, Run], caplog: pyte
 
 
 def test_a_full_queue_makes_its_producer_wait(
-    own: tuple[Sender, Run], gate: Gate, monkeypatch: pytest.MonkeyPatch
+    own: tuple[Sender, ActiveRollout], gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender, run = own
     monkeypatch.setattr(sending, "_QUEUE_BYTES", 1000)
@@ -128,7 +128,7 @@ def test_a_full_queue_makes_its_producer_wait(
 
 
 def test_an_endpoint_that_is_gone_loses_records_with_one_error(
-    own: tuple[Sender, Run], caplog: pytest.LogCaptureFixture
+    own: tuple[Sender, ActiveRollout], caplog: pytest.LogCaptureFixture
 ) -> None:
     sender, run = own
     with socket.create_server(("127.0.0.1", 0)) as closed:
@@ -142,7 +142,7 @@ def test_an_endpoint_that_is_gone_loses_records_with_one_error(
 
 
 def test_waiting_for_an_endpoint_that_does_not_answer_ends_with_an_error_for_each_record(
-    own: tuple[Sender, Run], gate: Gate, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    own: tuple[Sender, ActiveRollout], gate: Gate, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender, run = own
     run.endpoint = gate.url
@@ -164,7 +164,7 @@ def test_waiting_for_an_endpoint_that_does_not_answer_ends_with_an_error_for_eac
 
 
 def test_a_log_handler_may_record_while_another_thread_logs_a_loss(
-    own: tuple[Sender, Run], gate: Gate, monkeypatch: pytest.MonkeyPatch
+    own: tuple[Sender, ActiveRollout], gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender, run = own
     run.endpoint = gate.url
@@ -208,7 +208,7 @@ def test_a_log_handler_may_record_while_another_thread_logs_a_loss(
 
 @pytest.mark.parametrize("runs", [False, True])
 def test_a_record_is_sent_although_a_signal_handler_raised_while_the_thread_started(
-    own: tuple[Sender, Run], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, runs: bool
+    own: tuple[Sender, ActiveRollout], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, runs: bool
 ) -> None:
     sender, run = own
     start = threading.Thread.start
@@ -239,7 +239,7 @@ class Interrupting(str):
     __eq__ = str.__eq__
 
 
-def test_a_count_is_complete_although_a_signal_handler_counts_too(own: tuple[Sender, Run]) -> None:
+def test_a_count_is_complete_although_a_signal_handler_counts_too(own: tuple[Sender, ActiveRollout]) -> None:
     sender, run = own
     name = Interrupting("something")
 
@@ -254,7 +254,7 @@ def test_a_count_is_complete_although_a_signal_handler_counts_too(own: tuple[Sen
 
 
 def test_threads_that_record_after_the_sender_was_closed_share_its_connection(
-    own: tuple[Sender, Run], caplog: pytest.LogCaptureFixture
+    own: tuple[Sender, ActiveRollout], caplog: pytest.LogCaptureFixture
 ) -> None:
     sender, run = own
     sender.close()
@@ -275,7 +275,7 @@ def test_threads_that_record_after_the_sender_was_closed_share_its_connection(
 
 SHUTDOWN = """
 import sys
-from lightning_core.capture.children.sender import Destination, sender
+from lightning_core.propagation.children.sender import Destination, sender
 
 class Late:
     def __init__(self, put): self.put = put
@@ -288,7 +288,7 @@ put("early")
 """
 
 
-def test_records_are_sent_while_the_interpreter_shuts_down(own: tuple[Sender, Run]) -> None:
+def test_records_are_sent_while_the_interpreter_shuts_down(own: tuple[Sender, ActiveRollout]) -> None:
     _, run = own
     to = destination(run)
     arguments = [to.rollout, str(to.endpoint), str(to.api_key), to.secret]

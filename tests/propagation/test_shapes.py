@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lightning_core.capture.providers import is_listed, without_key
-from lightning_core.capture.shapes import UNSEEN, Body, Compressed, find_route, seen_body
 from lightning_core.dialects import ALL_DIALECTS
 from lightning_core.endpoint.count import COMPACT, COUNTS
+from lightning_core.propagation.providers import is_listed, without_key
+from lightning_core.propagation.shapes import UNSEEN, Body, Compressed, find_route, seen_body
 
 MESSAGES = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 NO_MODEL = {"messages": MESSAGES["messages"]}

@@ -19,10 +19,10 @@ import requests
 import urllib3
 
 from lightning_core.capture import rollout, scope
-from lightning_core.capture.clients import install_client
 from lightning_core.capture.context import is_capturing
 from lightning_core.capture.patching import Patches
-from lightning_core.capture.sockets import install_sockets
+from lightning_core.propagation.clients import install_client
+from lightning_core.propagation.sockets import install_sockets
 from lightning_core.testing.recording_server import RecordingServer
 from tests.propagation.requests_elsewhere import elsewhere
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from lightning_core.capture import current_address, current_run, rollout, scope
+from lightning_core.capture import current_address, current_rollout, rollout, scope
 from lightning_core.capture.patching import Patches
-from lightning_core.capture.threads import install_threads
+from lightning_core.propagation.threads import install_threads
 
 
 @pytest.fixture(autouse=True)
 def _patched() -> Iterator[None]:
-    patches = Patches(lambda: current_run() is not None)
+    patches = Patches(lambda: current_rollout() is not None)
     install_threads(patches)
     yield
     patches.undo()
@@ -84,7 +84,7 @@ def test_a_thread_survives_a_patch_below_that_unwraps_its_run() -> None:
     def work(word: str) -> None:
         heard.append(f"{word} {speaker()}")
 
-    theirs, ours = Patches(lambda: True), Patches(lambda: current_run() is not None)
+    theirs, ours = Patches(lambda: True), Patches(lambda: current_rollout() is not None)
     theirs.wrap(threading.Thread, "start", start)
     install_threads(ours)  # on top, as in a program that installs Lightning after Sentry
     try:

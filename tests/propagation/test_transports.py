@@ -14,7 +14,7 @@ import pytest
 
 from lightning_core.capture.context import is_capturing
 from lightning_core.capture.patching import Patches
-from lightning_core.capture.transports import install_transports
+from lightning_core.propagation.transports import install_transports
 
 
 @pytest.fixture(autouse=True)

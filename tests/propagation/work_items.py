@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from lightning_core.capture import Run, current_run, scope
+from lightning_core.capture import ActiveRollout, current_rollout, scope
 from lightning_core.testing.playground import Playground, open_playground
 
 URL = "https://api.openai.com/v1/chat/completions"
@@ -47,7 +47,7 @@ def opened() -> Generator[Playground]:
 
 def prompt_of(agent: str) -> str:
     """What the agent ``agent`` of the current rollout asks."""
-    run = current_run()
+    run = current_rollout()
     assert run is not None
     return f"{run.rollout} {agent}"
 
@@ -59,11 +59,11 @@ def run_agents(work: Callable[[str], Any]) -> None:
             work(prompt_of(agent))
 
 
-def run_rollouts(playground: Playground, work: Callable[[str], Any], *, rollouts: int = 2) -> list[Run]:
+def run_rollouts(playground: Playground, work: Callable[[str], Any], *, rollouts: int = 2) -> list[ActiveRollout]:
     """Two concurrent rollouts, each on a thread of its own; ``work(prompt)`` makes one call of the agent that the prompt names."""
     together = threading.Barrier(rollouts)
 
-    def solve(_: int) -> Run:
+    def solve(_: int) -> ActiveRollout:
         with playground.rollout() as run:
             together.wait(30)
             try:
@@ -78,12 +78,12 @@ def run_rollouts(playground: Playground, work: Callable[[str], Any], *, rollouts
         return list(pool.map(solve, range(rollouts)))
 
 
-def speakers(run: Run) -> list[tuple[str, str | None]]:
+def speakers(run: ActiveRollout) -> list[tuple[str, str | None]]:
     """For each call: who asked, by its prompt, and who did, by the trace."""
     return [(str(call.messages[-1]["content"]), call.agent) for call in run.trace.calls]
 
 
-def assert_exact(runs: list[Run], *, each: int = 2) -> None:
+def assert_exact(runs: list[ActiveRollout], *, each: int = 2) -> None:
     """Every call belongs to the agent and the rollout that its prompt names, and none is missing."""
     for run in runs:
         expected = [(f"{run.rollout} {agent}", agent) for agent in AGENTS * each]

@@ -216,5 +216,5 @@ def test_a_wire_format_is_one_module_and_its_name_in_two_lists(tmp_path: Path) -
     copy.replace(package, line, "from lightning_core.dialects import cohere_chat, gemini")
     copy.replace(package, "completions)\n", "completions, cohere_chat)\n")
     assert "one row" in copy.run(CHAT, "endpoint")
-    copy.replace("lightning_core/capture/shapes.py", "_ROUTES = (\n", '_ROUTES = (\n    "/v2/chat",\n')
+    copy.replace("lightning_core/propagation/shapes.py", "_ROUTES = (\n", '_ROUTES = (\n    "/v2/chat",\n')
     assert "one row" in copy.run(CHAT, "https://api.cohere.com")

@@ -11,7 +11,7 @@ def test_the_core_loads_no_framework_and_no_torch():
     hosts = {host for entry in discover().values() for host in entry.load().hosts}
     heavy = {"torch", "transformers", "openai", "ray", "verl", "vllm", "starlette", *hosts}
     program = (
-        "import sys, lightning_core, lightning_core.capture.mark, lightning_core.capture\n"
+        "import sys, lightning_core, lightning_core.capture.mark, lightning_core.propagation\n"
         "import lightning_core.transitions, lightning_core.credit\n"
         f"print(sorted({heavy} & set(sys.modules)))"
     )

@@ -17,7 +17,7 @@ from openai import AsyncOpenAI, OpenAI
 from starlette.responses import JSONResponse
 
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import current_address, current_run, reward, scope
+from lightning_core.capture import current_address, current_rollout, reward, scope
 from lightning_core.chat.chat import Chat
 from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
@@ -54,7 +54,7 @@ def client(agent: str = "critic", **options: Any) -> OpenAI:
 
 
 def settings_of(agent: str) -> dict[str, Any]:
-    current = current_run()
+    current = current_rollout()
     assert current is not None
     with scope(agent):
         address = current_address()

@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import current_run, scope
+from lightning_core.capture import current_rollout, scope
 from lightning_core.chat.chat import Chat
 from lightning_core.config import Config, load_config
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
@@ -237,7 +237,7 @@ def test_every_rollout_is_stored_whatever_text_and_times_one_of_them_has(tmp_pat
         return '<tool_call>\n{"name": "t", "arguments": {"x": "\\ud83d"}}\n</tool_call>' if "call" in prompt else "ok"
 
     def solve(task: dict[str, str]) -> float:
-        run = current_run()
+        run = current_rollout()
         assert run is not None
         headers = {"authorization": f"Bearer {run.api_key}"}
         unusual = task["id"] == "c"

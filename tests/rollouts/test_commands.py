@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from lightning_core import evaluate, fit, load_config
-from lightning_core.capture import ProgramResult
 from lightning_core.config import dump_config
 from lightning_core.errors import ConfigError, InfrastructureError, RewardError, TrainingError
+from lightning_core.propagation import ProgramResult
 from lightning_core.rollouts.entry_points import check_tasks, load_agent
 from tests.propagation.test_launch import is_gone
 from tests.rollouts.command_runs import ASKS, roll_out

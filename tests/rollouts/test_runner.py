@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import current_address, current_run, reward, scope
+from lightning_core.capture import current_address, current_rollout, reward, scope
 from lightning_core.capture.spans import deliver
 from lightning_core.chat.chat import Chat
 from lightning_core.config.sections import Rollouts
@@ -62,7 +62,7 @@ def ask(text: str = "hi") -> str:
 
 def prepare(text: str = "hi") -> Callable[[], str]:
     """A call as `ask` makes it, to be sent later."""
-    run, address = current_run(), current_address()
+    run, address = current_rollout(), current_address()
     assert run is not None
     assert address is not None
     headers = {**address.to_headers(), "authorization": f"Bearer {run.api_key}"}
@@ -203,7 +203,7 @@ def test_rewards_from_reward_calls_and_from_a_function(endpoint: PolicyEndpoint)
 
 def test_what_could_not_be_recorded_makes_a_strict_rollout_infrastructure(endpoint: PolicyEndpoint):
     def solve(task: Any) -> float:
-        run = current_run()
+        run = current_rollout()
         assert run is not None
         run.count("integration.tool", detail="lost a span")
         return 1.0
@@ -255,7 +255,7 @@ def test_an_async_client_lives_through_all_batches(endpoint: PolicyEndpoint):
     client = httpx.AsyncClient()
 
     async def solve(task: Any) -> float:
-        run = current_run()
+        run = current_rollout()
         assert run is not None
         answer = await client.get(f"{run.endpoint}/models", headers={"authorization": f"Bearer {run.api_key}"})
         return float(answer.status_code == 200)
@@ -307,7 +307,7 @@ def test_tools_that_hang_on_every_thread_end_with_their_rollouts(endpoint: Polic
 
 def test_a_span_that_cannot_be_read_fails_its_own_rollout_only(endpoint: PolicyEndpoint):
     def solve(task: dict[str, str]) -> float:
-        current = current_run()
+        current = current_rollout()
         assert current is not None
         if task["id"] == "0":
             bad = SpanRecord(

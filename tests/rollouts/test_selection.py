@@ -15,9 +15,10 @@ import httpx
 import pytest
 
 from lightning_core import trainable
-from lightning_core.capture import declare_agents, endpoint_environment, note_elsewhere, scope
+from lightning_core.capture import declare_agents, note_elsewhere, scope
 from lightning_core.config import load_config
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
+from lightning_core.propagation import endpoint_environment
 from lightning_core.records.ledger import Entry, routes
 from lightning_core.records.store import Store
 from lightning_core.rollouts.selection import warn_of_unmatched

@@ -16,7 +16,7 @@ import pytest
 
 from lightning_core import Trace, trace_to_transitions, trainable
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture import current_run, scope
+from lightning_core.capture import current_rollout, scope
 from lightning_core.capture.integration import active_integrations, discover
 from lightning_core.errors import InfrastructureError
 from lightning_core.testing import open_playground, playground, tool_call
@@ -122,7 +122,7 @@ def test_everything_is_undone_at_the_end(error: Exception | None) -> None:
     assert attributes() == before
     assert active_integrations() == integrations
     assert set(threading.enumerate()) <= set(threads)  # those of earlier tests may end meanwhile
-    assert current_run() is None
+    assert current_rollout() is None
     assert run.trace.error == (None if error is None else "ValueError: the agent's own")
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{run.endpoint}/models")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 
-from lightning_core.capture import Run, scope
+from lightning_core.capture import ActiveRollout, scope
 from lightning_core.testing.playground import Playground, open_playground
 from tests.propagation import process_work as work
 
@@ -41,7 +41,7 @@ class Asker:
         return work.kept()
 
 
-def calls(run: Run) -> Counter[tuple[str | None, str]]:
+def calls(run: ActiveRollout) -> Counter[tuple[str | None, str]]:
     return Counter((call.agent, str(call.messages[-1]["content"])) for call in run.trace.calls)
 
 

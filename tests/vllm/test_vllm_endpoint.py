@@ -13,7 +13,7 @@ from openai import OpenAI
 
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.backends.vllm.backend import VllmBackend
-from lightning_core.capture import Run, current_address, rollout, scope
+from lightning_core.capture import ActiveRollout, current_address, rollout, scope
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.model.source import load_tokenizer
@@ -31,7 +31,7 @@ def endpoint(backend: VllmBackend, model: Path) -> Iterator[PolicyEndpoint]:
 
 
 @pytest.fixture
-def run(endpoint: PolicyEndpoint) -> Iterator[Run]:
+def run(endpoint: PolicyEndpoint) -> Iterator[ActiveRollout]:
     key = endpoint.new_key()
     with rollout({"id": "t"}, endpoint=endpoint.url, api_key=key) as run:
         routing = Routing(trained=frozenset({"writer"}), temperature=TEMPERATURE, max_tokens=48)
@@ -41,7 +41,7 @@ def run(endpoint: PolicyEndpoint) -> Iterator[Run]:
 
 
 @pytest.fixture
-def client(run: Run, endpoint: PolicyEndpoint) -> Iterator[OpenAI]:
+def client(run: ActiveRollout, endpoint: PolicyEndpoint) -> Iterator[OpenAI]:
     with scope("writer"):
         address = current_address()
         assert address is not None
@@ -51,7 +51,7 @@ def client(run: Run, endpoint: PolicyEndpoint) -> Iterator[OpenAI]:
             yield client
 
 
-def assert_recorded_tokens_are_those_of_the_weights(run: Run, folder: Path, *, calls: int) -> None:
+def assert_recorded_tokens_are_those_of_the_weights(run: ActiveRollout, folder: Path, *, calls: int) -> None:
     reference = Reference(folder)
     assert len(run.trace.calls) == calls
     for call in run.trace.calls:
@@ -63,7 +63,7 @@ def assert_recorded_tokens_are_those_of_the_weights(run: Run, folder: Path, *, c
         reference.assert_logprobs(call.prompt_ids.tolist(), call.output_ids.tolist(), call.logprobs.tolist(), params)
 
 
-def test_whole_streamed_and_several_choices(client: OpenAI, run: Run, model: Path):
+def test_whole_streamed_and_several_choices(client: OpenAI, run: ActiveRollout, model: Path):
     answer = client.chat.completions.create(model="gpt", messages=HI, logprobs=True)
     choice = answer.choices[0]
     assert choice.logprobs is not None
@@ -80,7 +80,7 @@ def test_whole_streamed_and_several_choices(client: OpenAI, run: Run, model: Pat
     assert_recorded_tokens_are_those_of_the_weights(run, model, calls=4)
 
 
-def test_tools_and_a_second_turn_continue_the_tokens(client: OpenAI, run: Run, model: Path):
+def test_tools_and_a_second_turn_continue_the_tokens(client: OpenAI, run: ActiveRollout, model: Path):
     first = client.chat.completions.create(model="gpt", messages=HI, tools=TOOLS).choices[0].message
     turn = [*HI, {"role": "assistant", "content": first.content}, {"role": "user", "content": "and?"}]
     client.chat.completions.create(model="gpt", messages=turn, tools=TOOLS)
@@ -96,7 +96,7 @@ def test_tools_and_a_second_turn_continue_the_tokens(client: OpenAI, run: Run, m
 
 
 def test_a_stop_string_cuts_the_text_and_ends_the_sampling(
-    endpoint: PolicyEndpoint, client: OpenAI, run: Run, model: Path
+    endpoint: PolicyEndpoint, client: OpenAI, run: ActiveRollout, model: Path
 ):
     """The run has no seed here, so the request's seed makes the text repeatable."""
     routing = Routing(trained=frozenset({"writer"}), temperature=TEMPERATURE, max_tokens=48)
@@ -111,7 +111,7 @@ def test_a_stop_string_cuts_the_text_and_ends_the_sampling(
     assert_recorded_tokens_are_those_of_the_weights(run, model, calls=2)
 
 
-def test_a_client_that_hangs_up_ends_the_sampling(endpoint: PolicyEndpoint, client: OpenAI, run: Run):
+def test_a_client_that_hangs_up_ends_the_sampling(endpoint: PolicyEndpoint, client: OpenAI, run: ActiveRollout):
     routing = Routing(trained=frozenset({"writer"}), temperature=TEMPERATURE, max_tokens=3000)
     endpoint.open(run.api_key or "", run.address, routing, seed=3)
     stream = client.chat.completions.create(model="gpt", messages=HI, stream=True)
@@ -127,7 +127,7 @@ def test_a_client_that_hangs_up_ends_the_sampling(endpoint: PolicyEndpoint, clie
 
 
 def test_clients_see_no_error_while_weights_change(
-    endpoint: PolicyEndpoint, client: OpenAI, run: Run, backend: VllmBackend, other_model: Path
+    endpoint: PolicyEndpoint, client: OpenAI, run: ActiveRollout, backend: VllmBackend, other_model: Path
 ):
     # The most likely tokens repeat in cycles, so that no response ends by chance before the push.
     routing = Routing(trained=frozenset({"writer"}), temperature=0, max_tokens=1500)

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from lightning_core.capture import aside, bind
+from lightning_core.capture import bind, run_as
 from lightning_core.capture.context import without_scope
 from lightning_core.errors import TimeLimitError
 from lightning_core.rollouts.containment import AgentExit, contained
@@ -69,7 +69,7 @@ class InProcessExecutor:
         reward = self._reward
 
         def score() -> Any:
-            with aside(REWARD_FUNCTION):
+            with run_as(REWARD_FUNCTION):
                 return reward(work.scored_task, result)
 
         began = time.monotonic()

@@ -7,12 +7,12 @@ import pickle
 import time
 from typing import Any
 
-from lightning_core.capture.children.scope import child_scope
 from lightning_core.capture.marks import register_mark
-from lightning_core.capture.run import Run
-from lightning_core.capture.scope import current_run
+from lightning_core.capture.run import ActiveRollout
+from lightning_core.capture.scope import current_rollout
 from lightning_core.errors import InfrastructureError, TimeLimitError, describe
 from lightning_core.hardware import processors, total_memory
+from lightning_core.propagation.children.scope import child_scope
 from lightning_core.rollouts.executors import failures, results
 from lightning_core.rollouts.executors.executor import (
     Assignment,
@@ -54,7 +54,7 @@ class ProcessExecutor:
 
     async def call(self, work: Assignment) -> Returned:
         """See `Executor.call`."""
-        run = current_run()
+        run = current_rollout()
         assert run is not None, "the runner calls it in the scope of the rollout"
         message = WorkMessage(scope=child_scope(), task=work.task, scored_task=work.scored_task, seed=work.seed)
         try:
@@ -80,7 +80,7 @@ class ProcessExecutor:
             self._limit = asyncio.Semaphore(most)
         return self._limit
 
-    async def _call(self, work: Assignment, data: bytes, run: Run) -> Returned:
+    async def _call(self, work: Assignment, data: bytes, run: ActiveRollout) -> Returned:
         worker = await self._take(unused=work.repeated or self._fresh)
         keep = False
         try:

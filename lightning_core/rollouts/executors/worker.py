@@ -30,12 +30,12 @@ from typing import Any
 
 import numpy as np
 
-from lightning_core.capture import aside
-from lightning_core.capture.children.scope import ChildScope
-from lightning_core.capture.children.sender import RECORDS_THREAD, sender
+from lightning_core.capture import run_as
 from lightning_core.capture.marks import marked_agents
-from lightning_core.capture.process_patches import ensure_patched
 from lightning_core.logs.folding import configure_logging
+from lightning_core.propagation.children.scope import ChildScope
+from lightning_core.propagation.children.sender import RECORDS_THREAD, sender
+from lightning_core.propagation.process_patches import ensure_patched
 from lightning_core.rollouts.containment import AgentExit, contained
 from lightning_core.rollouts.executors import failures, results
 from lightning_core.rollouts.executors.channel import receive_bytes, send_json
@@ -184,7 +184,7 @@ class Worker:
         ended: dict[str, Any] = {}
         send_json(self._connection, {"scoring": True})
         try:
-            with aside(REWARD_FUNCTION):
+            with run_as(REWARD_FUNCTION):
                 ended["score"] = results.dump(self._program.reward(given.scored_task, result))
         except BaseException as error:  # noqa: BLE001 - as above
             self._end_copy(error)

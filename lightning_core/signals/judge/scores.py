@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from lightning_core.capture import Run, current_address, rollout, scope
+from lightning_core.capture import ActiveRollout, current_address, rollout, scope
 from lightning_core.credit import Episode
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
@@ -75,7 +75,7 @@ def judge_group(episodes: Sequence[Episode], judge: Judge, endpoint: PolicyEndpo
     )
 
 
-def judge_record(task_id: str, run: Run, error: str | None, step: int) -> RolloutRecord:
+def judge_record(task_id: str, run: ActiveRollout, error: str | None, step: int) -> RolloutRecord:
     """The judge's rollout for one group, as recorded. ``error``: why it returned no scores."""
     root = run.trace.events[0]
     return RolloutRecord(

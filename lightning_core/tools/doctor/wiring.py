@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from lightning_core.capture.clients.stamping import NO_MODEL_NAMED
 from lightning_core.capture.selectors import matches
-from lightning_core.capture.sockets import CONNECTION
 from lightning_core.errors import plural
+from lightning_core.propagation.clients.stamping import NO_MODEL_NAMED
+from lightning_core.propagation.sockets import CONNECTION
 from lightning_core.records.ledger import selectable_names
 from lightning_core.tools.doctor.finding import Checks, Observed
 from lightning_core.tools.doctor.trial import Trial
 from lightning_core.tools.doctor.units import listed
 
 _ADVICE = {
-    CONNECTION: "give the client the URL and key of lightning_core.capture.endpoint_environment(), if these are model calls",
+    CONNECTION: "give the client the URL and key of lightning_core.propagation.endpoint_environment(), if these are model calls",
     NO_MODEL_NAMED: "add any model to the body of the request, if it is a model call",
 }
 """Advice on requests that went elsewhere and may be model calls, by reason."""

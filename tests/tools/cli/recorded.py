@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_core import trace as tr
-from lightning_core.capture import Run, current_address, reward, rollout, scope
+from lightning_core.capture import ActiveRollout, current_address, reward, rollout, scope
 from lightning_core.capture.spans import start_span
 from lightning_core.records.store import RolloutRecord, Store
 
@@ -40,7 +40,7 @@ def call(agent: str, question: str, answer: Mapping[str, Any], *, version: int |
     return f"{span.get_span_context().span_id:016x}"
 
 
-def try_it() -> tuple[Run, str]:
+def try_it() -> tuple[ActiveRollout, str]:
     """One rollout of a small agent: a writer with a tool inside a graph's node, then a frozen judge."""
     with rollout(task={"id": "q17", "q": "How many?"}) as run:
         with scope("write_query", kind="node"), scope("writer"):
@@ -56,7 +56,7 @@ def try_it() -> tuple[Run, str]:
     return run, written
 
 
-def keep(store: Store, run: Run, **changes: Any) -> None:
+def keep(store: Store, run: ActiveRollout, **changes: Any) -> None:
     values: dict[str, Any] = {
         "id": run.rollout,
         "step": 2,

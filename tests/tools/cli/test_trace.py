@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from lightning_core.capture import Run, rollout, scope
+from lightning_core.capture import ActiveRollout, rollout, scope
 from lightning_core.errors import ConfigError
 from lightning_core.otel import spans_to_otlp
 from lightning_core.records.store import Phase, Status, Store
@@ -292,7 +292,7 @@ def test_numbers_out_of_range_are_refused(
     assert expected in capsys.readouterr().err
 
 
-def write_traces(file: str, count: int) -> list[Run]:
+def write_traces(file: str, count: int) -> list[ActiveRollout]:
     """A file of OTLP in JSON lines, as a collector writes it, with the given number of rollouts."""
     runs = [try_it()[0] for _ in range(count)]
     Path(file).write_text("\n".join(json.dumps(spans_to_otlp(run.spans)) for run in runs), encoding="utf-8")

@@ -1,6 +1,6 @@
 """The reward of the program in ``program/``."""
 
-from lightning_core.capture import ProgramResult
+from lightning_core.propagation import ProgramResult
 
 
 def right_order(task: dict[str, str], result: ProgramResult) -> float:

@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, cast
 
-from lightning_core.capture.children.remote_run import attached
 from lightning_core.capture.context import current_scope
 from lightning_core.capture.integration import installed_integrations
-from lightning_core.capture.run import Run
-from lightning_core.capture.scope import current_run
+from lightning_core.capture.run import ActiveRollout
+from lightning_core.capture.scope import current_rollout
+from lightning_core.propagation.children.remote_run import attached
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -38,7 +38,7 @@ def prepare_children_with(prepare: Callable[[Iterable[str]], None]) -> None:
 class ChildScope:
     """The scope in which it was made. Can be pickled; ``with child_scope(): …`` enters it."""
 
-    run: Run
+    run: ActiveRollout
     enter: Callable[[], AbstractContextManager[None]]
     integrations: frozenset[str]
     """The integrations that the parent has installed."""
@@ -68,7 +68,7 @@ class ChildCall:
 
 def child_scope() -> ChildScope:
     """The current scope, for a child process. Raises RuntimeError outside a rollout."""
-    run = current_run()
+    run = current_rollout()
     if run is None:
         raise RuntimeError("there is no rollout here to carry into a child process")
     return ChildScope(run, current_scope(), installed_integrations(), _prepare)
@@ -80,4 +80,4 @@ def bind_for_process(function: Callable[_P, _T]) -> Callable[_P, _T]:
     For job systems that Lightning does not patch: ``client.submit(bind_for_process(job), item)``. Outside a rollout it is
     ``function`` itself.
     """
-    return function if current_run() is None else cast("Callable[_P, _T]", ChildCall(function, child_scope()))
+    return function if current_rollout() is None else cast("Callable[_P, _T]", ChildCall(function, child_scope()))

@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 
 from pydantic_core import from_json
 
-from lightning_core.capture.compression import decompress, encodings
+from lightning_core.propagation.compression import decompress, encodings
 
 
 class Unseen:

@@ -15,11 +15,11 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from lightning_core.capture.clients.stamping import is_sending
 from lightning_core.capture.patching import Patches
-from lightning_core.capture.providers import port_of
 from lightning_core.capture.recording import note_elsewhere, record
-from lightning_core.capture.scope import current_run
+from lightning_core.capture.scope import current_rollout
+from lightning_core.propagation.clients.stamping import is_sending
+from lightning_core.propagation.providers import port_of
 
 CONNECTION = "connection by other code"
 """Why a request went elsewhere: it was not made by a patched client."""
@@ -50,7 +50,7 @@ def _uninstall() -> None:
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
-    if event == "socket.connect" and _installs and not is_sending() and current_run() is not None:
+    if event == "socket.connect" and _installs and not is_sending() and current_rollout() is not None:
         # An exception would end what the agent does.
         with suppress(Exception), record("audit"):
             _note_connection(*args)
@@ -91,7 +91,7 @@ def _name_of(address: Any) -> str | None:
 
 
 def _is_endpoint(address: Any) -> bool:
-    run = current_run()
+    run = current_rollout()
     if run is None or run.endpoint is None or not isinstance(address, tuple):
         return False
     endpoint = urlsplit(run.endpoint)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from lightning_core.capture.children.containers import NAME, RUNTIMES, remove_container
+from lightning_core.capture.containers import NAME, RUNTIMES, remove_container
 
 logger = logging.getLogger(__name__)
 

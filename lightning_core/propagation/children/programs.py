@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from lightning_core.capture.children.environment import endpoint_environment
-from lightning_core.capture.children.program_names import program_of, program_of_command
-from lightning_core.capture.children.sender import sender
-from lightning_core.capture.clients.stamping import is_sending
 from lightning_core.capture.patching import Patches, Wrapper
 from lightning_core.capture.recording import note_elsewhere, record
+from lightning_core.propagation.children.environment import endpoint_environment
+from lightning_core.propagation.children.program_names import program_of, program_of_command
+from lightning_core.propagation.children.sender import sender
+from lightning_core.propagation.clients.stamping import is_sending
 
 SUBPROCESS = "subprocess"
 """Why a request may go elsewhere: a child process was started, whose requests are not seen here."""

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
-from lightning_core.capture.children.keys import KeyAddress, bind_key, is_key_of
-from lightning_core.capture.scope import current_address, current_run
+from lightning_core.capture.scope import current_address, current_rollout
+from lightning_core.propagation.children.keys import KeyAddress, bind_key, is_key_of
 
 URL_VARIABLE = "LIGHTNING_BASE_URL"
 """The endpoint's base URL, which ends with ``/v1``."""
@@ -83,7 +83,7 @@ def endpoint_environment(
     Empty outside a rollout, in one without an endpoint, and if ``environment`` has a key of this rollout.
     """
     environment = os.environ if environment is None else environment
-    run, address = current_run(), current_address()
+    run, address = current_rollout(), current_address()
     if run is None or address is None or run.endpoint is None or run.api_key is None:
         return {}
     if is_key_of(environment.get(KEY_VARIABLE, ""), run.api_key):

@@ -15,11 +15,11 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_core.capture.children.scope import ChildCall, ChildScope, child_scope
-from lightning_core.capture.children.sender import sender
 from lightning_core.capture.context import bind, current_scope, without_scope
 from lightning_core.capture.patching import Patches, Wrapper
-from lightning_core.capture.scope import current_run
+from lightning_core.capture.scope import current_rollout
+from lightning_core.propagation.children.scope import ChildCall, ChildScope, child_scope
+from lightning_core.propagation.children.sender import sender
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +37,7 @@ class _ChildRun:
 
 
 def _start(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    if current_run() is None:
+    if current_rollout() is None:
         return wrapped(*args, **kwargs)
     own = vars(instance).get("run")
     # The attribute travels with the object, by pickle or by fork. The class may have a ``run`` of its own.
@@ -52,7 +52,7 @@ def _start(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -
 
 
 def _submit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    if current_run() is None or not args:
+    if current_rollout() is None or not args:
         return wrapped(*args, **kwargs)
     function, *rest = args
     job = ChildCall(function, child_scope())
@@ -75,7 +75,7 @@ def _pool_method(*names: str) -> Wrapper:
     """Wraps a method of `multiprocessing.Pool` whose parameters are ``names``, so that its jobs carry the scope."""
 
     def wrapper(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        if current_run() is None or not _is_process_pool(instance):
+        if current_rollout() is None or not _is_process_pool(instance):
             return wrapped(*args, **kwargs)
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if len(args) > len(names) or "func" not in given:

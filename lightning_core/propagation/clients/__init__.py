@@ -11,14 +11,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 
-from lightning_core.capture.clients import (
+from lightning_core.capture.patching import Patches, Wrapper
+from lightning_core.propagation.clients import (
     aiohttp_client,
     http_connections,
     httpx_clients,
     requests_client,
     urllib3_pools,
 )
-from lightning_core.capture.patching import Patches, Wrapper
 
 __all__ = ["install_client"]
 

@@ -17,18 +17,18 @@ from types import ModuleType
 import wrapt
 
 from lightning_core.capture.caller import repeats
-from lightning_core.capture.children.processes import install_processes
-from lightning_core.capture.children.programs import install_programs
-from lightning_core.capture.children.ray_tasks import install_ray
-from lightning_core.capture.children.scope import prepare_children_with
-from lightning_core.capture.clients import install_client
 from lightning_core.capture.context import is_capturing
 from lightning_core.capture.integration import find_hosts, install
 from lightning_core.capture.patching import Patches
-from lightning_core.capture.queues import install_queues
-from lightning_core.capture.sockets import install_sockets
-from lightning_core.capture.threads import install_threads
-from lightning_core.capture.transports import install_transports
+from lightning_core.propagation.children.processes import install_processes
+from lightning_core.propagation.children.programs import install_programs
+from lightning_core.propagation.children.ray_tasks import install_ray
+from lightning_core.propagation.children.scope import prepare_children_with
+from lightning_core.propagation.clients import install_client
+from lightning_core.propagation.queues import install_queues
+from lightning_core.propagation.sockets import install_sockets
+from lightning_core.propagation.threads import install_threads
+from lightning_core.propagation.transports import install_transports
 
 logger = logging.getLogger(__name__)
 

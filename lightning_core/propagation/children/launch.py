@@ -16,13 +16,13 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from lightning_core.capture.children.containers import Container, new_name
-from lightning_core.capture.children.environment import endpoint_environment
-from lightning_core.capture.children.folders import ProgramFolder
-from lightning_core.capture.children.output import Output
-from lightning_core.capture.run import Run
-from lightning_core.capture.scope import current_run, scope
+from lightning_core.capture.containers import Container, new_name
+from lightning_core.capture.folders import ProgramFolder
+from lightning_core.capture.run import ActiveRollout
+from lightning_core.capture.scope import current_rollout, scope
 from lightning_core.errors import InfrastructureError
+from lightning_core.propagation.children.environment import endpoint_environment
+from lightning_core.propagation.children.output import Output
 
 TASK_FILE_VARIABLE = "LIGHTNING_TASK_FILE"
 """The path of the task as JSON."""
@@ -79,7 +79,7 @@ def launch(
     wrong = [name for name, value in given.items() if not isinstance(value, str)]
     if wrong:
         raise TypeError(f"environment variables must be strings, but these are not: {', '.join(map(repr, wrong))}")
-    run = current_run()
+    run = current_rollout()
     try:
         folder = ProgramFolder.create(None if run is None else run.folder)
         try:
@@ -118,7 +118,7 @@ def _run(
     stdin: str,
     container: Container | None,
     timeout: float | None,
-    run: Run | None,
+    run: ActiveRollout | None,
 ) -> ProgramResult:
     program = command[0]
     if container is None:
@@ -171,7 +171,11 @@ def _start(command: list[str], variables: Mapping[str, str], work: Path, stdin: 
 
 
 def _wait(
-    process: subprocess.Popen[bytes], command: list[str], output: Output, timeout: float | None, run: Run | None
+    process: subprocess.Popen[bytes],
+    command: list[str],
+    output: Output,
+    timeout: float | None,
+    run: ActiveRollout | None,
 ) -> None:
     """Read ``output`` until the process ends."""
     started, pause = time.monotonic(), _FIRST_PAUSE

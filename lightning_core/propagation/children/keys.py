@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
-from lightning_core.capture.providers import KEY_HEADERS
 from lightning_core.capture.signatures import is_signed, sign
+from lightning_core.propagation.providers import KEY_HEADERS
 
 _SPAN = re.compile(r"[0-9a-f]{16}")
 _BEARER = re.compile(r"(?i)(bearer\s+)(\S+)\s*")
@@ -31,7 +31,7 @@ class KeyAddress:
     span: str | None = None
     """The span that the program's calls are children of: 16 hexadecimal digits."""
     origin: str | None = None
-    """Where calls that are not answered by the endpoint go; see `Run.keep_origin`."""
+    """Where calls that are not answered by the endpoint go; see `ActiveRollout.keep_origin`."""
 
 
 _FIELDS = frozenset(field.name for field in fields(KeyAddress))

@@ -8,10 +8,10 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-from lightning_core.capture.clients.stamping import Redirection, await_sent, redirect, redirect_again, sending
-from lightning_core.capture.clients.unrouted import attempt
 from lightning_core.capture.patching import Wrapper
-from lightning_core.capture.shapes import Body, Compressed, seen_body
+from lightning_core.propagation.clients.stamping import Redirection, await_sent, redirect, redirect_again, sending
+from lightning_core.propagation.clients.unrouted import attempt
+from lightning_core.propagation.shapes import Body, Compressed, seen_body
 
 _stamped: ContextVar[bool] = ContextVar("lightning_aiohttp_stamped", default=False)
 

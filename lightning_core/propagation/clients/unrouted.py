@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from lightning_core.capture.context import is_outside
-from lightning_core.capture.providers import host_of, is_listed
 from lightning_core.capture.recording import record
 from lightning_core.capture.run import live_runs
-from lightning_core.capture.scope import current_run
+from lightning_core.capture.scope import current_rollout
 from lightning_core.errors import StrayCallError
+from lightning_core.propagation.providers import host_of, is_listed
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def refuse_unrouted(method: Any, url: str | None) -> None:
     """Raise StrayCallError if a request whose routing failed may be a model call: a POST while a rollout has an endpoint."""
     if is_outside() or (isinstance(method, str) and method.upper() != "POST"):
         return
-    run = current_run()
+    run = current_rollout()
     runs = [other for other in (live_runs() if run is None else [run]) if other.endpoint is not None]
     host = "an unknown host"
     with suppress(ValueError):  # a URL that cannot be parsed may be the reason

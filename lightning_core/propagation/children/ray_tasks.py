@@ -17,11 +17,11 @@ import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
-from lightning_core.capture.children.scope import ChildScope, child_scope
 from lightning_core.capture.context import without_scope
 from lightning_core.capture.import_hooks import when_imported
 from lightning_core.capture.patching import Patches
-from lightning_core.capture.scope import current_run
+from lightning_core.capture.scope import current_rollout
+from lightning_core.propagation.children.scope import ChildScope, child_scope
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def _call_method(actor: Any, scope: ChildScope, method: str, /, *args: Any, **kw
 
 def _remote(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """``RemoteFunction._remote(args, kwargs, …)``: submits a task."""
-    if current_run() is None or instance._is_cross_language:
+    if current_rollout() is None or instance._is_cross_language:
         return wrapped(*args, **kwargs)
     given: dict[str, Any] = {
         **dict(zip(("args", "kwargs", "serialized_runtime_env_info"), args, strict=False)),
@@ -81,7 +81,7 @@ def _remote(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
 
 def _actor_method_call(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """``ActorHandle._actor_method_call(method_name, args, kwargs, …)``: submits a method call."""
-    if current_run() is None or instance._ray_is_cross_language:
+    if current_rollout() is None or instance._ray_is_cross_language:
         return wrapped(*args, **kwargs)
     given: dict[str, Any] = {**dict(zip(("method_name", "args", "kwargs", "name"), args, strict=False)), **kwargs}
     method, signatures = given["method_name"], instance._ray_method_signatures
@@ -107,7 +107,7 @@ def _warn(method: str) -> None:
         _warned.add(method)
         logger.warning(
             "the Ray actor method %r is asynchronous, concurrent or a generator: Lightning does not route its model calls. Pass it "
-            "a function bound with lightning_core.capture.bind_for_process, or make the calls in a task",
+            "a function bound with lightning_core.propagation.bind_for_process, or make the calls in a task",
             method,
         )
 

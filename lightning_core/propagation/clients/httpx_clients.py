@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from lightning_core.capture.clients.stamping import (
+from lightning_core.capture.patching import Wrapper
+from lightning_core.capture.recording import record
+from lightning_core.capture.scope import current_rollout
+from lightning_core.propagation.clients.stamping import (
     Redirection,
     await_sent,
     is_same_origin,
@@ -14,10 +17,7 @@ from lightning_core.capture.clients.stamping import (
     redirect_again,
     sending,
 )
-from lightning_core.capture.patching import Wrapper
-from lightning_core.capture.recording import record
-from lightning_core.capture.scope import current_run
-from lightning_core.capture.shapes import UNSEEN, Body, Compressed, seen_body
+from lightning_core.propagation.shapes import UNSEEN, Body, Compressed, seen_body
 
 
 def _send(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -94,7 +94,7 @@ def _copy(request: Any, url: str, headers: Mapping[str, str], remove: tuple[str,
 def _transport(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The client's choice of a proxy for a URL (private): the endpoint's URL gets none."""
     with record("client.proxy"):
-        run = current_run()
+        run = current_rollout()
         url = urlsplit(str(args[0] if args else kwargs["url"]))
         if run is not None and run.endpoint is not None:
             endpoint = urlsplit(run.endpoint)

@@ -1,7 +1,7 @@
 """A rollout in a process that is not its own.
 
-A `Run` that is pickled arrives in another process as a `RemoteRun`, and a `Run` that a fork copies becomes one: it sends what it
-records to the endpoint of the rollout, which adds it to the trace. A process keeps a rollout only while it works for it.
+An `ActiveRollout` that is pickled arrives in another process as a `RemoteRollout`, and one that a fork copies becomes one. It sends
+what it records to the endpoint of the rollout, which adds it to the trace. A process keeps a rollout only while it works for it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 from lightning_core.capture import run as runs
 from lightning_core.capture import spans
-from lightning_core.capture.children.sender import Destination, sender
-from lightning_core.capture.run import Run, printable
-from lightning_core.capture.scope import current_run
+from lightning_core.capture.run import ActiveRollout, printable
+from lightning_core.capture.scope import current_rollout
+from lightning_core.propagation.children.sender import Destination, sender
 from lightning_core.trace import OPERATION, SpanRecord
 
 # Not the task: it may be an object that cannot be pickled.
@@ -30,7 +30,7 @@ _users: Counter[str] = Counter()
 _lock = threading.Lock()
 
 
-class RemoteRun(Run):
+class RemoteRollout(ActiveRollout):
     """A rollout that runs in another process. What is recorded here is sent there; see `sender`."""
 
     def attach(self) -> None:
@@ -50,7 +50,7 @@ class RemoteRun(Run):
         sender.flush()
 
     def declare(self, names: Iterable[str]) -> None:
-        """As `Run.declare`; each name is sent once."""
+        """As `ActiveRollout.declare`; each name is sent once."""
         with self._lock:
             new = set(names) - self._declared
             self._declared |= new
@@ -58,22 +58,22 @@ class RemoteRun(Run):
             self._send("declared", sorted(new))
 
     def add_origin(self, name: str, variables: Mapping[str, str]) -> None:
-        """As `Run.add_origin`; returns when the endpoint knows it, since the program's first request needs it."""
+        """As `ActiveRollout.add_origin`; returns when the endpoint knows it, since the program's first request needs it."""
         super().add_origin(name, variables)
         self._send("origin", [name, dict(variables)])
         sender.flush()
 
     def note_elsewhere(self, agent: str | None, host: str, why: str, *, times: int = 1) -> None:
-        """As `Run.note_elsewhere`."""
+        """As `ActiveRollout.note_elsewhere`."""
         sender.add(self._destination(), "elsewhere", agent, printable(host), why, times=times)
 
     def count(self, what: str, *, detail: str | None = None, times: int = 1) -> None:
-        """As `Run.count`."""
+        """As `ActiveRollout.count`."""
         super().count(what, detail=detail, times=times)
         sender.add(self._destination(), "count", what, detail, times=times)
 
     def count_infrastructure_failure(self, detail: str, *, times: int = 1) -> None:
-        """As `Run.count_infrastructure_failure`."""
+        """As `ActiveRollout.count_infrastructure_failure`."""
         sender.add(self._destination(), "infrastructure", detail, times=times)
 
     def _append(self, span: SpanRecord) -> None:
@@ -91,9 +91,9 @@ class RemoteRun(Run):
 
 
 @contextmanager
-def attached(run: Run) -> Generator[None]:
+def attached(run: ActiveRollout) -> Generator[None]:
     """Record spans of ``run`` in the body; a no-op in the process that runs the rollout."""
-    if not isinstance(run, RemoteRun):
+    if not isinstance(run, RemoteRollout):
         yield
         return
     with _lock:
@@ -111,17 +111,17 @@ def attached(run: Run) -> Generator[None]:
         sender.flush()  # before the work returns its result
 
 
-def _load(rollout: str, settings: Mapping[str, Any]) -> Run:
-    """The rollout in this process: the run itself where it runs, else a `RemoteRun`."""
-    known = runs.find_run(rollout)
+def _load(rollout: str, settings: Mapping[str, Any]) -> ActiveRollout:
+    """The rollout in this process: the run itself where it runs, else a `RemoteRollout`."""
+    known = runs.find_rollout(rollout)
     if known is not None:
         return known
-    run = RemoteRun(task=None, **settings, strict=False)
+    run = RemoteRollout(task=None, **settings, strict=False)
     run.rollout = rollout
     return run
 
 
-def _reduce(run: Run) -> tuple[Any, ...]:
+def _reduce(run: ActiveRollout) -> tuple[Any, ...]:
     return _load, (run.rollout, {name: getattr(run, name) for name in _SETTINGS})
 
 
@@ -130,19 +130,19 @@ def _after_fork_in_child() -> None:
     global _lock
     _lock = threading.Lock()
     _users.clear()
-    current = current_run()
+    current = current_rollout()
     for run in runs.forget_all():
         spans.stop_listening(run.rollout)
     if current is not None and not current.ended:
         # Scopes and generators that the fork copied refer to the same object.
-        current.__class__ = RemoteRun
-        assert isinstance(current, RemoteRun)
+        current.__class__ = RemoteRollout
+        assert isinstance(current, RemoteRollout)
         current.renew_lock()
         _users[current.rollout] = 1
         current.attach()
 
 
-copyreg.pickle(Run, _reduce)
-copyreg.pickle(RemoteRun, _reduce)
+copyreg.pickle(ActiveRollout, _reduce)
+copyreg.pickle(RemoteRollout, _reduce)
 if hasattr(os, "register_at_fork"):  # POSIX
     os.register_at_fork(after_in_child=_after_fork_in_child)

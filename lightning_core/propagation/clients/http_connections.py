@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from lightning_core.capture.clients.stamping import Redirection, redirect, sending
-from lightning_core.capture.clients.unrouted import attempt
 from lightning_core.capture.patching import Wrapper
-from lightning_core.capture.providers import port_of
-from lightning_core.capture.shapes import UNSEEN, Body, Compressed, seen_body
+from lightning_core.propagation.clients.stamping import Redirection, redirect, sending
+from lightning_core.propagation.clients.unrouted import attempt
+from lightning_core.propagation.providers import port_of
+from lightning_core.propagation.shapes import UNSEEN, Body, Compressed, seen_body
 
 _SOCKET = "_lightning_socket"
 """Attribute of a connection: its socket to the endpoint."""

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from lightning_core.capture.clients.stamping import redirect, sending
-from lightning_core.capture.clients.unrouted import attempt
 from lightning_core.capture.patching import Wrapper
-from lightning_core.capture.shapes import seen_body
+from lightning_core.propagation.clients.stamping import redirect, sending
+from lightning_core.propagation.clients.unrouted import attempt
+from lightning_core.propagation.shapes import seen_body
 
 
 def _urlopen(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lightning_core.capture.clients.stamping import redirect, sending
 from lightning_core.capture.patching import Wrapper
-from lightning_core.capture.shapes import seen_body
+from lightning_core.propagation.clients.stamping import redirect, sending
+from lightning_core.propagation.shapes import seen_body
 
 
 def _send(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -20,12 +20,21 @@ from urllib.parse import SplitResult, urlsplit
 
 from lightning_core.capture.address import AGENT_HEADER, MARK_HEADER
 from lightning_core.capture.caller import Speaker, speaking, spoke
-from lightning_core.capture.clients.unrouted import refuse_unrouted
-from lightning_core.capture.providers import GOOGLE_KEY, KEY_HEADERS, host_of, is_listed, port_of, without_key
 from lightning_core.capture.recording import note_elsewhere, record
-from lightning_core.capture.run import Run, live_runs
-from lightning_core.capture.shapes import ORIGIN_PATH, UNSEEN, Body, Compressed, Unseen, find_route, header, lacks_model
+from lightning_core.capture.run import ActiveRollout, live_runs
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION, sign_origin
+from lightning_core.propagation.clients.unrouted import refuse_unrouted
+from lightning_core.propagation.providers import GOOGLE_KEY, KEY_HEADERS, host_of, is_listed, port_of, without_key
+from lightning_core.propagation.shapes import (
+    ORIGIN_PATH,
+    UNSEEN,
+    Body,
+    Compressed,
+    Unseen,
+    find_route,
+    header,
+    lacks_model,
+)
 
 IGNORED = "ignored"
 """Why a request went elsewhere: its host is under `rollouts.ignore_hosts`."""
@@ -51,7 +60,7 @@ class Redirection:
     set: Mapping[str, str]
     remove: tuple[str, ...]
     """Headers to remove, in lower case, before the others are set."""
-    run: Run
+    run: ActiveRollout
 
     @property
     def is_local(self) -> bool:
