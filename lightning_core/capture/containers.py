@@ -35,7 +35,7 @@ class Container:
     args: tuple[str, ...] = ()
     """Further arguments for ``docker run`` or ``podman run``, before the image."""
     host_network: bool = True
-    """Whether it shares the network of this machine, so that it reaches an endpoint on 127.0.0.1."""
+    """Whether it shares the network of this machine, and so reaches an endpoint on 127.0.0.1."""
 
     def command(
         self,
@@ -50,7 +50,7 @@ class Container:
         """The command line that runs ``command`` in a new container called ``name``, which is removed when it ends.
 
         ``volumes``: folders and files that it shares under the same paths. ``work``: the working folder. ``private``: a folder for
-        files of this call, which it does not share; they hold ``variables``, so that no key is on a command line. Raises ValueError
+        files of this call, which it does not share; they hold ``variables``, so no key is on a command line. Raises ValueError
         for a variable with a line break.
         """
         environment = private / "environment"

@@ -37,7 +37,7 @@ def reward(value: float, *, call: str | None = None, agent: str | None = None, n
 
 @contextmanager
 def record(what: str) -> Generator[None]:
-    """Catch errors of Lightning's own code, so that they never reach the host.
+    """Catch errors of Lightning's own code before they reach the host.
 
     An error is counted on the rollout as ``what``, and logged the first time. The one exception to this is StrayCallError: the client
     layer raises it to refuse a model call that cannot be routed, or a request that may be one, because sending it would be worse.
@@ -56,7 +56,7 @@ def record(what: str) -> Generator[None]:
 
 
 def declare_agents(names: Iterable[str]) -> None:
-    """Declare the agents and nodes of the program that is running, whether or not they speak in this rollout.
+    """Declare the agents and nodes of the program that is running, whether or not they make calls in this rollout.
 
     A selected agent that was declared but made no call is reported as not reached, any other as unknown.
     """

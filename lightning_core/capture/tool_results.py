@@ -10,9 +10,9 @@ from typing import Any
 from lightning_core import trace as tr
 
 RESULT = "lightning.tool.pickled_result"
-"""Attribute of a tool's span: what its body returned or raised; base64 of a pickle."""
+"""Attribute of a tool's span: the result or exception of its body; base64 of a pickle."""
 NOT_KEPT = "lightning.tool.not_kept"
-"""Attribute of a tool's span: why its result cannot be returned again."""
+"""Attribute of a tool's span: the reason its result cannot be returned again."""
 
 _KEY = (tr.AGENT, tr.TOOL, tr.TOOL_ARGUMENTS, tr.TOOL_CALL_ID)
 
@@ -40,7 +40,7 @@ class ToolResults:
     names: frozenset[str] | None
     """Names of tools; None: the functions that are marked with ``@replayable``."""
     recorded: Sequence[RecordedTool] = ()
-    """In order of start."""
+    """The recorded calls in order of start."""
 
 
 class ToolReplay:

@@ -1,7 +1,7 @@
 """Runs the bodies of tools, or returns their recorded results where a rollout repeats a recorded one.
 
-Only of the tools that ``rollouts.forks.tools`` selects. An integration calls a tool's body through `run_tool` or `arun_tool` in the tool's
-scope, so that what a framework does around the body happens again.
+Only for the tools that ``rollouts.forks.tools`` selects. An integration calls a tool's body through `run_tool` or `arun_tool` in the tool's
+scope, so the framework's own steps around the body happen again.
 
 A result is kept as a pickle, as text. The process that trains does not load it: it goes back to a process of the same agent.
 """
@@ -28,7 +28,7 @@ _MAX_BYTES = 1 << 20
 
 
 def run_tool(handle: SpanHandle, body: Callable[[], T], *, marked: bool = False) -> T:
-    """The result of ``body``, the tool of the span ``handle``; if there is a recorded result, that, and the body does not run.
+    """The result of ``body``, the tool of the span ``handle``; a recorded result is returned without running the body.
 
     A recorded exception is raised again. ``marked``: the tool is a function with ``@replayable``.
     """

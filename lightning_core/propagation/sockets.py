@@ -22,7 +22,7 @@ from lightning_core.propagation.clients.stamping import is_sending
 from lightning_core.propagation.providers import port_of
 
 CONNECTION = "connection by other code"
-"""Why a request went elsewhere: it was not made by a patched client."""
+"""The reason of a request elsewhere: it was not made by a patched client."""
 
 _MAX_HOSTS = 4096
 _WEB_PORTS = (80, 443)

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _CALL = "__ray_call__"
 
 _carriers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-"""For each remote function, the one that runs it in a scope. Ray exports each of them once."""
+"""The function that runs each remote function in a scope. Ray exports each function once."""
 _warned: set[str] = set()
 
 
