@@ -13,10 +13,10 @@ from lightning_core.hardware import total_memory
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.compute import choose_path
 from lightning_core.model.load import context_limit
-from lightning_core.model.machine import free_memory
 from lightning_core.model.memory import cached_bytes, plan, trained_bytes
 from lightning_core.model.recompute import recompute_layers
 from lightning_core.model.source import load_model
+from lightning_core.model.torch_device import free_memory
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts

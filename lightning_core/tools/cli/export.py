@@ -43,7 +43,7 @@ def export(options: argparse.Namespace) -> int:
         from lightning_core.rollouts.interrupts import interruptible
         from lightning_core.tools.export import export as exporting
         from lightning_core.tools.export import push as pushing
-        from lightning_core.tools.export.source import find_trained
+        from lightning_core.tools.export.trained_model import find_trained
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("lightning_core"):
             raise

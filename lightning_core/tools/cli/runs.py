@@ -79,7 +79,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _matches(run: RunInfo, text: str | None, tags: Sequence[str]) -> bool:
-    from lightning_core.tools.runs.settings import matches
+    from lightning_core.tools.runs.config_rows import matches
 
     return set(tags) <= set(run.tags) and matches(run, text or "")
 

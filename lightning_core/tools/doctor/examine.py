@@ -16,16 +16,16 @@ from lightning_core.observers.progress import Progress, SilentProgress
 from lightning_core.rollouts.entry_points import check_tasks, load_agent, load_reward
 from lightning_core.rollouts.interrupts import interruptible
 from lightning_core.rollouts.tasks import load_tasks, training_tasks
-from lightning_core.tools.doctor import conversations, environment, plan, rewards, settings, tasks, wiring
+from lightning_core.tools.doctor import config_values, conversations, environment, plan, rewards, tasks, wiring
 from lightning_core.tools.doctor.finding import Checks, Finding
-from lightning_core.tools.doctor.machine import gather_environment
+from lightning_core.tools.doctor.gather import gather_environment
 from lightning_core.tools.doctor.trial import Trial
 from lightning_core.tools.doctor.trials import Setup, policy_trial, scripted_trial
 
 SCRIPTED, POLICY = "scripted policy", "policy"
 CHECKS: tuple[Checks[Any], ...] = (
     environment.checks,
-    settings.checks,
+    config_values.checks,
     tasks.checks,
     wiring.checks,
     conversations.checks,
@@ -54,7 +54,7 @@ def examine(
     ``model``: whether to run the real policy too. Writes to a temporary folder only, which is removed. Raises `ConfigError` if the
     agent, the reward function or the tasks cannot be loaded.
     """
-    findings = list(settings.checks.examine("configuration", config))
+    findings = list(config_values.checks.examine("configuration", config))
     solve, reward = load_agent(config), load_reward(config)
     train = training_tasks(config)
     held_out = [] if config.tasks.eval is None else load_tasks(config.tasks.eval, key="tasks.eval")

@@ -31,7 +31,7 @@ from lightning_core.rollouts.rows import to_rows
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.session import TrainingSession, open_session
 from lightning_core.testing.playground import EveryModel, SameChat
-from lightning_core.tools.doctor.machine import free_bytes
+from lightning_core.tools.doctor.gather import free_bytes
 from lightning_core.tools.doctor.plan import Measured
 from lightning_core.tools.doctor.trial import Trial, working_time
 from lightning_core.tools.serving import ServingEndpoint
@@ -106,7 +106,7 @@ def policy_trial(setup: Setup) -> tuple[Trial, Measured | None]:
 
     Nothing is measured if the model cannot be loaded, or if there is nothing to train on.
     """
-    from lightning_core.model.machine import process_memory  # loads torch
+    from lightning_core.model.torch_device import process_memory  # loads torch
     from lightning_core.trainers.torch.checkpoint_size import checkpoint_size
 
     config, rollouts = setup.trial_config, list[Rollout]()

@@ -18,7 +18,7 @@ from lightning_core.records.held_out import EVALUATIONS
 from lightning_core.records.intervals import Comparison, compare
 from lightning_core.records.results import Evaluation, recorded_evaluations
 from lightning_core.records.store import Phase, Store
-from lightning_core.tools.export.source import Trained
+from lightning_core.tools.export.trained_model import Trained
 
 _REASON = re.compile("unknown: .*")
 _RELATIONS = {"transformers": "finetune", "peft": "adapter", "gguf": "quantized"}

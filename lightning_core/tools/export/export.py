@@ -25,7 +25,7 @@ from lightning_core.model.source import (
 from lightning_core.tools.export.card import make_card
 from lightning_core.tools.export.gguf import OUTTYPES, write_gguf
 from lightning_core.tools.export.merged import convert, load_merged
-from lightning_core.tools.export.source import Trained
+from lightning_core.tools.export.trained_model import Trained
 from lightning_core.trainers.torch.checkpoint import read_facts, read_weights
 
 ExportFormat = Literal["hf", "peft", "gguf"]

@@ -10,7 +10,7 @@ import torch
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.model.merge import layers_of, merge
 from lightning_core.model.source import load_model, load_tokenizer, resolve_model
-from lightning_core.tools.export.source import Trained
+from lightning_core.tools.export.trained_model import Trained
 from lightning_core.trainers.torch.checkpoint import read_facts, read_weights
 
 

@@ -7,10 +7,10 @@ from lightning_core.config.resolve import PolicySettings
 from lightning_core.config.trainer import TrainerSection
 from lightning_core.model.adapter_coverage import reach
 from lightning_core.model.load import LoadedModel, load
-from lightning_core.model.machine import free_memory
 from lightning_core.model.memory import MemoryPlan, cached_bytes, plan, trained_bytes
 from lightning_core.model.merge import unmergeable
 from lightning_core.model.peft import unloadable
+from lightning_core.model.torch_device import free_memory
 from lightning_core.model.tuning import Tuning, tune_adapter, tune_weights
 from lightning_core.trainers.torch.load_check import checked
 

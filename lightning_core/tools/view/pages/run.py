@@ -11,7 +11,7 @@ from lightning_core.records.commit import recorded_commits
 from lightning_core.records.ledger import Entry, EntryKind, Ledger
 from lightning_core.records.runs import RunInfo
 from lightning_core.records.tail import MetricsTail
-from lightning_core.tools.runs.settings import settings
+from lightning_core.tools.runs.config_rows import settings
 from lightning_core.tools.view.charts import run_charts
 from lightning_core.tools.view.library import Library
 from lightning_core.tools.view.live import charts_data, last_step, mark_of

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from lightning_core.records.intervals import Comparison
 from lightning_core.records.runs import RunInfo, State
-from lightning_core.tools.runs.settings import matches
+from lightning_core.tools.runs.config_rows import matches
 from lightning_core.tools.view.library import Library
 from lightning_core.tools.view.render import page
 

@@ -156,7 +156,7 @@ def cpu_model() -> str:
 
 def _devices() -> Devices | None:
     try:
-        from lightning_core.model.machine import torch_machine  # loads torch
+        from lightning_core.model.torch_device import torch_machine  # loads torch
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("lightning_core"):
             raise
