@@ -56,7 +56,7 @@ gradients within 1e-5 of the largest. `make models` repeats this and prints the 
 For other families the path is chosen in the same way. Models for images and text, such as SmolVLM
 and Qwen3-VL, are trained on text alone; the policy endpoint refuses requests with images. Not
 supported are models whose logits depend on later tokens, encoder-decoder models, models that need
-Python code of their own, and quantized weights. Weights in fp8, mxfp8 and mxfp4 are dequantized while
+their own Python code, and quantized weights. Weights in fp8, mxfp8 and mxfp4 are dequantized while
 they are loaded, with a warning; checkpoints and exports are then not quantized.
 
 A folder is refused if a file is damaged or missing, if a weight of the model is missing or has

@@ -22,7 +22,7 @@ _declared: WeakKeyDictionary[Pregel[Any, Any, Any, Any], frozenset[str]] = WeakK
 
 
 def created_agent(config: Mapping[str, Any]) -> bool:
-    """Whether ``config`` is of a run inside an agent made by ``langchain.agents.create_agent``, also through deepagents."""
+    """Whether ``config`` belongs to a run inside an agent of ``langchain.agents.create_agent``, including deepagents'."""
     return (config.get("metadata") or {}).get("ls_integration") in _MADE_BY_CREATE_AGENT
 
 

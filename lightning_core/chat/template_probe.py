@@ -120,7 +120,7 @@ class Traits:
         if not enders:
             raise ConfigError(
                 f"the chat template ends a response with {after[:40]!r}, which is not a special token, and the tokenizer has no eos "
-                "token, so that responses would not end; set tokenizer.chat_template or tokenizer.eos_token"
+                "token, so responses would not end; set tokenizer.chat_template or tokenizer.eos_token"
             )
         return enders
 

@@ -114,7 +114,7 @@ def _own_logits(model: Any, tokens: Tensor) -> Tensor:
     second = model(input_ids=torch.cat([tokens[:12], tokens[20:]])[None], use_cache=False).logits[0].float()
     if not relative_error(second[:12], first[:12]) < tolerance(model):
         raise TrainingError(
-            f"the logits of {type(model).__name__} depend on later tokens, so that it cannot be sampled token by token; "
+            f"the logits of {type(model).__name__} depend on later tokens, so it cannot be sampled token by token; "
             "use a causal language model"
         )
     return torch.cat([first, second[12:]])

@@ -38,7 +38,7 @@ def _explain(error: Exception, folder: Path) -> str:
     text = str(error).strip()
     if "trust_remote_code" in text:
         return (
-            "it needs Python code of its own (auto_map in its configuration), and Lightning runs no code of models; choose a "
+            "it needs its own Python code (auto_map in its configuration), and Lightning runs no code of models; choose a "
             "model of a type that transformers includes"
         )
     if not folder.is_dir() and (why := explain_hub(text)) is not None:

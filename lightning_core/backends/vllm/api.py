@@ -121,7 +121,7 @@ class VllmApi:
         if reason == "stop" and (not ids or ids[-1] not in params.stop_token_ids):
             raise InfrastructureError(
                 f"the vLLM server {self.url} ended a response with the tokens {ids[-1:]!r}; expected one of "
-                f"{sorted(params.stop_token_ids)!r}. Start it with --generation-config vllm, so that it has no other stop tokens"
+                f"{sorted(params.stop_token_ids)!r}. Start it with --generation-config vllm, which disables other stop tokens"
             )
         return Part(token_ids=ids, logprobs=logprobs, finish_reason=reason)
 

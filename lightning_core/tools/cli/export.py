@@ -55,7 +55,7 @@ def export(options: argparse.Namespace) -> int:
         trained = find_trained(run, checkpoint=options.checkpoint, policy=options.policy, overrides=options.overrides)
     if options.push:
         pushing.check_push(options.push, adapter_of=trained.policy.model if options.format == "peft" else None)
-    with interruptible():  # so that no part of the folder remains after SIGTERM
+    with interruptible():  # no part of the folder may remain after SIGTERM
         exporting.export(trained, out, format=options.format, dtype=options.dtype)
     say(f"{trained.name} of {trained.checkpoint} as {options.format}: {out}")
     if options.push:

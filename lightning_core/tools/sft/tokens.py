@@ -95,7 +95,7 @@ class Tokens:
             self.counts.recorded += 1
         else:
             if call.finish_reason == "length":
-                raise PolicyRequestError("the response was cut at its token limit, so that it has no end to learn")
+                raise PolicyRequestError("the response was cut at its token limit, so it has no end to learn")
             output_ids = chat.encode_response(prompt, response, call.tools)
             self._check(call, chat, prompt, output_ids)
             self.counts.rendered += 1
