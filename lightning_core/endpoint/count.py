@@ -1,4 +1,4 @@
-"""Requests that are about a model call but are none: counting the tokens of a prompt, and compaction.
+"""Requests about a model call that sample nothing: counting the tokens of a prompt, and compaction.
 
 They are answered by the model that would answer the call, and recorded as events. Nothing is sampled, so nothing is trained.
 """

@@ -47,11 +47,11 @@ class Replay:
         return self._next((agent, model, pack(prompt_ids, "<u4")))
 
     def take_forwarded(self, agent: str | None, messages: Sequence[object]) -> Call | None:
-        """The recorded call that answers one that is forwarded; None to forward it."""
+        """The recorded call that answers a forwarded call; None to forward it."""
         return self._next((agent, None, _text(messages)))
 
     def reach(self, agent: str | None, model: str, prompt_ids: Sequence[int]) -> str | None:
-        """The id of the chosen call if this sampled one takes its place, else None."""
+        """The id of the chosen call if this call is sampled in its place, else None."""
         point = self._point
         if point is None or _key(point) != (agent, model, pack(prompt_ids, "<u4")):
             return None
@@ -66,7 +66,7 @@ class Replay:
 async def recorded_deltas(call: Call, *, stream: bool) -> AsyncGenerator[Delta]:
     """The response of ``call`` as a backend would generate it.
 
-    ``stream``: with one piece per token, so an agent that uses a part of a stream gets the part that it used.
+    ``stream``: with one piece per token, so an agent that used a part of a stream gets the same part.
     """
     assert call.output_ids is not None
     assert call.logprobs is not None

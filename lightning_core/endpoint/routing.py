@@ -11,7 +11,7 @@ from lightning_core.capture.selectors import find_selector, matches
 from lightning_core.trace import POLICY, REWARD_FUNCTION
 
 DEFAULT_AGENT = "agent"
-"""The name of a call that has none, if all agents are trained."""
+"""The name of calls without one, if all agents are trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

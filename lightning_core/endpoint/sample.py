@@ -195,7 +195,7 @@ class Sampler:
 
 
 def _recorded(job: SamplingJob, span: CallSpan) -> Call | None:
-    """The recorded call that answers ``job``, if any; records it, or which recorded call ``job`` takes the place of."""
+    """The recorded call that answers ``job``, if any; records it, or the recorded call that ``job`` replaces."""
     if job.session.replay is None:
         return None
     asked = (job.address.agent, job.model, job.prompt.ids)

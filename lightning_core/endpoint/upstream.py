@@ -131,7 +131,7 @@ class UpstreamClient:
     async def send(self, destination: Destination, headers: Mapping[str, str], data: bytes) -> httpx.Response:
         """Forward a request with exactly these ``headers`` and bytes. Returns the response as soon as it starts.
 
-        Raises `UpstreamError` if there is none.
+        Raises `UpstreamError` without a response.
         """
         try:
             return await self._client.send(

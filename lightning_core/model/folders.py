@@ -18,8 +18,8 @@ _PARTIAL = ".partial"
 def whole(folder: Path) -> Generator[Path]:
     """Yield a temporary sibling folder, which replaces ``folder`` once the block succeeds and its files are on disk.
 
-    Also removes the temporary folders that killed processes left for ``folder``. Raises `OSError` if the disk is full, also
-    if it was safetensors that found it full.
+    Also removes the temporary folders that killed processes left for ``folder``. Raises `OSError` if the disk is full, even
+    if safetensors detects it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(folder)

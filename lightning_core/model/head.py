@@ -71,7 +71,7 @@ class OutputHead:
     ) -> Tensor:
         """Logprobs [E] (float32) of ``targets_E`` at the places ``source_E``.
 
-        They are those under softmax(logits / temperature).
+        They are computed under softmax(logits / temperature).
         ``temperatures_P`` is float32, ``source_E`` and ``targets_E`` are int64; differentiable in ``hidden_PH`` and the weights.
         """
         if self._layer is not None:

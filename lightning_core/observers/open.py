@@ -17,7 +17,7 @@ __all__ = ["Progress", "make_display", "make_observers"]
 OBSERVERS: Sequence[Callable[[Config], Observer]] = (HeldOutStop, Monitoring, TokenBudget, Trackers)
 """The observers of every run, after its display. The first reason to stop counts.
 
-Each is called with the configuration before a folder is created, and raises `ConfigError` or `MissingExtra`.
+Each factory gets the configuration before a folder is created, and raises `ConfigError` or `MissingExtra`.
 """
 
 

@@ -124,7 +124,7 @@ class _WarnOnceExporter(SpanExporter):
 
 
 class _CapturedLog(logging.Filter):
-    """Suppresses what the exporter logs on this thread, and keeps the last message."""
+    """Suppresses the exporter's log messages on this thread, and keeps the last one."""
 
     def __init__(self) -> None:
         super().__init__()

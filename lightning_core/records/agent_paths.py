@@ -1,4 +1,4 @@
-"""Paths of the agents in traces, which tell agents with the same name apart under ``agents.train``."""
+"""Paths of the agents in traces, which distinguish agents with the same name under ``agents.train``."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def _path(agent: str, parent: str | None, events: Mapping[str, Event]) -> list[s
 
 
 def _is_named(event: Event, agent: str) -> bool:
-    """Whether ``event`` is the agent: it has its name, or is where its path ends."""
+    """Whether ``event`` is the agent: it has the agent's name, or is at the end of its path."""
     return event.name == agent or agent.endswith(f"/{event.name}")

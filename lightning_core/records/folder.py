@@ -14,7 +14,7 @@ from lightning_core.records.configs import record_config
 from lightning_core.records.runs import is_run, run_folders
 
 SUPERVISED = "sft.json"
-"""The file that a run of `lightning-rl sft` has: what it learned from."""
+"""The file with the sources of a run of `lightning-rl sft`."""
 
 
 def create_folder(folder: Path, config: str) -> None:

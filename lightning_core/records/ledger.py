@@ -81,7 +81,7 @@ class NewRoutes:
 
 
 def selectable_names(ledger: Iterable[Entry]) -> list[str]:
-    """Names of agents that made model calls, as they can be listed under ``agents.train``."""
+    """Names of agents that made model calls, in the form of ``agents.train``."""
     calls = (e for e in ledger if e.kind in ("call", "failed", "refused"))
     return sorted({e.agent for e in calls if e.agent is not None and not _is_reserved(e)})
 

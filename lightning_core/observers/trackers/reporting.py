@@ -1,4 +1,4 @@
-"""Sends what a run measures to its trackers, each on its own thread."""
+"""Sends a run's metrics and results to its trackers, each on its own thread."""
 
 from __future__ import annotations
 

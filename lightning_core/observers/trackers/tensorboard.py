@@ -1,7 +1,7 @@
 """Reports a run to TensorBoard: event files in the run's folder, under ``tensorboard/``.
 
 tensorboardX writes them, not ``torch.utils.tensorboard``: that imports torch and the whole TensorBoard with its server, of which
-a machine that only trains needs nothing.
+a training machine needs nothing.
 """
 
 from __future__ import annotations

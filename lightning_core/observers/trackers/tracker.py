@@ -44,7 +44,7 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Receives what a run measures. Created by a factory that gets the `TrackedRun`.
+    """Receives a run's metrics and results. Created by a factory that gets the `TrackedRun`.
 
     All calls, including the factory's, run in order on the tracker's own thread, so training does not
     wait for them. Their errors are logged and counted.
