@@ -334,7 +334,7 @@ class Chat:
         turn: _Turn,
         variables: Mapping[str, Any] | None,
     ) -> tuple[str | None, str | None]:
-        """The text after the response at ``last``, and why earlier turns are rendered differently.
+        """The text after the response at ``last``, and the reason earlier turns are rendered differently.
 
         The text is None if they differ in more than white space, so the recorded ids cannot be reused.
         """

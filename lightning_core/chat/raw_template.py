@@ -49,7 +49,7 @@ class Tokenizer(Protocol):
 
 
 class RawTemplate:
-    """The template as the model's makers wrote it.
+    """The unmodified chat template of the model.
 
     ``variables``: for all renderings. Raises `ConfigError` if the tokenizer has no template, or one with a syntax error, or the template
     does not have one of the variables or renders no message. Not thread-safe, because tokenizers are not.

@@ -1,7 +1,7 @@
 """Renders a model's chat template.
 
 Templates differ in their support for tools (as an argument, in the system message, or not at all), tool calls (arguments as an object or
-as text, one call or several), tool results, system messages and reasoning. ``traits.py`` detects it; what a template does not support is
+as text, one call or several), tool results, system messages and reasoning. ``template_probe.py`` detects it; unsupported content is
 written into the text of messages.
 """
 

@@ -22,7 +22,7 @@ def default_config() -> str:
 
 
 def split_sources(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Tell the sources of ``sft`` from overrides, which argparse does not: a word without ``=``, or the path of something."""
+    """Separate the sources of ``sft`` from overrides, which argparse does not: a word without ``=``, or an existing path."""
     words = [*options.sources, *options.overrides]
     options.sources = [word for word in words if not word.startswith("-") and ("=" not in word or Path(word).exists())]
     options.overrides = [word for word in words if word not in options.sources]

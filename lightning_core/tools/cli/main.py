@@ -273,7 +273,7 @@ def _enough_tasks(config: Config) -> Sequence[Task]:
 
 
 def _interrupted(interrupt: KeyboardInterrupt, advice: str = "") -> int:
-    """Say so, and return the exit code."""
+    """Report the interrupt, and return the exit code."""
     number = getattr(interrupt, "number", signal.SIGINT)
     by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
     with suppress(OSError):
@@ -282,7 +282,7 @@ def _interrupted(interrupt: KeyboardInterrupt, advice: str = "") -> int:
 
 
 def _show_ledger(path: Path, *, since: float) -> None:
-    """The ledger of a run that failed, unless it failed before it recorded anything: the newest run is then another one."""
+    """The ledger of a run that failed, unless it failed before it recorded anything: the newest run is then a different run."""
     from lightning_core.records.store import Store
     from lightning_core.tools.cli.console import show
     from lightning_core.tools.cli.ledger import format_ledger

@@ -17,7 +17,7 @@ def say(text: str, *, error: bool = False) -> None:
 
 @contextmanager
 def agents_output_apart() -> Generator[None]:
-    """Send what agents and their processes print to standard error: standard output is the command's result."""
+    """Redirect output of agents and their processes to standard error: standard output is the command's result."""
     sys.stdout.flush()
     stdout = os.dup(1)
     try:

@@ -158,7 +158,7 @@ def last_rollout(path: Path) -> int | None:
 
 
 def _list_run(path: Path, options: argparse.Namespace) -> None:
-    """List a page of the rollouts that match, with the requests of those that are listed."""
+    """List a page of the rollouts that match, with the requests of the listed rollouts."""
     from lightning_core.records.agent_paths import ambiguous_paths
     from lightning_core.records.store import Store
     from lightning_core.tools.cli.console import show

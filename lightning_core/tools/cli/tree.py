@@ -23,7 +23,7 @@ _INDENT = "  "
 def make_tree(
     trace: Trace, record: RolloutRecord | None = None, credit: Iterable[CallCredit] = (), *, full: bool = False
 ) -> Group:
-    """The header and the tree of one rollout; ``record`` adds what its run stored about it.
+    """The header and the tree of one rollout; ``record`` adds the run's record of it.
 
     Each message is one line, and lines are cut at the terminal's width. With ``full``, all
     messages of each prompt are shown, and texts are wrapped instead.

@@ -34,7 +34,7 @@ class Trial:
 
     @property
     def is_explained(self) -> bool:
-        """Whether the error is that no rollout ended well, which checks of their status report."""
+        """Whether the error is that no rollout succeeded, which checks of their status report."""
         return (
             bool(self.rollouts) and isinstance(self.error, (InfrastructureError, TrainingError)) and not self.is_any_ok
         )
@@ -84,7 +84,7 @@ class Trial:
 def working_time(rollout: Rollout) -> tuple[int, int] | None:
     """The start of the first model call of ``rollout`` and the rollout's end, in ns; None without calls.
 
-    What comes before is mostly the start of a worker process, which happens once in a run.
+    The time before is mostly the start of a worker process, which happens once in a run.
     """
     trace = rollout.trace
     if not trace.calls or not trace.events:

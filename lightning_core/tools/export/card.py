@@ -1,4 +1,4 @@
-"""The model card: what was trained, on what, and how good it is, from the run's records."""
+"""The model card: training, tasks and results, from the run's records."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _facts(trained: Trained, steps: int) -> dict[str, str]:
 def _settings(trained: Trained) -> str:
     """The section with the settings that differ from the defaults.
 
-    Without what may contain a path or a key: verl's own settings, hosts, and arguments of rules that are not numbers.
+    Without settings that may contain a path or a key: verl's own settings, hosts, and arguments of rules that are not numbers.
     """
     config = trained.config
     sections: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ from lightning_core.trace import OPERATION, Call, SpanRecord, Trace, span_to_cal
 
 
 class ReadTrace(NamedTuple):
-    """A rollout's spans and their trace, or why they make none."""
+    """A rollout's spans and their trace, or the reason there is none."""
 
     trace: Trace | None
     spans: tuple[SpanRecord, ...]

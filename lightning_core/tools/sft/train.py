@@ -44,7 +44,7 @@ from lightning_core.transitions import Row
 _METRICS = {"loss": "ce_loss"} | {
     name: name for name in ("grad_norm", "learning_rate", "rows_trained", "packed_tokens", "micro_batches")
 }
-"""The trainer's metrics that mean something without rollouts, and their names here."""
+"""The trainer's metrics that apply without rollouts, and their names here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +233,7 @@ class SftLoop:
 
 
 def _for_supervision(config: Config, *, steps: int) -> Config:
-    """``config`` with the loss of supervised fine-tuning, in this process, without what only rollouts need."""
+    """``config`` with the loss of supervised fine-tuning, in this process, without settings that only rollouts need."""
     trainer = config.trainer
     if trainer.warmup_steps >= steps:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Reads what the pages show of a run: its metrics, and its curves and counts from the store."""
+"""Reads a run's data for the pages: its metrics, and its curves and counts from the store."""
 
 from __future__ import annotations
 

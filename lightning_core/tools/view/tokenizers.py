@@ -99,7 +99,7 @@ def _is_character(data: bytes) -> bool:
 
 
 class LocalTokenizer(NamedTuple):
-    """A tokenizer, or why there is none."""
+    """A tokenizer, or the reason there is none."""
 
     texts: TokenTexts | None
     problem: str | None

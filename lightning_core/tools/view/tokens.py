@@ -1,4 +1,4 @@
-"""The sampled tokens of a call, with what is known of each and the bin of its color."""
+"""The sampled tokens of a call, with the data of each and the bin of its color."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _EXPLAINED = LRUCache(4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """The explanations of a rollout's calls, or why there are none."""
+    """The explanations of a rollout's calls, or the reason there are none."""
 
     rules: Mapping[str, CreditRules] = field(default_factory=dict[str, CreditRules])
     """Rules by policy."""

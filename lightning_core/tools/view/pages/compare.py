@@ -43,7 +43,7 @@ def show(request: Request) -> Response:
 
 
 def _held_out(first: RunInfo, second: RunInfo) -> tuple[HeldOutDifference | None, str]:
-    """The comparison of the last evaluations, and why there is none."""
+    """The comparison of the last evaluations, or the reason there is none."""
     try:
         difference = held_out_difference(first.folder, second.folder)
     except (ConfigError, OSError, sqlite3.Error) as error:
