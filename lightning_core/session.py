@@ -145,7 +145,7 @@ class TrainingSession:
         streams: Streams,
         metrics: Mapping[str, float],
     ) -> None:
-        """Count the step, fit what signals learn, record the metrics and call the observers. ``metrics``: those of the update."""
+        """Count the step, fit what signals learn, record the metrics and call the observers. ``metrics``: the update's."""
         replaced = len(groups) - self.config.rollouts.tasks_per_step
         counts = self._collector.count(groups, episodes, credit, rows, streams, replaced=replaced)
         if not rows:
@@ -181,7 +181,7 @@ class TrainingSession:
     def _measure_change(self, rows: Sequence[Row]) -> None:
         """Record the new logprobs of what ``trainer.measure_change`` rollouts with a gradient sampled.
 
-        The viewer shows them. What goes wrong is logged once; the update is done.
+        The viewer shows them. Errors are logged once; the update is done.
         """
         trained = [row for row in rows if row.has_gradient]
         chosen = list(dict.fromkeys(row.rollout for row in trained))[: self.config.trainer.measure_change]
@@ -245,7 +245,7 @@ class TrainingSession:
         return folder
 
     def _keep_best(self) -> None:
-        """With ``trainer.keep_best``: keep the current weights if their evaluation is better than that of the kept ones."""
+        """With ``trainer.keep_best``: keep the current weights if their evaluation is better than the kept weights'."""
         steps, kept = self.steps, best_checkpoint(self.folder)
         rewards = held_out_rewards(self.store, "eval", "eval_after")
         if not self.config.trainer.keep_best or steps not in rewards:

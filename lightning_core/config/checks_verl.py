@@ -142,7 +142,7 @@ def _check_algorithm(c: Sections) -> Iterator[tuple[KeyPath, str]]:
 
 
 def check_verl_loss(c: Sections, loss: Loss | None = None) -> Iterator[tuple[KeyPath, str]]:
-    """Yield what verl does not support of the loss; nothing with another trainer. ``loss``: that of ``c``, if it is not declared."""
+    """Yield the loss settings that verl does not support; nothing with another trainer. ``loss``: the loss of ``c``, if not declared."""
     loss = loss or declared(LOSSES, c.algorithm.loss)
     if c.trainer.name == "verl" and loss is not None and loss.ratio == "sequence" and c.algorithm.sequence == "rollout":
         yield (

@@ -44,11 +44,11 @@ class Air:
     tool_ok: float = 0.0
     tool_error: float = 0.0
     tool_unused: float = 0.0
-    """For a tool call that did not run: unknown tool, or unreadable arguments."""
+    """The reward of a tool call that did not run: unknown tool, or unreadable arguments."""
     tool_errors: Mapping[str, float] = field(default_factory=dict[str, float])
     """Rewards by regular expression over the tool's error, such as ``Timeout``. The first match replaces ``tool_error``."""
     truncated: float = 0.0
-    """For a response that reached its token limit."""
+    """The reward of a response that reached its token limit."""
     truncated_ramp: int = 0
     """Number of tokens before the limit over which ``truncated`` grows linearly from 0 (DAPO, arXiv 2503.14476, eq. 13)."""
     token_cost: float = 0.0
@@ -63,8 +63,8 @@ class Air:
 def with_air(episode: Episode, air: Air, *, policy: str | None = None) -> Episode:
     """``episode`` plus the intermediate rewards of its trained calls, except rewards of 0.
 
-    In a fork also those of the calls that it repeats (of ``policy``; None: of all policies): its return is compared with that
-    of the rollout where they were sampled.
+    A fork also gets the rewards of the calls that it repeats (of ``policy``; None: of all policies): its return is compared
+    with the return of the rollout where they were sampled.
     """
     repeated = [call for call in episode.repeated if policy in (None, call.model)]
     return replace(episode, rewards=(*episode.rewards, *_rewards(episode, air, repeated)))

@@ -54,7 +54,7 @@ def _expected(episode: Episode, rule: str, values: Mapping[str, float]) -> list[
 
 
 def common_parts(rewarded: Mapping[str, Sequence[Component]]) -> Sequence[Component]:
-    """The first episode's components. Raises `CreditError` if those of another differ."""
+    """The first episode's components. Raises `CreditError` if another episode's differ."""
     kinds = {tuple((p.name, p.weight, p.share, p.group_by, p.accumulate) for p in parts) for parts in rewarded.values()}
     if len(kinds) > 1:
         found = sorted(map(repr, kinds))

@@ -39,9 +39,9 @@ def assign_by_policy(
 def split_by_policy(
     episodes: Sequence[Episode], rules: Mapping[str, CreditRules]
 ) -> dict[str, tuple[Sequence[Episode], CreditRules]]:
-    """For each policy, what its credit is assigned to: episodes with its own calls and all rewards, and its rules.
+    """The episodes and rules of each policy: episodes have its own calls and all rewards.
 
-    The rewards include those of AIR, so the rules have no ``air``.
+    The rewards include AIR's, so the rules have no ``air``.
     """
     rewarded = with_facts([_with_air(episode, rules) for episode in episodes])
     return {

@@ -64,7 +64,7 @@ class DeclaredRule:
 
     @property
     def is_builtin(self) -> bool:
-        """Whether Lightning declares the rule, so that its name is known in every process."""
+        """Whether Lightning declares the rule, which makes its name known in every process."""
         return self.function.__module__.partition(".")[0] == __name__.partition(".")[0]
 
     def __call__(self, *inputs: object, **arguments: object) -> Any:
@@ -97,7 +97,7 @@ class DeclaredRule:
         return {p.name: Parameter(name=p.name, annotation=types[p.name], default=p.default) for p in keywords}
 
     def arguments(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        """The function's keyword arguments: ``own``, and those of ``common`` that it accepts.
+        """The function's keyword arguments: ``own``, and the arguments in ``common`` that it accepts.
 
         Raises `CreditError` for an unknown argument in ``own`` and for a missing one.
         """
@@ -168,7 +168,7 @@ class Loss(DeclaredRule):
     ratio: Literal["token", "sequence"] | None = "token"
     """The unit of the ratio in ``log_ratio_E``. None: the loss uses no ratio, so only the first update of a step is correct."""
     whole_batch: bool = False
-    """Whether a token's loss depends on the other tokens of its mini-batch. If so, the function is called with all of them."""
+    """Whether a token's loss depends on the other tokens of its mini-batch. If so, the function is called with all tokens."""
 
 
 class Registry(Mapping[str, R], Generic[R]):
@@ -252,7 +252,7 @@ _loaded: set[str] = set()
 
 
 def _load_rules_of_signals() -> None:
-    """Import the rules of signals, which import modules of this package, so that they are declared. Once."""
+    """Import the rules of signals, which import modules of this package. Once."""
     for name in SIGNALS:
         if name not in _loaded:
             _loaded.add(name)

@@ -95,7 +95,7 @@ def fork_job(origin: Rollout, point: Call, index: int, sample: int) -> Job:
 
 
 def reason_to_drop(fork: Rollout) -> str | None:
-    """Why ``fork`` is not used; None if it is."""
+    """The reason ``fork`` is not used, or None."""
     assert fork.job.repeat is not None, "a fork repeats another rollout"
     if fork.status in LEFT_OUT:
         return fork.error or fork.status
