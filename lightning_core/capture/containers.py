@@ -72,7 +72,7 @@ class Container:
 
     def has_run(self, code: int, stderr: str, *, private: Path) -> bool:
         """Whether the program was started, by what ``run`` left, its exit code, and what it printed."""
-        # 126 and 127: it could not start the program, or the program is a shell that says the same.
+        # 126 and 127: the program could not be started, or it is a shell that returned the same code.
         return (private / "created").exists() and not (code in (126, 127) and _NOT_STARTED.match(stderr))
 
 

@@ -257,7 +257,7 @@ class ActiveRollout:
         for worker, agent in workers.items():
             if worker is not closing and is_running(worker):
                 self.count_infrastructure_failure(
-                    f"{name_of(worker)}, which agent {agent!r} started, made model calls and outlives the rollout: they may be those of "
+                    f"{name_of(worker)}, which agent {agent!r} started, made model calls and outlives the rollout: the calls may belong to "
                     "another agent. End it before the rollout ends, or start it before the rollouts and give it its work as "
                     "lightning_core.capture.bind(function)"
                 )

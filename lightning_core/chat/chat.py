@@ -353,7 +353,7 @@ class Chat:
         if response.get("reasoning_content") and _THOUGHT not in before:
             return None, "the template leaves out earlier reasoning"
         prompt, start = _squeeze(turn.text), _squeeze(before)
-        # The model itself may have written what is between prompt and response: reasoning tags, the start of a call.
+        # The model may have written the text between prompt and response: reasoning tags, the start of a call.
         lead = start.removeprefix(prompt)
         for written in (_THOUGHT, *self.tool_format.frame, *self._around):
             lead = lead.replace(_squeeze(written), "")

@@ -47,7 +47,7 @@ def check_verl(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         )
     for key in ("port", "public_url"):
         if getattr(c.endpoint, key):
-            yield ("endpoint", key), "with trainer.name: verl every worker has an endpoint of its own; remove the key"
+            yield ("endpoint", key), "with trainer.name: verl every worker has its own endpoint; remove the key"
     if t.schedule == "linear":
         yield ("trainer", "schedule"), "found 'linear', expected 'constant' or 'cosine': verl has no other schedule"
     if t.token_budget is not None:

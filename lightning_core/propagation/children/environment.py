@@ -144,5 +144,5 @@ def _originals(environment: Mapping[str, str], *endpoints: str | None) -> dict[s
     urls = {name for provider in _PROVIDERS for name in provider.urls}
     ours = {urlsplit(endpoint).netloc for endpoint in endpoints if endpoint is not None}
     given = {name: environment[name] for name in _ORIGINALS if name in environment}
-    # A program that got its variables from another rollout would be sent round in a circle.
+    # Variables from another rollout would route the program's calls in a circle.
     return {name: value for name, value in given.items() if name not in urls or urlsplit(value).netloc not in ours}

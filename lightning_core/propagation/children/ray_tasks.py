@@ -48,7 +48,7 @@ def _entering(function: Callable[..., Any]) -> Callable[..., Any]:
                 return function(*args, **kwargs)
 
         entering = call
-    # Not functools.wraps: Ray reads the signature, which is that of this function.
+    # Not functools.wraps: Ray reads the signature, which must be this function's.
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
         setattr(entering, name, getattr(function, name))
     return entering

@@ -71,7 +71,7 @@ class WorkerHandle:
         if self.pid is not None and not self.exited.done():
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PGRP, self.pid, _LOW_PRIORITY)
-            with contextlib.suppress(OSError):  # on Linux desktops, sessions have priorities of their own
+            with contextlib.suppress(OSError):  # on Linux desktops, sessions have their own priorities
                 Path(f"/proc/{self.pid}/autogroup").write_text(str(_LOW_PRIORITY))
 
     def hang_up(self) -> None:

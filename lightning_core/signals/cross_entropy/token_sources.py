@@ -47,7 +47,7 @@ class TokenSources:
             self._min_reward = solved if settings.min_reward is None else settings.min_reward
         if self._roles and not all(chat.places_text for chat in chats.values()):
             raise ConfigError(
-                "algorithm.ce: the tokenizer does not report the characters of each token, so that the tokens of tool results and "
+                "algorithm.ce: the tokenizer does not report the characters of each token, so the tokens of tool results and "
                 "user messages are not known; use tokens: response, or a model with a fast tokenizer"
             )
 

@@ -26,7 +26,7 @@ def information_gains(
     """The score after each transition minus the score before it; None without both.
 
     ``measure``: the score. ``probability``: exp of the mean logprob of the answer's tokens; ``log-probability``: the mean itself.
-    ``after``: whose next prompt has the score after a call: that of the same ``agent``, or of any agent with the same ``policy``. The
+    ``after``: the agents whose next prompt has the score after a call: the same ``agent``, or any agent with the same ``policy``. The
     next call is the first, in order of arrival, that began after the call ended and does not run in a parallel branch.
     """
     scores = {call: math.exp(s) if measure == "probability" else s for call, s in answer_scores(episode).items()}

@@ -119,7 +119,7 @@ def _why_skipped(config: Config, trial: Trial, *, model: bool) -> str | None:
         return f"trainer.name is {config.trainer.name}, whose policy runs on a cluster"
     if config.policy.backend != "torch":
         return f"policy.backend is {config.policy.backend}, a server that is not started here"
-    # Of rollouts that all failed after an answer of the script, the script may be the reason.
+    # If all rollouts failed after an answer of the script, the script may be the reason.
     if isinstance(trial.error, (ConfigError, TrainingError)) and not (trial.is_explained and trial.is_any_answered):
         return "a run stops before that"
     return None
