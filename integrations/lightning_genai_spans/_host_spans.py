@@ -98,11 +98,9 @@ class HostSpan:
         if host is not None and span is not None and find_rollout(self.base.run.rollout) is not None:
             self.enter()
             if self._event is not None:
-                attributes = {
-                    key: value for key in _TOOL_ATTRIBUTES if (value := host[2].attributes.get(key)) is not None
-                }
+                kept = {key: value for key in _TOOL_ATTRIBUTES if (value := host[2].attributes.get(key)) is not None}
                 if host[0] == "tool":
-                    self._event.set_attributes(attributes)
+                    self._event.set_attributes(kept)
                 if host[2].error is not None:
                     self._event.set_status(Status(StatusCode.ERROR, host[2].error))
                 self._event.end(span.end_time)

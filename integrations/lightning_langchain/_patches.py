@@ -66,10 +66,8 @@ def runnable_classes() -> Iterator[type[Any]]:
             if cls not in seen:
                 seen.add(cls)
                 waiting.append(cls)
-                has_scope = (
-                    issubclass(cls, BaseTool) or cls.__module__.partition(".")[0] == "langgraph" or get_mark(cls)
-                )
-                if not has_scope:
+                scoped = issubclass(cls, BaseTool) or cls.__module__.partition(".")[0] == "langgraph" or get_mark(cls)
+                if not scoped:
                     yield cls
 
 

@@ -246,15 +246,10 @@ def functions(body: Mapping[str, Any], *, check: bool) -> list[Mapping[str, Any]
         declared = tool.get("functionDeclarations")
         if declared is None and not check:
             tools.append(tool)
-        if not isinstance(declared, (list, type(None))) or not all(
-            isinstance(function, Mapping) for function in declared or ()
-        ):
+        if not isinstance(declared, (list, type(None))) or not all(isinstance(f, Mapping) for f in declared or ()):
             where = f"{path}.functionDeclarations"
             raise PolicyRequestError(f"{where} is {declared!r}; expected a list of objects", param=where)
-        tools += [
-            _function(function, f"{path}.functionDeclarations.{j}", check=check)
-            for j, function in enumerate(declared or ())
-        ]
+        tools += [_function(f, f"{path}.functionDeclarations.{j}", check=check) for j, f in enumerate(declared or ())]
     return tools
 
 

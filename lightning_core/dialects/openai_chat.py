@@ -12,13 +12,7 @@ from typing import Any
 
 from lightning_core.chat.messages import Message
 from lightning_core.dialects.dialect import sse
-from lightning_core.dialects.exchange import (
-    ChatRequest,
-    Choice,
-    ResponseContext,
-    UpstreamResponse,
-    model_name,
-)
+from lightning_core.dialects.exchange import ChatRequest, Choice, ResponseContext, UpstreamResponse, model_name
 from lightning_core.dialects.fields import (
     NO_SEARCH,
     OFF_POLICY,

@@ -24,7 +24,7 @@ from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.request import EventStream, IncomingRequest, RequestHandler
 from lightning_core.endpoint.respond import Responder
 from lightning_core.endpoint.sessions import Sessions
-from lightning_core.endpoint.upstream import Destination, check_status
+from lightning_core.endpoint.upstream import Remote, check_status
 from lightning_core.errors import PolicyRequestError, UpstreamRefusal
 from lightning_core.propagation.shapes import ORIGIN_PATH
 
@@ -57,7 +57,7 @@ class Passthrough:
 
     async def _respond(self, api: OtherFormat, incoming: IncomingRequest) -> Response:
         model, request, _ = self._responder.read(api, incoming, api.PATH)
-        if not isinstance(model, Destination):  # not reached: such a request is refused while it is parsed
+        if not isinstance(model, Remote):  # not reached: such a request is refused while it is parsed
             raise TypeError(f"expected an upstream server, found the model {model!r}")
         frozen = incoming.session.routing.frozen_model(incoming.address.agent)
         if self._forwarder.has_server or frozen is not None:
@@ -66,7 +66,7 @@ class Passthrough:
                 f"calls of agent {incoming.address.agent!r} go to {where}, which cannot be done for the API {api.PATH}. Use a client of "
                 f"{SUPPORTED}"
             )
-        span = CallSpan(incoming.address, request, request.model, destination=model)
+        span = CallSpan(incoming.address, request, request.model, remote=model)
         incoming.spans.append(span)
         response = await self._forwarder.send(model, _headers(incoming, model), incoming.data)
         try:
@@ -87,9 +87,9 @@ def _is_forwarded(name: str) -> bool:
     return name.lower() not in _HOP_BY_HOP
 
 
-def _headers(incoming: IncomingRequest, destination: Destination) -> dict[str, str]:
+def _headers(incoming: IncomingRequest, remote: Remote) -> dict[str, str]:
     kept = {name: value for name, value in incoming.headers.items() if name not in (*_OWN, *_HOP_BY_HOP, "host")}
-    return {**kept, **destination.headers}
+    return {**kept, **remote.headers}
 
 
 async def _parts(response: httpx.Response, span: CallSpan) -> AsyncGenerator[bytes]:

@@ -17,7 +17,7 @@ from lightning_core.capture.binary_attributes import set_packed
 from lightning_core.capture.spans import start_span
 from lightning_core.chat.chat import RenderedPrompt
 from lightning_core.dialects.exchange import ChatRequest, Choice, UpstreamResponse
-from lightning_core.endpoint.upstream import Destination
+from lightning_core.endpoint.upstream import Remote
 from lightning_core.errors import OverloadError, PolicyRequestError, describe
 from lightning_core.propagation.providers import host_of
 from lightning_core.trace import pack
@@ -108,9 +108,9 @@ class CallSpan(ModelSpan):
         choice: int = 0,
         *,
         trained: bool = False,
-        destination: Destination | None = None,
+        remote: Remote | None = None,
     ) -> None:
-        """``trained``: the agent is trained. ``destination``: the server that the call is forwarded to."""
+        """``trained``: the agent is trained. ``remote``: the server that the call is forwarded to."""
         attributes: dict[str, Any] = {
             tr.SEQUENCE: next_sequence(),
             tr.PROVIDER: "lightning",
@@ -124,8 +124,8 @@ class CallSpan(ModelSpan):
             attributes[tr.TRAINED] = True
         if request.notes:
             attributes[tr.DROPPED] = [f"{path}: {reason}" for path, reason in request.notes.items()]
-        if destination is not None:
-            attributes |= {tr.HOST: host_of(urlsplit(destination.url)), tr.CREDENTIALS: destination.credentials}
+        if remote is not None:
+            attributes |= {tr.HOST: host_of(urlsplit(remote.url)), tr.CREDENTIALS: remote.credentials}
         self._request = request
         super().__init__(address, "chat", model, attributes)
 

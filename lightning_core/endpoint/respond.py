@@ -21,7 +21,7 @@ from lightning_core.endpoint.prompts import note_unknown_variables, render_promp
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.request import EventStream, IncomingRequest
 from lightning_core.endpoint.sample import Sampler, SamplingJob, seeded
-from lightning_core.endpoint.upstream import Destination
+from lightning_core.endpoint.upstream import Remote
 from lightning_core.errors import PolicyRequestError
 from lightning_core.trace import POLICY
 
@@ -53,7 +53,7 @@ class Responder:
         Raises `PolicyRequestError` for requests that are not supported, and the errors of the backend and the upstream server.
         """
         model, request, trained = self.read(dialect, incoming, dialect.PATH)
-        if isinstance(model, Destination):
+        if isinstance(model, Remote):
             repeated = replay_forwarded(dialect, incoming, request, model)
             return repeated or await self._forwarder.forward(dialect, incoming, request, model)
         return await self._sample(dialect, incoming, request, model, trained=trained)
@@ -70,9 +70,7 @@ class Responder:
         address = replace(decision.address, agent=f"{decision.address.agent}/{rule}", mark=None)
         return Decision(address=address, policy=None, here=decision.policy)
 
-    def read(
-        self, dialect: Dialect, incoming: IncomingRequest, path: str
-    ) -> tuple[str | Destination, ChatRequest, bool]:
+    def read(self, dialect: Dialect, incoming: IncomingRequest, path: str) -> tuple[str | Remote, ChatRequest, bool]:
         """The model that answers the request ``incoming``, and whether it is trained. ``path``: of an upstream server."""
         requested, routing = model_name(incoming.body), incoming.session.routing
         decision = self._decide(incoming, requested)
@@ -82,7 +80,7 @@ class Responder:
         # A server may have a default model for requests without one.
         body = {**incoming.body, "model": model_requested} if model_requested else incoming.body
         model = decision.policy or decision.here or self._route(dialect, incoming, model_requested, path)
-        read = dialect.read_request if isinstance(model, Destination) else dialect.parse_request
+        read = dialect.read_request if isinstance(model, Remote) else dialect.parse_request
         with collect_notes() as notes:
             request = replace(read(body, conversations=incoming.session.conversations), notes=notes)
             if isinstance(model, str):
@@ -90,13 +88,13 @@ class Responder:
         self._limits.check(request)
         return model, request, decision.policy is not None
 
-    def _route(self, dialect: Dialect, incoming: IncomingRequest, requested: str, path: str) -> str | Destination:
+    def _route(self, dialect: Dialect, incoming: IncomingRequest, requested: str, path: str) -> str | Remote:
         if requested in self._backend.models:
             return requested
-        destination = self._forwarder.destination(
+        remote = self._forwarder.remote(
             incoming.headers, path, key_header=dialect.KEY_HEADER, forwarded_headers=dialect.FORWARDED_HEADERS
         )
-        if destination is None:
+        if remote is None:
             missing = f"model {requested!r} is not served here; the models are {list(self._backend.models)!r}"
             if self._forwarder.to_origins:
                 missing = (
@@ -104,7 +102,7 @@ class Responder:
                     "agents.frozen, or set policy.upstream"
                 )
             raise PolicyRequestError(missing, status=404, param="model")
-        return destination
+        return remote
 
     async def render(self, incoming: IncomingRequest, request: ChatRequest, model: str) -> list[RenderedPrompt]:
         """The prompts of ``request`` for ``model``."""

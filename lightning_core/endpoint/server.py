@@ -177,13 +177,7 @@ class PolicyEndpoint:
         return self._sessions.new_key()
 
     def open(
-        self,
-        key: str,
-        root: Address,
-        routing: Routing,
-        *,
-        seed: int | None = None,
-        recording: Recording | None = None,
+        self, key: str, root: Address, routing: Routing, *, seed: int | None = None, recording: Recording | None = None
     ) -> None:
         """Admit requests with ``key`` as requests of the rollout ``root``. ``recording``: the calls to answer from the record.
 

@@ -67,12 +67,7 @@ def credit(options: argparse.Namespace) -> int:
         configs = {file: load_config(file, overrides) for file in dict.fromkeys(files.values())}
         rules = {file: _rules(config) for file, config in configs.items()}
         needing = next(
-            (
-                r.reward_rule.name
-                for of_policy in rules.values()
-                for r in of_policy.values()
-                if NEED in r.reward_rule.needs
-            ),
+            (r.reward_rule.name for named in rules.values() for r in named.values() if NEED in r.reward_rule.needs),
             None,
         )
         if needing is not None and not store.has_arrays(ANSWER_LOGPROBS):
@@ -96,7 +91,7 @@ def _rules(config: Config) -> Mapping[str, CreditRules]:
     from lightning_core.config.build_rules import policy_rules
 
     rules = policy_rules(config)
-    if any(of_policy.needs_values for of_policy in rules.values()):
+    if any(r.needs_values for r in rules.values()):
         raise ConfigError(
             f"rewards: {config.credit.rewards} needs a critic's values, which are available in training only"
         )

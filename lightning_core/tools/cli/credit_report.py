@@ -20,7 +20,7 @@ def make_report(changes: Sequence[Change], rules: Mapping[str, CreditRules], ste
             Column("agent", cut=True),
             *_numeric("calls", "mean |A|", "now", "correlation", "other sign", "from 0", "to 0"),
         ],
-        (_agent_row(agent_change) for agent_change in compare_agents(changes)),
+        (_agent_row(change) for change in compare_agents(changes)),
     )
     changed = most_changed(changes, calls)
     if not changed:
@@ -54,23 +54,16 @@ def _line(text: str) -> Text:
 
 
 def _describe(rules: Mapping[str, CreditRules]) -> str:
-    def describe(of_policy: CreditRules) -> str:
-        return f"rewards: {of_policy.reward_rule.name}, advantage: {of_policy.advantage_rule.name}"
+    def describe(r: CreditRules) -> str:
+        return f"rewards: {r.reward_rule.name}, advantage: {r.advantage_rule.name}"
 
     if len(rules) == 1:
         return describe(*rules.values())
-    return "; ".join(f"{name}: {describe(of_policy)}" for name, of_policy in rules.items())
+    return "; ".join(f"{name}: {describe(r)}" for name, r in rules.items())
 
 
-def _agent_row(agent_change: AgentChange) -> Sequence[str]:
-    correlation = "–" if agent_change.correlation is None else f"{agent_change.correlation:.3f}"
-    counts = map(str, (agent_change.flipped, agent_change.from_zero, agent_change.to_zero))
-    agent = "all" if agent_change.agent is None else agent_change.agent
-    return (
-        agent,
-        str(agent_change.calls),
-        f"{agent_change.before:.3f}",
-        f"{agent_change.after:.3f}",
-        correlation,
-        *counts,
-    )
+def _agent_row(change: AgentChange) -> Sequence[str]:
+    correlation = "–" if change.correlation is None else f"{change.correlation:.3f}"
+    counts = map(str, (change.flipped, change.from_zero, change.to_zero))
+    agent = "all" if change.agent is None else change.agent
+    return (agent, str(change.calls), f"{change.before:.3f}", f"{change.after:.3f}", correlation, *counts)

@@ -86,14 +86,10 @@ def _waste(summary: Summary) -> Iterator[str]:
 
 def _monitors(monitors: Sequence[RaisedMonitor]) -> Iterator[str]:
     """The monitors that were raised, each with its message."""
-    for monitor in monitors:
-        policy = "" if monitor.policy is None else f" of policy {monitor.policy}"
-        steps = (
-            f"step {monitor.first_step}"
-            if monitor.steps == 1
-            else f"{monitor.steps} steps, {monitor.first_step} to {monitor.last_step}"
-        )
-        yield f"Monitor {monitor.monitor}{policy} ({steps}): {monitor.message}."
+    for m in monitors:
+        policy = "" if m.policy is None else f" of policy {m.policy}"
+        steps = f"step {m.first_step}" if m.steps == 1 else f"{m.steps} steps, {m.first_step} to {m.last_step}"
+        yield f"Monitor {m.monitor}{policy} ({steps}): {m.message}."
 
 
 def format_estimate(estimate: Estimate, *, sign: str = "") -> str:

@@ -84,11 +84,7 @@ def torch(e: Environment) -> Iterator[Observed]:
 def frameworks(e: Environment) -> Iterator[Observed]:
     """A framework whose installed version is not supported, or that is incomplete. Its agents are not named and its
     events are not recorded. Install the extra of its name."""
-    complete = [
-        integration.installed
-        for integration in e.integrations.values()
-        if integration.installed and not integration.conflicts
-    ]
+    complete = [i.installed for i in e.integrations.values() if i.installed and not i.conflicts]
     if complete:
         shown = (f"{name} {version}" for packages in complete for name, version in packages.items())
         yield Observed("ok", ", ".join(shown))

@@ -133,11 +133,7 @@ def _own(packages: set[str], required: Mapping[str, set[str]]) -> list[str]:
 
 def _read_extra(dist: Distribution | None, name: str, packages: Sequence[str]) -> Extra:
     conflicts = _words(find_conflicts(dist, name))
-    versions = {
-        package: package_dist.version
-        for package in packages
-        if (package_dist := find_distribution(package)) is not None
-    }
+    versions = {package: found.version for package in packages if (found := find_distribution(package)) is not None}
     return Extra(installed=versions, conflicts=conflicts)
 
 

@@ -48,15 +48,15 @@ def health(run: RunInfo, metrics: Sequence[Mapping[str, Any]], held_out: HeldOut
             if key.startswith(_PREFIX) and value:
                 held.setdefault(key.removeprefix(_PREFIX), set()).add(line["step"])
     summed = () if run.summary is None else run.summary.monitors
-    for monitor in summed:
-        first = monitor.first_step if monitor.steps == monitor.last_step - monitor.first_step + 1 else monitor.last_step
-        held.setdefault(monitor.monitor, set()).update((monitor.first_step, *range(first, monitor.last_step + 1)))
+    for m in summed:
+        first = m.first_step if m.steps == m.last_step - m.first_step + 1 else m.last_step
+        held.setdefault(m.monitor, set()).update((m.first_step, *range(first, m.last_step + 1)))
     newest = metrics[-1]["step"] if metrics else None
     messages = cache(lambda step: _messages(run, metrics, held_out, step))
     alerts: list[HealthAlert] = []
     for name, numbers in held.items():
         steps = sorted(numbers)
-        texts = [_text(monitor) for monitor in summed if (monitor.monitor, monitor.last_step) == (name, steps[-1])]
+        texts = [_text(m) for m in summed if (m.monitor, m.last_step) == (name, steps[-1])]
         alerts.append(HealthAlert(name, steps, steps[-1] == newest, texts or messages(steps[-1]).get(name, ())))
     return sorted(alerts, key=lambda alert: (not alert.holds, -alert.steps[-1]))
 
@@ -82,9 +82,7 @@ def _watched(run: RunInfo) -> list[Watched]:
     monitors = watched()
     try:
         return (
-            watched(
-                args={monitor.rule.name: args[monitor.rule.name] for monitor in monitors if monitor.rule.name in args}
-            )
+            watched(args={m.rule.name: args[m.rule.name] for m in monitors if m.rule.name in args})
             if args
             else monitors
         )

@@ -87,16 +87,12 @@ def explain_rollout(
         return Why(imports=imports)
     try:
         rules = policy_rules(config)
-        critics = [
-            rules_of_policy.reward_rule.name for rules_of_policy in rules.values() if rules_of_policy.needs_values
-        ]
+        critics = [r.reward_rule.name for r in rules.values() if r.needs_values]
         if critics:
             reason = f"The reward rule {critics[0]} needs the critic's value of each call, which is available in training only."
             return Why(rules=rules, problem=reason)
         # Other tasks matter only to rules that compare calls of several tasks.
-        rollouts = (
-            None if any(rules_of_policy.needs_batch for rules_of_policy in rules.values()) else _attempts(store, record)
-        )
+        rollouts = None if any(r.needs_batch for r in rules.values()) else _attempts(store, record)
         step = credit[0].step
         trained = tuple(c for c in store.credit(step=step) if rollouts is None or c.rollout in rollouts)
         key = (store.path, file_signature(file), trained)

@@ -45,7 +45,7 @@ def show(request: Request) -> Response:
 def _held_out(first: RunInfo, second: RunInfo) -> tuple[HeldOutDifference | None, str]:
     """The comparison of the last evaluations, or the reason there is none."""
     try:
-        difference = held_out_difference(first.folder, second.folder)
+        held = held_out_difference(first.folder, second.folder)
     except (ConfigError, OSError, sqlite3.Error) as error:
         return None, str(error)
-    return difference, "" if difference else "no task was evaluated in both runs"
+    return held, "" if held else "no task was evaluated in both runs"

@@ -179,12 +179,7 @@ def _anchors(outline: Sequence[OutlineRow], cards: Sequence[CallCard | EventCard
 
 def _ordinals(store: Store, why: Why) -> dict[str, int]:
     """The numbers of the rollouts that the explanations name."""
-    named = {
-        member.rollout
-        for explanation in why.explanations.values()
-        for group in explanation.groups
-        for member in group.members
-    }
+    named = {member.rollout for e in why.explanations.values() for group in e.groups for member in group.members}
     marks = ", ".join("?" * len(named))
     return {
         row["id"]: row["ordinal"]
