@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from lightning_core.capture import reward, rollout
     from lightning_core.capture.integration import install, uninstall
     from lightning_core.capture.mark import trainable
-    from lightning_core.capture.replayable import replayable
     from lightning_core.config import Config, load_config
     from lightning_core.credit import CreditRules, Episode, assign_credit
     from lightning_core.errors import LightningError
     from lightning_core.loop import Result, evaluate, fit
     from lightning_core.propagation.children.launch import launch
+    from lightning_core.signals.forks.replayable import replayable
     from lightning_core.trace import Call, Trace
     from lightning_core.transitions import Row, Transition, trace_to_transitions, transitions_to_rows
 
@@ -53,7 +53,7 @@ _HOMES = {
     "transitions_to_rows": "transitions",
     "Transition": "transitions",
     "trainable": "capture.mark",
-    "replayable": "capture.replayable",
+    "replayable": "signals.forks.replayable",
 }
 
 __all__ = [

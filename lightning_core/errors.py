@@ -13,15 +13,23 @@ with its reward. An infrastructure failure (`InfrastructureError`) is retried, t
 baseline and loss, and counted. ``rollouts/outcome.py`` decides which one it is.
 
 Each class also inherits from the matching built-in exception.
+
+At the end are the functions that show errors and values of the agent to people.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping
+import sysconfig
+import traceback
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import cache
+from html import escape
+from pathlib import Path
 
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a full disk, a quota or a limit on the size of files."""
@@ -209,3 +217,71 @@ def describe(error: BaseException) -> str:
     """``Type: message`` on one line, for spans and summaries. Long messages are folded."""
     text = fold(text_of(error))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+_INSTALLED = ("site-packages", "dist-packages")
+"""Folders of installed packages; the second is Debian's."""
+_MOST_FRAMES = 5
+_MOST_LINES = 4
+
+
+def explain(error: BaseException) -> str:
+    """The lines of the user's code that led to ``error``, the innermost last, then its type and message; indented.
+
+    Frames of Lightning, of Python and of installed packages are left out.
+    """
+    chain = [error]
+    while (inner := _raised_from(chain[-1])) is not None and all(inner is not one for one in chain):
+        chain.append(inner)
+    shown = next((one for one in chain if _user_frames(one)), error)
+    lines = [f"{_relative(f.filename)}:{f.lineno}, in {f.name}: {f.line or '?'}" for f in _user_frames(shown)]
+    text = text_of(error, lambda _: "".join(traceback.format_exception_only(error))).rstrip().splitlines()
+    if len(text) > _MOST_LINES:
+        text = [*text[:_MOST_LINES], f"… {len(text) - _MOST_LINES} lines more"]
+    return "\n".join(f"  {line if len(line) <= 300 else fold(line, 300)}" for line in (*lines[-_MOST_FRAMES:], *text))
+
+
+def _raised_from(error: BaseException) -> BaseException | None:
+    """The exception that a traceback shows before ``error``, if any: None for ``raise … from None``."""
+    return error.__cause__ if error.__suppress_context__ else error.__context__
+
+
+def _user_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    return [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(("<frozen", *_other_folders()))
+        and not any(folder in frame.filename for folder in _INSTALLED)
+    ]
+
+
+def _relative(path: str) -> str:
+    """``path`` relative to the working directory if it is below it."""
+    here = f"{Path.cwd()}{os.sep}"
+    return path.removeprefix(here)
+
+
+@cache
+def _other_folders() -> tuple[str, ...]:
+    """The folders of Lightning and of Python's standard library."""
+    folders = (str(Path(__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")))
+    return tuple(f"{folder}{os.sep}" for folder in folders)
+
+
+_CELL = '<{0} style="text-align:left;vertical-align:top;white-space:pre-wrap;padding:0 1em 0 0">{1}</{0}>'
+_MOST_ROWS = 20
+
+
+def html_table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table of ``rows`` for notebooks. All text is escaped, rows after the 20th are counted only, and long cells are cut."""
+    head, *body = (
+        f"<tr>{''.join(_CELL.format(tag, escape(shorten(_cell_text(value), 200))) for value in values)}</tr>"
+        for tag, values in (("th", columns), *(("td", row) for row in rows[:_MOST_ROWS]))
+    )
+    more = f"<p>… {len(rows) - _MOST_ROWS} rows more</p>" if len(rows) > _MOST_ROWS else ""
+    table = f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
+    return f"<p><b>{escape(caption)}</b></p>{table}{more}"
+
+
+def _cell_text(value: object) -> str:
+    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -22,7 +22,6 @@ from lightning_core.rollouts.rows import to_rows
 from lightning_core.rollouts.selection import warn_of_hosts
 from lightning_core.session import open_session
 from lightning_core.trainers.plan import Plan, TrainerEntry
-from lightning_core.trainers.verl.export import sampling_config
 
 __all__ = ["Evaluation", "Result", "evaluate", "fit"]
 
@@ -60,16 +59,9 @@ def fit(
 def train(plan: Plan) -> None:
     """The algorithm with agents and trainer in this process."""
     inputs = plan.inputs
-    with open_session(
-        plan.config,
-        inputs.solve,
-        folder=plan.folder,
-        observers=plan.observers,
-        reward_function=inputs.reward,
-        checkpoint=plan.checkpoint,
-    ) as session:
+    with open_session(plan) as session:
         record_resume(plan.config, plan.folder, plan.checkpoint)
-        session.start(inputs.eval_tasks)
+        session.start()
         with session.saving_progress():
             session.evaluate_if_due()  # a resumed run may have been interrupted before or during it
             while not session.done():
@@ -115,22 +107,11 @@ def evaluate(
 
     Uses the weights of ``checkpoint``, if given, else the configured ones. ``progress``: as for `fit`.
     """
-    if checkpoint is not None:
-        config, checkpoint = sampling_config(config, checkpoint)
     inputs = prepare_evaluation(config, solve=solve, reward=reward, tasks=tasks)
     display = make_display(config, progress)
-    with (
-        display.watching(config, folder),
-        open_session(
-            config,
-            inputs.solve,
-            folder=folder,
-            observers=display,
-            reward_function=inputs.reward,
-            checkpoint=checkpoint,
-            weights_only=True,  # only a run's newest checkpoint has the optimizer's state
-        ) as session,
-    ):
-        found = session.evaluate(inputs.eval_tasks, "eval_manual")
+    plan = Plan(config=config, folder=folder, checkpoint=checkpoint, inputs=inputs, observers=display)
+    # Only a run's newest checkpoint has the optimizer's state.
+    with display.watching(config, folder), open_session(plan, weights_only=True) as session:
+        found = session.evaluations.evaluate(inputs.eval_tasks, "eval_manual", session.steps)
     warn_of_hosts(config, folder)
     return found

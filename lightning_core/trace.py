@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Real
@@ -23,8 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.errors import RewardError, show
-from lightning_core.logs.html import trace_table
+from lightning_core.errors import RewardError, html_table, show
 
 TokenIds = NDArray[np.uint32]
 Floats = NDArray[np.float32]
@@ -92,7 +90,6 @@ REWARD_CALL = "lightning.reward.call"
 REWARD_AGENT = "lightning.reward.agent"
 
 _LARGEST = float(np.finfo(np.float32).max)  # advantages are float32
-_CALL_ID = re.compile(r"(?:^|[-_])([0-9a-f]{16})$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,13 +258,18 @@ class Trace:
         """Names of the agents that made a call, in order of first appearance."""
         return tuple(dict.fromkeys(c.agent for c in self.calls if c.agent is not None))
 
-    _repr_html_ = trace_table
-
-
-def call_id(response_id: str) -> str | None:
-    """The call id at the end of a response id of any wire format; None without one."""
-    found = _CALL_ID.search(response_id)
-    return None if found is None else found[1]
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                c.agent,
+                c.model,
+                0 if c.output_ids is None else len(c.output_ids),
+                c.error or (c.response or {}).get("content"),
+            )
+            for c in self.calls
+        ]
+        caption = f"task {self.task_id}: reward {self.reward}, {self.error or 'no error'}"
+        return html_table(caption, ("agent", "model", "tokens", "response"), rows)
 
 
 def check_reward(value: object) -> float:
@@ -354,28 +356,24 @@ def _is_measured(name: str, value: object) -> bool:
     return isinstance(value, bytes) and name.startswith("lightning.") and name not in (PROMPT_IDS, OUTPUT_IDS, LOGPROBS)
 
 
+_EVENTS: Mapping[str, tuple[Literal["agent", "count", "tool", "elsewhere"], str | None]] = {
+    "invoke_agent": ("agent", AGENT),
+    "execute_tool": ("tool", TOOL),
+    COUNT: ("count", None),
+    ELSEWHERE: ("elsewhere", HOST),
+}
+"""The kind of an event and the attribute with its name, by operation."""
+
+
 def _event(span: SpanRecord) -> Event:
     a = span.attributes
-    operation = a.get(OPERATION)
-    if TASK_ID in a:
-        kind, name = "rollout", span.name
-    elif operation == "invoke_agent":
-        kind, name = "agent", a.get(AGENT, span.name)
-    elif operation == COUNT:
-        kind, name = "count", span.name
-    elif operation == "execute_tool":
-        kind, name = "tool", a.get(TOOL, span.name)
-    elif operation == ELSEWHERE:
-        kind, name = "elsewhere", a[HOST]
-    elif NODE in a:
-        kind, name = "node", a[NODE]
-    else:
-        kind, name = "other", span.name
+    other = ("node", NODE) if NODE in a else ("other", None)
+    kind, key = ("rollout", None) if TASK_ID in a else _EVENTS.get(str(a.get(OPERATION)), other)
     return Event(
         id=span.span_id,
         parent=span.parent_id,
         kind=kind,
-        name=name,
+        name=a.get(key or "", span.name),
         agent=a.get(AGENT),
         attributes=a,
         error=span.error,

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.logs.html import row_table
+from lightning_core.errors import html_table
 from lightning_core.trace import Call, Floats, TokenIds, Trace
 
 
@@ -169,7 +169,13 @@ class Row:
         credited = self.advantages is not None and bool(self.advantages.any())
         return credited or self.streams.cross_entropy is not None or bool(self.streams.candidates)
 
-    _repr_html_ = row_table
+    def _repr_html_(self) -> str:
+        rows = [
+            (s.call, s.start, s.stop, None if self.advantages is None else float(self.advantages[s.start]))
+            for s in self.segments
+        ]
+        caption = f"row of agent {self.agent}: {len(self.token_ids)} tokens, {int(self.mask.sum())} trained on"
+        return html_table(caption, ("call", "from", "to", "advantage"), rows)
 
 
 def trace_to_transitions(trace: Trace, *, agents: Collection[str], refused: bool = False) -> list[Transition]:

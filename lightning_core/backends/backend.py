@@ -6,10 +6,14 @@ servers (``backends/verl.py``) or from a script (``backends/scripted.py``). Back
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lightning_core.errors import PolicyRequestError
 
@@ -104,3 +108,37 @@ def check_request(prompt_ids: Sequence[int], params: SamplingParams, *, max_cont
             f"{len(prompt_ids)} prompt tokens and max_tokens={params.max_tokens} do not fit into the context of "
             f"{max_context} tokens"
         )
+
+
+def sampling_digest(
+    *,
+    prompt_ids: Sequence[int] | NDArray[np.integer[Any]],
+    output_ids: Sequence[int] | NDArray[np.integer[Any]],
+    logprobs: Sequence[float] | NDArray[np.floating[Any]],
+    temperature: float,
+    version: int,
+    constraint: str | None,
+) -> str:
+    """A digest of a response and its prompt: BLAKE2b, as 32 hexadecimal digits.
+
+    It is computed at sampling and compared before training. In between, the data passes through a span, possibly a file or the network,
+    the store, a transition, a row and a packed batch. If a token is lost, a logprob shifted or the policy version mixed up, the digests
+    differ and the update is refused (``trainers/torch/proof.py``).
+
+    Arguments: prompt ids [P] and output ids [T] (hashed as uint32), logprobs [T] and temperature
+    (as float32), policy version, constraint. Each is hashed with its length, so no token can
+    move from one to the next.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for values, dtype in (
+        (prompt_ids, "<u4"),
+        (output_ids, "<u4"),
+        (logprobs, "<f4"),
+        ([temperature], "<f4"),
+        ([version], "<i8"),
+        (list((constraint or "").encode()), "u1"),
+    ):
+        data = np.asarray(values, dtype=dtype).tobytes()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()

@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 from typing import Any, Literal
 
 from lightning_core.backends.backend import Delta, SamplingParams
-from lightning_core.trace import BASE
 
 _SPECIALS = ("<|im_start|>", "<|im_end|>")
 _SPLIT = re.compile("(" + "|".join(re.escape(s) for s in _SPECIALS) + ")")
@@ -69,6 +68,13 @@ class ByteTokenizer:
         return 256 + _SPECIALS.index(tokens)
 
 
+class EveryModel(tuple[str, ...]):
+    """Contains every model name, so no request is forwarded to a real provider."""
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str)
+
+
 class ScriptedBackend:
     """Answers with ``script(prompt text)``, or with the next string of ``script``.
 
@@ -122,7 +128,7 @@ class ScriptedBackend:
             yield Delta(
                 token_ids=part,
                 logprobs=[self._logprob] * len(part),
-                version=None if model == BASE else self.version,
+                version=None if model == "base" else self.version,
                 finish_reason=finish if last else None,
             )
 

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from lightning_core.backends.backend import Delta, SamplingParams, check_request
 from lightning_core.errors import InfrastructureError, PolicyRequestError
-from lightning_core.trace import POLICY
 
 
 class TokenOutput(Protocol):
@@ -33,20 +32,21 @@ class LLMClient(Protocol):
 
 
 class VerlBackend:
-    """A `Backend` on ``client`` with one model, the live policy.
+    """A `Backend` on ``client`` with one model, the live policy ``model``.
 
     Versions are verl's ``global_steps``.
 
     Seeds are not used, because verl resumes an interrupted response with its first seed, which repeats the random numbers.
     """
 
-    def __init__(self, client: LLMClient, *, max_context: int) -> None:
+    def __init__(self, client: LLMClient, *, model: str, max_context: int) -> None:
         self._client = client
+        self._model = model
         self._max_context = max_context
 
     @property
     def models(self) -> Sequence[str]:
-        return (POLICY,)
+        return (self._model,)
 
     @property
     def max_context(self) -> int:
@@ -68,8 +68,8 @@ class VerlBackend:
 
         A response that an update interrupted was sampled by several versions; verl reports the first and the last.
         """
-        if model != POLICY:
-            raise PolicyRequestError(f"unknown model {model!r}: this backend has {[POLICY]!r}", status=404)
+        if model != self._model:
+            raise PolicyRequestError(f"unknown model {model!r}: this backend has {[self._model]!r}", status=404)
         check_request(prompt_ids, params, max_context=self._max_context)
         self.check(params)
         return self._generate(prompt_ids, params, stream=stream)

@@ -13,11 +13,12 @@ from typing import Literal
 
 from lightning_core.capture.address import Address
 from lightning_core.capture.context import Scope, candidates, inherited_scope, is_outside
+from lightning_core.capture.elsewhere import STRAY
 from lightning_core.capture.execution_context import current_owner, current_worker
+from lightning_core.capture.repeats import COUNTED, Repeats
 from lightning_core.capture.resolvers import resolve
 from lightning_core.capture.run import ActiveRollout, has_live_runs, live_runs
 from lightning_core.errors import StrayCallError
-from lightning_core.logs.repeats import COUNTED, Repeats
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +29,6 @@ _WHAT: dict[Reason, str] = {
     "unscoped": "outside any rollout, while rollouts run in this process",
     "ambiguous": "after it took items of other agents from a queue",
 }
-STRAY = "refused: "
-"""Prefix of the reason recorded for stray calls."""
 
 repeats = Repeats()
 """The refused calls since the patches were installed, by reason, host and agents."""

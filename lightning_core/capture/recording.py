@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,8 @@ from lightning_core.trace import check_reward
 
 logger = logging.getLogger(__name__)
 
+_CALL_ID = re.compile(r"(?:^|[-_])([0-9a-f]{16})$")
+
 
 def reward(value: float, *, call: str | None = None, agent: str | None = None, name: str | None = None) -> None:
     """Attach a scalar reward to the current episode, to ``agent``, or to one ``call``.
@@ -28,11 +31,17 @@ def reward(value: float, *, call: str | None = None, agent: str | None = None, n
     if address is None:
         return
     attributes: dict[str, Any] = {tr.REWARD_VALUE: number}
-    call = None if call is None else tr.call_id(call) or call
+    call = None if call is None else call_id(call) or call
     for key, item in ((tr.REWARD_CALL, call), (tr.REWARD_AGENT, agent), (tr.REWARD_NAME, name)):
         if item is not None:
             attributes[key] = item
     start_span(address, name or "", "reward", agent=None, attributes=attributes).end()
+
+
+def call_id(response_id: str) -> str | None:
+    """The call id at the end of a response id of any wire format; None without one."""
+    found = _CALL_ID.search(response_id)
+    return None if found is None else found[1]
 
 
 @contextmanager

@@ -12,9 +12,9 @@ import tempfile
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from opentelemetry.trace import Span, Status, StatusCode
 
@@ -23,9 +23,8 @@ from lightning_core.capture.address import Address
 from lightning_core.capture.execution_context import current_worker, is_running, name_of
 from lightning_core.capture.selectors import matches
 from lightning_core.capture.signatures import new_secret
-from lightning_core.capture.spans import listen, start_root, start_span, stop_listening, to_record
-from lightning_core.capture.tool_results import ToolReplay
-from lightning_core.errors import CaptureError, describe
+from lightning_core.capture.spans import SpanHandle, listen, start_root, start_span, stop_listening, to_record
+from lightning_core.errors import CaptureError, InfrastructureError, describe
 from lightning_core.trace import SpanRecord, Trace, spans_to_trace
 
 _MAX_FAILURES = 20
@@ -36,6 +35,24 @@ OTHER_HOSTS = "others"
 """The host of the requests of all hosts beyond these."""
 
 _live: dict[str, ActiveRollout] = {}
+
+T = TypeVar("T")
+
+
+class ToolRunner(Protocol):
+    """Runs the bodies of some tools of a rollout."""
+
+    def selects(self, name: str, *, marked: bool) -> bool:
+        """Whether it runs the tool ``name``; ``marked``: a function with ``@replayable``, not a framework's tool."""
+        ...
+
+    def run(self, handle: SpanHandle, body: Callable[[], T]) -> T:
+        """The result of ``body``, the tool of the span ``handle``."""
+        ...
+
+    async def arun(self, handle: SpanHandle, body: Callable[[], Awaitable[T]]) -> T:
+        """`run` for a ``body`` that returns an awaitable."""
+        ...
 
 
 class ActiveRollout:
@@ -57,7 +74,7 @@ class ActiveRollout:
         secret: str | None = None,
         public_endpoint: str | None = None,
         folder: Path | None = None,
-        tools: ToolReplay | None = None,
+        tools: ToolRunner | None = None,
     ) -> None:
         self.task = task
         self.task_id = task_id
@@ -78,7 +95,7 @@ class ActiveRollout:
         self.secret = new_secret() if secret is None else secret
         """Signs what only code of the rollout may send to the endpoint; see `signatures`. Programs do not get it."""
         self.tools = tools
-        """The tools whose results are kept, and the recorded ones to return; None: all tools run."""
+        """Runs the bodies of tools; None: they run as usual."""
         self.strict = strict
         self.counters: Counter[str] = Counter()
         self.failures: list[str] = []
@@ -219,6 +236,11 @@ class ActiveRollout:
         """The first infrastructure failures that no retry recovered. The attempt is repeated."""
         with self._lock:
             return [*self._infrastructure, *([f"{self._unlisted} more"] if self._unlisted else [])]
+
+    def check_requests(self) -> None:
+        """Raise `InfrastructureError` if model requests failed and no retry recovered them."""
+        if failures := self.infrastructure[:5]:
+            raise InfrastructureError(f"a model request of the agent failed: {'; '.join(failures)}")
 
     def count_infrastructure_failure(self, detail: str, *, times: int = 1) -> None:
         """Count failures of the infrastructure, not of the agent."""

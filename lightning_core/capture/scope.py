@@ -25,9 +25,8 @@ from lightning_core.capture.context import Outside, Scope, candidates, current, 
 from lightning_core.capture.execution_context import current_owner
 from lightning_core.capture.folders import remove_folders
 from lightning_core.capture.marks import mark_of
-from lightning_core.capture.run import ActiveRollout
+from lightning_core.capture.run import ActiveRollout, ToolRunner
 from lightning_core.capture.spans import SpanHandle, start_span
-from lightning_core.capture.tool_results import ToolReplay, ToolResults
 from lightning_core.errors import describe
 from lightning_core.trace import TOOL_CALL_ID
 
@@ -52,7 +51,7 @@ class rollout:
     programs reach at ``public_endpoint`` (None: at ``endpoint``). With
     ``strict`` the scope raises `CaptureError` at its end if anything could not be recorded. An exception of the agent is
     recorded and propagates. With ``keep_folders`` the caller deletes the folders of the programs that `launch` started. ``tools``:
-    the tools whose results are kept or returned again; None: all tools run, and no result is kept.
+    runs the bodies of tools; None: they run as usual.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class rollout:
         ignore_hosts: Iterable[str] = (),
         strict: bool = False,
         keep_folders: bool = False,
-        tools: ToolResults | None = None,
+        tools: ToolRunner | None = None,
     ) -> None:
         if task_id is None:
             known = cast("Mapping[str, object]", task) if isinstance(task, Mapping) else {}
@@ -81,7 +80,7 @@ class rollout:
             api_key=api_key,
             ignore_hosts=frozenset(ignore_hosts),
             strict=strict,
-            tools=None if tools is None else ToolReplay(tools),
+            tools=tools,
         )
         self._keep_folders = keep_folders
         self._token: contextvars.Token[Scope | Outside | None] | None = None

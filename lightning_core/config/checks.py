@@ -8,7 +8,6 @@ from lightning_core.config.algorithm import CLIPS, Algorithm
 from lightning_core.config.checks_agents import check_chosen_agents
 from lightning_core.config.checks_monitors import check_monitors
 from lightning_core.config.checks_trainer import check_trainer
-from lightning_core.config.checks_verl import check_verl
 from lightning_core.config.command import CommandSection
 from lightning_core.config.credit import RULE_ARGUMENT_KEYS, CreditSection
 from lightning_core.config.policies import PolicyCredit
@@ -18,6 +17,7 @@ from lightning_core.config.sections import Sections, TaskSource, Vllm
 from lightning_core.config.signal_sections import requested_models, signal_sections
 from lightning_core.config.source import KeyPath
 from lightning_core.config.trainer import TrainerSection
+from lightning_core.config.trainer_support import check_support
 from lightning_core.config.types import is_callable_name
 from lightning_core.credit import ADVANTAGE_RULES, LOSSES, REWARD_RULES
 from lightning_core.credit.registry import AdvantageRule, Loss, RewardRule
@@ -81,7 +81,7 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         yield ("agent", "reward_file"), "has no effect with a reward function; remove it, or reward"
     yield from check_monitors(c)
     yield from check_trainer(c)
-    yield from check_verl(c)
+    yield from check_support(c)
     if c.otlp.headers_env is not None and c.otlp.endpoint is None:
         yield ("otlp", "headers_env"), "requires otlp.endpoint"
     if c.eval.temperature == 0 and c.eval.samples > 1:
@@ -268,8 +268,6 @@ def check_credit(
             ("credit", "advantage"),
             f"found {c.advantage!r}, expected {others}: with rewards: {c.rewards} {rewards.baseline} is the baseline",
         )
-    if c.air is not None and c.air.truncated_ramp and not c.air.truncated:
-        yield ("credit", "air", "truncated_ramp"), "has no effect without credit.air.truncated; set it, such as to -0.5"
     if c.group_by is not None and (not c.group_by or len(set(c.group_by)) < len(c.group_by)):
         yield ("credit", "group_by"), f"expected one or more different keys, found {list(c.group_by)!r}"
     if group_size == 1 and compares == "group":

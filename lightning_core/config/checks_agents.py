@@ -14,7 +14,7 @@ from lightning_core.config.types import Names
 def check_chosen_agents(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     """Yield the lists that are empty, and the names in them that ``agents.train`` excludes."""
     named = c.agents.named
-    for path, agents in _lists(c):
+    for path, agents in chosen_lists(c):
         if agents == ():
             yield (*path, "agents"), "the list is empty; remove the key for all trained agents"
         unknown = [a for a in agents or () if named and not any(may_overlap(own, a) for own in named)]
@@ -24,10 +24,4 @@ def check_chosen_agents(c: Sections) -> Iterator[tuple[KeyPath, str]]:
 
 def chosen_agents(c: Sections) -> dict[str, Names]:
     """The lists that are set, by key, such as ``algorithm.distill.agents``."""
-    return {dotted((*path, "agents")): agents for path, agents in _lists(c) if agents is not None}
-
-
-def _lists(c: Sections) -> Iterator[tuple[KeyPath, Names | None]]:
-    for index, rule in enumerate(c.credit.air.formats if c.credit.air else ()):
-        yield ("credit", "air", "formats", index), rule.agents
-    yield from chosen_lists(c)
+    return {dotted((*path, "agents")): agents for path, agents in chosen_lists(c) if agents is not None}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lightning_core.config.monitor_registry import MONITORS
 from lightning_core.config.rule_names import argument_problems
 from lightning_core.config.sections import Sections
 from lightning_core.config.source import KeyPath
 from lightning_core.errors import did_you_mean
-from lightning_core.observers.monitors import MONITORS
 
 
 def check_monitors(c: Sections) -> Iterator[tuple[KeyPath, str]]:
@@ -32,5 +32,3 @@ def check_monitors(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     for name, args in m.args.items():
         if name in own:
             yield from argument_problems(MONITORS[name], args, ("monitors", "args", name))
-    if m.stop and c.trainer.name == "verl":
-        yield ("monitors", "stop"), "verl trains until trainer.steps; remove the key"

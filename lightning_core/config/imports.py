@@ -11,8 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lightning_core.errors import ConfigError, LightningError, did_you_mean
-from lightning_core.logs.explain import explain
+from lightning_core.errors import ConfigError, LightningError, did_you_mean, explain
 
 _KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GOOGLE_API_KEY", "GEMINI_API_KEY", "api_key")
 _EXTRAS = ("langchain", "langgraph", "agents", "autogen_agentchat", "torch", "transformers")

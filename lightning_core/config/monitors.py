@@ -7,10 +7,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from lightning_core.config.imports import import_callable
+from lightning_core.config.monitor_registry import MONITORS, Watched, watched
 from lightning_core.config.rule_names import NameOf, argument_problems
 from lightning_core.config.types import CallableName, Section
 from lightning_core.errors import ConfigError, CreditError
-from lightning_core.observers.monitors import MONITORS, Watched, watched
 
 
 def _monitor_name(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import create_model
 
 from lightning_core.config.types import Section
-from lightning_core.signals import SIGNALS
+from lightning_core.credit.signal_names import SIGNALS
 
 S = TypeVar("S", bound=Section)
 

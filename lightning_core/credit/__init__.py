@@ -2,7 +2,7 @@
 
 Pure functions in registries; no torch, no I/O.
 
-1. A *reward rule* gives every call of an episode a value (episode → call). Before that, AIR adds rewards to calls.
+1. A *reward rule* gives every call of an episode a value (episode → call). Before that, signals add rewards.
 2. An *advantage rule* compares the values within groups, or over the batch. *Group keys* define the groups.
 3. Every token of a call has the call's advantage (call → token; arXiv 2508.03680, §3.3); see ``transitions_to_rows``. A *loss* is
    computed from the advantage and the logprobs of each token.
@@ -11,7 +11,6 @@ Pure functions in registries; no torch, no I/O.
 """
 
 from lightning_core.credit import advantage_rules, gae, grouping, losses, reward_rules
-from lightning_core.credit.air import Air, FormatRule
 from lightning_core.credit.assign import Credit, assign_credit
 from lightning_core.credit.episode import Accumulate, Component, Episode, Value
 from lightning_core.credit.losses import TokenLosses
@@ -38,12 +37,10 @@ __all__ = [
     "LOSSES",
     "REWARD_RULES",
     "Accumulate",
-    "Air",
     "Component",
     "Credit",
     "CreditRules",
     "Episode",
-    "FormatRule",
     "RewardTerm",
     "TokenLosses",
     "Value",

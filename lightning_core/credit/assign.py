@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lightning_core.credit.advantage_rules import is_flat, rollouts
-from lightning_core.credit.air import air_sum, with_air
 from lightning_core.credit.components import Compared, compare_episodes
 from lightning_core.credit.episode import Episode, Value
 from lightning_core.credit.rules import CreditRules
@@ -34,9 +33,6 @@ def assign_credit(
     """
     rules = rules or CreditRules()
     metrics: dict[str, float] = {}
-    if rules.air is not None:
-        episodes = [with_air(episode, rules.air) for episode in episodes]
-        metrics["reward_air_sum"] = air_sum(episodes)
     found = compare_episodes(episodes, rules, values=values)
     advantages = dict.fromkeys(found.values, 0.0)
     for one in found.compared:
@@ -54,7 +50,7 @@ def _wasted(groups: Sequence[Sequence[Value]], advantages: Mapping[str, float]) 
 
 
 def _metrics(compared: Compared) -> dict[str, float]:
-    prefix, groups = f"{compared.part.name}_" if compared.part.name else "", compared.keyed
+    prefix, groups = f"{compared.component.name}_" if compared.component.name else "", compared.keyed
     single = sum(rollouts(g) == 1 for g in groups)
     return {
         f"{prefix}groups": float(len(groups)),

@@ -27,22 +27,22 @@ def values_of(
     if not isinstance(result, Iterable):
         raise CreditError(f"the reward rule {rule.name!r} returned {show(result)}; expected one value per call")
     found = list(cast("Iterable[object]", result))
-    parts = [part for part in found if isinstance(part, Component)]
-    if not parts:
-        parts = [Component(values=cast("Sequence[float]", found))]
-    for part in parts:
-        if len(part.values) != len(episode.transitions):
+    components = [component for component in found if isinstance(component, Component)]
+    if not components:
+        components = [Component(values=cast("Sequence[float]", found))]
+    for component in components:
+        if len(component.values) != len(episode.transitions):
             raise CreditError(
-                f"the reward rule {rule.name} returned {len(part.values)} values for the {len(episode.transitions)} calls of an "
+                f"the reward rule {rule.name} returned {len(component.values)} values for the {len(episode.transitions)} calls of an "
                 "episode; expected one per call"
             )
     return [
         replace(
-            part,
-            values=[None if value is None else check_reward(value) for value in part.values],
-            group_by=tuple(part.group_by),
+            component,
+            values=[None if value is None else check_reward(value) for value in component.values],
+            group_by=tuple(component.group_by),
         )
-        for part in parts
+        for component in components
     ]
 
 
@@ -53,9 +53,12 @@ def _expected(episode: Episode, rule: str, values: Mapping[str, float]) -> list[
     return [values[t.call] for t in episode.transitions]
 
 
-def common_parts(rewarded: Mapping[str, Sequence[Component]]) -> Sequence[Component]:
+def common_components(rewarded: Mapping[str, Sequence[Component]]) -> Sequence[Component]:
     """The first episode's components. Raises `CreditError` if another episode's differ."""
-    kinds = {tuple((p.name, p.weight, p.share, p.group_by, p.accumulate) for p in parts) for parts in rewarded.values()}
+    kinds = {
+        tuple((p.name, p.weight, p.share, p.group_by, p.accumulate) for p in components)
+        for components in rewarded.values()
+    }
     if len(kinds) > 1:
         found = sorted(map(repr, kinds))
         raise CreditError(f"the reward rule returned different components for different episodes: {', '.join(found)}")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lightning_core.credit.checked_rules import advantages_of, common_parts, flat_calls, values_of
+from lightning_core.credit.checked_rules import advantages_of, common_components, flat_calls, values_of
 from lightning_core.credit.episode import Accumulate, Component, Episode, Value
 from lightning_core.credit.facts import with_facts
 from lightning_core.credit.grouping import equalise, group_values
@@ -18,7 +18,7 @@ from lightning_core.credit.rules import CreditRules
 class Compared:
     """One component of the values, compared by the advantage rule."""
 
-    part: Component
+    component: Component
     """The component of the first episode: name, weight, group keys."""
     keyed: Sequence[Sequence[Value]]
     """The groups of calls that agree in all group keys."""
@@ -47,19 +47,17 @@ class ValueComparison:
 def compare_episodes(
     episodes: Sequence[Episode], rules: CreditRules, *, values: Mapping[str, float] | None = None
 ) -> ValueComparison:
-    """The values of the calls of ``episodes``, compared by ``rules``: first all rewards outside terms, then each term.
-
-    ``episodes`` must already have the rewards of AIR.
-    """
+    """The values of the calls of ``episodes``, compared by ``rules``: first all rewards outside terms, then each term."""
     episodes = with_facts(episodes)
     totals = {t.call: 0.0 for e in episodes for t in e.transitions}
     targets: dict[str, float] = {}
     compared: list[Compared] = []
     for term, own in split_terms(episodes, rules.terms):
         rewarded = {e.rollout: values_of(e, rules.reward_rule, rules.reward_arguments, values) for e in own}
-        found = _by_call(own, {rollout: parts[0].values for rollout, parts in rewarded.items()})
+        first = {rollout: components[0] for rollout, components in rewarded.items()}
+        found = _by_call(own, {rollout: component.values for rollout, component in first.items()})
         totals |= {call: totals[call] + (1.0 if term is None else term.weight) * v for call, v in found.items()}
-        learned = {rollout: parts[0].targets for rollout, parts in rewarded.items() if parts[0].targets is not None}
+        learned = {rollout: c.targets for rollout, c in first.items() if c.targets is not None}
         targets |= _by_call([e for e in own if e.rollout in learned], learned)
         compared += _compare(own, rules, rewarded, term)
     return ValueComparison(values=totals, targets=targets, compared=compared)
@@ -76,24 +74,24 @@ def _compare(
     outcomes = {} if outcome_of is None else {e.rollout: outcome_of(e) for e in episodes}
 
     found: list[tuple[Component, list[list[Value]], list[list[Value]]]] = []
-    for number, part in enumerate(common_parts(rewarded)):
-        by_call = _by_call(episodes, {rollout: parts[number].values for rollout, parts in rewarded.items()})
-        keyed = equalise(group_values(episodes, by_call, (*rules.keys, *part.group_by)), outcomes)
+    for number, component in enumerate(common_components(rewarded)):
+        by_call = _by_call(episodes, {rollout: components[number].values for rollout, components in rewarded.items()})
+        keyed = equalise(group_values(episodes, by_call, (*rules.keys, *component.group_by)), outcomes)
         groups = keyed
         if advantage.compares == "batch":
             groups = equalise(group_values(episodes, by_call, ()), outcomes)
         if term is not None:
-            name = f"{term.name}_{part.name}" if part.name else term.name
-            part = replace(part, name=name, weight=part.weight * term.weight)
-        found.append((part, keyed, groups))
+            name = f"{term.name}_{component.name}" if component.name else term.name
+            component = replace(component, name=name, weight=component.weight * term.weight)
+        found.append((component, keyed, groups))
     compared: list[Compared] = []
-    for (part, keyed, groups), weights in zip(found, _weights([(p, g) for p, _, g in found], rules), strict=True):
+    for (component, keyed, groups), weights in zip(found, _weights([(p, g) for p, _, g in found], rules), strict=True):
         own = advantages_of(groups, rules)
-        advantages = own if part.accumulate is None else _accumulated(episodes, own, part.accumulate)
-        if part.accumulate is not None:
-            weights = dict.fromkeys(advantages, part.weight)
+        advantages = own if component.accumulate is None else _accumulated(episodes, own, component.accumulate)
+        if component.accumulate is not None:
+            weights = dict.fromkeys(advantages, component.weight)
         compared.append(
-            Compared(part=part, keyed=keyed, groups=groups, own=own, advantages=advantages, weights=weights)
+            Compared(component=component, keyed=keyed, groups=groups, own=own, advantages=advantages, weights=weights)
         )
     return compared
 
@@ -112,14 +110,14 @@ def _weights(found: Sequence[tuple[Component, list[list[Value]]]], rules: Credit
     """The coefficients of each component's advantages, by group; see `Component.share`."""
     counted: list[set[str]] = []
     total: Counter[str] = Counter()
-    for part, groups in found:
+    for component, groups in found:
         counted.append({v.call for group in groups for v in group})
-        if part.share is not None:
+        if component.share is not None:
             counted[-1] -= flat_calls(groups, rules)
-            total.update(dict.fromkeys(counted[-1], part.share))
+            total.update(dict.fromkeys(counted[-1], component.share))
     return [
-        {call: part.weight * (1.0 if part.share is None else part.share / total[call]) for call in calls}
-        for (part, _), calls in zip(found, counted, strict=True)
+        {call: component.weight * (1.0 if component.share is None else component.share / total[call]) for call in calls}
+        for (component, _), calls in zip(found, counted, strict=True)
     ]
 
 

@@ -29,7 +29,7 @@ class Episode:
     trace: Trace
     transitions: Sequence[Transition]
     rewards: Sequence[Reward]
-    """The trace's rewards, then derived ones: automatic intermediate rewards and a judge's scores."""
+    """The trace's rewards, then those that signals add."""
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Additions of signals for rules: facts of the whole step (`facts.step_fact`), and a critic's values by call id as ``critic``."""
 

@@ -36,7 +36,7 @@ class Explanation:
     """The credit of one call. Its advantage is the sum of ``weight · advantage`` over ``groups``, plus ``accumulated``."""
 
     rewards: Sequence[Reward]
-    """The rewards that the reward rule read: the episode's, the agents', the calls', and those that AIR adds."""
+    """The rewards that the reward rule read: the episode's, the agents', the calls', and those that signals add."""
     groups: Sequence[GroupExplanation]
     advantage: float
     accumulated: float = 0.0
@@ -51,8 +51,8 @@ def explain_credit(
     ``values``: the critic's value of every call, for reward rules that need it.
     """
     found: dict[str, Explanation] = {}
-    for own, own_rules in split_by_policy(episodes, rules).values():
-        found |= _explain(own, own_rules, values)
+    for name, own in split_by_policy(episodes, rules).items():
+        found |= _explain(own, rules[name], values)
     return found
 
 
@@ -67,7 +67,7 @@ def _explain(
             for member in (v for v in members if v.call in one.weights):
                 groups[member.call].append(
                     GroupExplanation(
-                        component=one.part.name,
+                        component=one.component.name,
                         weight=one.weights[member.call],
                         value=member.value,
                         members=members,
@@ -76,7 +76,7 @@ def _explain(
                         advantage=one.own[member.call],
                     )
                 )
-        if one.part.accumulate is not None:
+        if one.component.accumulate is not None:
             for call, advantage in one.advantages.items():
                 accumulated[call] += one.weights[call] * (advantage - one.own.get(call, 0.0))
     return {

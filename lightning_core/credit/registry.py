@@ -11,7 +11,7 @@ defaults. The arguments of the decorator are properties that the configuration a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -19,9 +19,8 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from lightning_core.errors import CreditError, LightningError, did_you_mean
-from lightning_core.logs.explain import explain
-from lightning_core.signals import SIGNALS
+from lightning_core.credit.signal_names import SIGNALS
+from lightning_core.errors import CreditError, LightningError, did_you_mean, explain
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R", bound="DeclaredRule")
@@ -171,6 +170,10 @@ class Loss(DeclaredRule):
     """Whether a token's loss depends on the other tokens of its mini-batch. If so, the function is called with all tokens."""
 
 
+_RULES_OF_SIGNALS = tuple(f"lightning_core.signals.{name}.rules" for name in SIGNALS)
+_loaded: set[str] = set()
+
+
 class Registry(Mapping[str, R], Generic[R]):
     """The rules of one kind by name."""
 
@@ -183,26 +186,30 @@ class Registry(Mapping[str, R], Generic[R]):
         *,
         positional: tuple[str, ...],
         adapt: Callable[[Callable[..., Any]], Callable[..., Any]],
+        modules: Sequence[str] = _RULES_OF_SIGNALS,
     ) -> None:
-        """``positional``: names of the arguments that a rule is called with; ``adapt``: accepts other signatures."""
+        """``positional``: names of the arguments that a rule is called with; ``adapt``: accepts other signatures; ``modules``: declare
+        rules, and are imported when a rule is first looked up. Some may not exist.
+        """
         self.label = label
         self.labels = f"{label}es" if label.endswith("s") else f"{label}s"
         self._kind = kind
         self._positional = positional
         self._adapt = adapt
+        self._modules = modules
         self._rules: dict[str, R] = {}
         self._all.append(self)
 
     def __getitem__(self, name: str) -> R:
-        _load_rules_of_signals()
+        self._load()
         return self._rules[name]
 
     def __iter__(self) -> Iterator[str]:
-        _load_rules_of_signals()
+        self._load()
         return iter(self._rules)
 
     def __len__(self) -> int:
-        _load_rules_of_signals()
+        self._load()
         return len(self._rules)
 
     def find(self, rule: str | Callable[..., Any]) -> R:
@@ -247,17 +254,13 @@ class Registry(Mapping[str, R], Generic[R]):
         """Remove a rule."""
         del self._rules[name]
 
-
-_loaded: set[str] = set()
-
-
-def _load_rules_of_signals() -> None:
-    """Import the rules of signals, which import modules of this package. Once."""
-    for name in SIGNALS:
-        if name not in _loaded:
-            _loaded.add(name)
-            if find_spec(f"lightning_core.signals.{name}.rules") is not None:
-                import_module(f"lightning_core.signals.{name}.rules")
+    def _load(self) -> None:
+        # They import modules of this package, and declare rules in several registries.
+        for name in self._modules:
+            if name not in _loaded:
+                _loaded.add(name)
+                if find_spec(name) is not None:
+                    import_module(name)
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_core.credit.air import Air
 from lightning_core.credit.registry import ADVANTAGE_RULES, GROUP_KEYS, REWARD_RULES, AdvantageRule, RewardRule
 from lightning_core.credit.reward_terms import RewardTerm
 from lightning_core.errors import CreditError
@@ -35,7 +34,6 @@ class CreditRules:
     """A name in `ADVANTAGE_RULES`, or a function with the same signature."""
     group_by: Sequence[str | Callable[..., Any]] | None = None
     """Names in `GROUP_KEYS`, or functions with the same signature; None: the reward rule's default."""
-    air: Air | None = None
     terms: Sequence[RewardTerm] = ()
     """Rewards that are compared on their own."""
     rewards_args: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -133,16 +133,16 @@ def _record(spans: list[CallSpan], responses: list[UpstreamResponse], remote: Re
         span.end()
 
 
-def replay_forwarded(
+def answer_recorded(
     dialect: Dialect, incoming: IncomingRequest, request: ChatRequest, remote: Remote
 ) -> Response | None:
-    """The recorded responses to a request that would be forwarded; None if any is not recorded."""
-    replay, agent = incoming.session.replay, incoming.address.agent
-    if replay is None:
+    """The recorded responses to a request that would be forwarded; None if one of them is not recorded."""
+    recorded, agent = incoming.session.recorded, incoming.address.agent
+    if recorded is None:
         return None
-    responses = [replay.take_forwarded(agent, request.input_messages(i)) for i in range(request.choices)]
-    calls = [call for call in responses if call is not None]
-    if len(calls) < len(responses):
+    found = [recorded.take_forwarded(agent, request.input_messages(i)) for i in range(request.choices)]
+    calls = [call for call in found if call is not None]
+    if len(calls) < len(found):
         return None
     spans = [CallSpan(incoming.address, request, request.model, i, remote=remote) for i in range(request.choices)]
     choices = [

@@ -14,7 +14,7 @@ from lightning_core.chat.chat import Chat, RenderedPrompt
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.exchange import ChatRequest, ResponseContext, model_name
 from lightning_core.dialects.fields import collect_notes
-from lightning_core.endpoint.forward import Forwarder, replay_forwarded
+from lightning_core.endpoint.forward import Forwarder, answer_recorded
 from lightning_core.endpoint.known_agents import Decision, KnownAgents
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.prompts import note_unknown_variables, render_prompts
@@ -54,8 +54,8 @@ class Responder:
         """
         model, request, trained = self.read(dialect, incoming, dialect.PATH)
         if isinstance(model, Remote):
-            repeated = replay_forwarded(dialect, incoming, request, model)
-            return repeated or await self._forwarder.forward(dialect, incoming, request, model)
+            recorded = answer_recorded(dialect, incoming, request, model)
+            return recorded or await self._forwarder.forward(dialect, incoming, request, model)
         return await self._sample(dialect, incoming, request, model, trained=trained)
 
     def _decide(self, incoming: IncomingRequest, requested: str) -> Decision:

@@ -10,15 +10,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from lightning_core.backends.backend import Backend, Delta, SamplingParams
+from lightning_core.backends.backend import Backend, Delta, SamplingParams, sampling_digest
 from lightning_core.capture.address import Address
 from lightning_core.chat.chat import Chat, RenderedPrompt
 from lightning_core.chat.messages import Message
 from lightning_core.dialects.dialect import StreamWriter
 from lightning_core.dialects.exchange import ChatRequest, Choice
-from lightning_core.digest import sampling_digest
 from lightning_core.endpoint.record import CallSpan
-from lightning_core.endpoint.replay import recorded_deltas
+from lightning_core.endpoint.recorded import recorded_deltas
 from lightning_core.endpoint.sessions import Session
 from lightning_core.endpoint.streaming import HeldText, RunningText, cut
 from lightning_core.errors import PolicyRequestError
@@ -196,13 +195,13 @@ class Sampler:
 
 def _recorded(job: SamplingJob, span: CallSpan) -> Call | None:
     """The recorded call that answers ``job``, if any; records it, or the recorded call that ``job`` replaces."""
-    if job.session.replay is None:
+    if job.session.recorded is None:
         return None
     asked = (job.address.agent, job.model, job.prompt.ids)
-    recorded = job.session.replay.take(*asked)
+    recorded = job.session.recorded.take(*asked)
     if recorded is not None:
         span.replays(recorded.replays or recorded.id)
-    elif (forked := job.session.replay.reach(*asked)) is not None:
+    elif (forked := job.session.recorded.reach(*asked)) is not None:
         span.forks(forked)
     return recorded
 

@@ -18,6 +18,7 @@ import logging
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
@@ -48,7 +49,7 @@ from lightning_core.endpoint.known_agents import KnownAgents, Verdict
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.passthrough import Passthrough
 from lightning_core.endpoint.receive import connection_class
-from lightning_core.endpoint.replay import Recording, Replay
+from lightning_core.endpoint.recorded import RecordedResponses
 from lightning_core.endpoint.request import RequestHandler, address_of, credentials, error_response, record_refusal
 from lightning_core.endpoint.respond import Responder
 from lightning_core.endpoint.routing import Routing
@@ -107,7 +108,7 @@ class PolicyEndpoint:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.url = f"http://{_reachable(host)}:{self._socket.getsockname()[1]}/v1"
         self.public_url = None if public_url is None else f"{public_url.rstrip('/').removesuffix('/v1')}/v1"
-        chats = dict.fromkeys(backend.models, chat) if isinstance(chat, Chat) else chat
+        chats = defaultdict(lambda: chat) if isinstance(chat, Chat) else chat
         self._known_agents = KnownAgents()
         responder = Responder(backend, chats, self._forwarder, self._known_agents, limits)
 
@@ -177,17 +178,22 @@ class PolicyEndpoint:
         return self._sessions.new_key()
 
     def open(
-        self, key: str, root: Address, routing: Routing, *, seed: int | None = None, recording: Recording | None = None
+        self,
+        key: str,
+        root: Address,
+        routing: Routing,
+        *,
+        seed: int | None = None,
+        recorded: RecordedResponses | None = None,
     ) -> None:
-        """Admit requests with ``key`` as requests of the rollout ``root``. ``recording``: the calls to answer from the record.
+        """Admit requests with ``key`` as requests of the rollout ``root``. ``recorded``: responses to answer with.
 
         With ``seed``, the seed of a response depends only on it, on the prompt and on how often the rollout sent that prompt
         before, not on other rollouts.
         """
         run = find_rollout(root.rollout)
         secret = None if run is None else run.secret
-        replay = None if recording is None else Replay(recording)
-        self._sessions.open(key, Session(root=root, routing=routing, seed=seed, secret=secret, replay=replay))
+        self._sessions.open(key, Session(root=root, routing=routing, seed=seed, secret=secret, recorded=recorded))
 
     def silence(self, key: str) -> float:
         """Seconds since the rollout last called a model or sent a record; 0 during a call, and for a rollout that has ended."""

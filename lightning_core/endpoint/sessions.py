@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_core.capture.address import Address
+from lightning_core.capture.repeats import Repeats
 from lightning_core.chat.chat import Memory
 from lightning_core.chat.messages import Message
 from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.replay import Replay
+from lightning_core.endpoint.recorded import RecordedResponses
 from lightning_core.endpoint.routing import Routing
 from lightning_core.errors import OverloadError, PolicyRequestError
-from lightning_core.logs.repeats import Repeats
 from lightning_core.propagation.providers import KEY_HEADERS
 
 RequestKey = tuple[str | None, str, bytes]
@@ -52,8 +52,8 @@ class Session:
     """The infrastructure failures that no retry has recovered yet, by request."""
     logged: Repeats = field(default_factory=Repeats)
     """The failures that were logged, of all rollouts."""
-    replay: Replay | None = None
-    """The recorded responses to answer with."""
+    recorded: RecordedResponses | None = None
+    """The responses to answer with in place of the model, while there are any."""
     closed: bool = False
     provisional: bool = False
     """A call was answered before it was known which model must answer it; see `known_agents`."""

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from lightning_core.config.api_key import read_api_key
+from lightning_core.endpoint.api_key import read_api_key
 from lightning_core.errors import UpstreamError, UpstreamRefusal, describe, fold
 from lightning_core.propagation.providers import GOOGLE_KEY, KEY_HEADERS, host_of, without_key
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from lightning_core.chat.chat import Chat
 from lightning_core.errors import ConfigError
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.compute import ComputePlan, choose_path
@@ -63,13 +62,13 @@ def load(
     dtype: str,
     max_context: int | None,
     gradient_checkpointing: bool,
-    template_kwargs: Mapping[str, Any] | None = None,
+    check_tokenizer: Callable[[Any], object],
 ) -> LoadedModel:
     """Load the model ``name`` (see `resolve_model`) and choose its path (see `choose_path`).
 
     ``device`` and ``dtype``: see `choose_device` and `choose_dtype`. ``max_context``: None for the model's limit.
-    ``template_kwargs``: see `Chat`, which checks the chat template before the weights are loaded. Raises `ConfigError` if
-    the model does not exist or is not usable, or its limit is below ``max_context``.
+    ``check_tokenizer`` is called before the weights are loaded, since that takes long. Raises `ConfigError` if the model does
+    not exist or is not usable, or its limit is below ``max_context``.
     """
     chosen = choose_device(device)
     set_product_precision(dtype, chosen)
@@ -79,7 +78,7 @@ def load(
     if max_context is not None and max_context > limit:
         raise ConfigError(f"max_context={max_context}, but {name!r} can be computed exactly up to {limit} tokens")
     tokenizer: Any = load_tokenizer(folder)
-    Chat(tokenizer, template_kwargs=template_kwargs)
+    check_tokenizer(tokenizer)
     model: Any = load_model(folder, choose_dtype(dtype, chosen), chosen, config=config)
     check_vocabulary(folder, tokenizer, model.get_input_embeddings().weight.shape[0])
     path = choose_path(model)

@@ -10,11 +10,9 @@ from lightning_core.errors import plural
 from lightning_core.observers.early_stop import expected_steps
 from lightning_core.observers.notebook import shown_progress
 from lightning_core.observers.progress import Progress, SilentProgress
-from lightning_core.records.ledger import NewRoutes
 from lightning_core.records.observer import ObservedRun, Observer, RunState
 from lightning_core.records.results import Evaluation, Recorded, Result
 from lightning_core.records.store import Phase
-from lightning_core.trace import Trace
 
 
 class Display(Observer):
@@ -25,7 +23,6 @@ class Display(Observer):
         self._progress = progress
         self._shown: Progress = SilentProgress()
         self._budget = config.trainer.token_budget
-        self._routes = NewRoutes()
 
     def open(self, run: ObservedRun) -> None:
         self._steps = run.steps
@@ -37,10 +34,8 @@ class Display(Observer):
     def phase(self, name: str, total: int | None = None) -> None:
         self._shown.phase(name, total)
 
-    def advance(self, trace: Trace) -> None:
-        if routing := self._routes.of(trace):
-            self.message(routing)
-        self._shown.advance(1, sum(len(call.output_ids) for call in trace.calls if call.output_ids is not None))
+    def advance(self, tokens: int) -> None:
+        self._shown.advance(1, tokens)
 
     def message(self, text: str) -> None:
         self._shown.message(text)

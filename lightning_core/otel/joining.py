@@ -21,6 +21,7 @@ from typing import Any
 
 from lightning_core import trace as tr
 from lightning_core.capture.address import Address
+from lightning_core.capture.recording import call_id
 from lightning_core.otel.conventions import normalize_spans
 from lightning_core.trace import SpanRecord
 
@@ -72,7 +73,7 @@ def _match_calls(foreign_spans: Sequence[SpanRecord], calls: Mapping[str, SpanRe
     same: dict[str, str] = {}
     foreign_calls = [span for span in foreign_spans if span.attributes.get(tr.OPERATION) == "chat"]
     for span in foreign_calls:
-        call = tr.call_id(str(span.attributes.get(tr.RESPONSE_ID, "")))
+        call = call_id(str(span.attributes.get(tr.RESPONSE_ID, "")))
         if call is not None and call in unmatched:
             same[span.span_id] = call
             del unmatched[call]

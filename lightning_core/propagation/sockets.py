@@ -15,14 +15,12 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from lightning_core.capture.elsewhere import CONNECTION
 from lightning_core.capture.patching import Patches
 from lightning_core.capture.recording import note_elsewhere, record
 from lightning_core.capture.scope import current_rollout
 from lightning_core.propagation.clients.stamping import is_sending
 from lightning_core.propagation.providers import port_of
-
-CONNECTION = "connection by other code"
-"""The reason of a request elsewhere: it was not made by a patched client."""
 
 _MAX_HOSTS = 4096
 _WEB_PORTS = (80, 443)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lightning_core import trace as tr
-from lightning_core.capture.caller import STRAY
+from lightning_core.capture.elsewhere import STRAY
 from lightning_core.errors import shorten
 from lightning_core.trace import Call, Trace
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from lightning_core.config import Config
 from lightning_core.errors import describe
+from lightning_core.records.ledger import NewRoutes
 from lightning_core.records.report import Summary
 from lightning_core.records.results import Evaluation, Recorded, Result
 from lightning_core.records.store import Phase
@@ -56,8 +57,8 @@ class Observer(Protocol):
     def phase(self, name: str, total: int | None = None) -> None:
         """A phase of ``total`` rollouts starts (None: unknown)."""
 
-    def advance(self, trace: Trace) -> None:
-        """A rollout of the phase ended: the last attempt at its task."""
+    def advance(self, tokens: int) -> None:
+        """A rollout of the phase ended, the last attempt at its task, in which the models sampled ``tokens``."""
 
     def message(self, text: str) -> None:
         """Show ``text`` to the user."""
@@ -89,6 +90,7 @@ class Observers:
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._observers = list(observers)
         self._result: Result | None = None
+        self._routes = NewRoutes()
 
     @contextmanager
     def watching(
@@ -120,7 +122,11 @@ class Observers:
         self._each(lambda observer: observer.phase(name, total))
 
     def advance(self, trace: Trace) -> None:
-        self._each(lambda observer: observer.advance(trace))
+        """A rollout of the phase ended. Its routes are shown if they are new."""
+        if routes := self._routes.of(trace):
+            self.message(routes)
+        tokens = sum(len(call.output_ids) for call in trace.calls if call.output_ids is not None)
+        self._each(lambda observer: observer.advance(tokens))
 
     def message(self, text: str) -> None:
         self._each(lambda observer: observer.message(text))

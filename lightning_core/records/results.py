@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from lightning_core.config import Config
 from lightning_core.config.command import CommandSection
-from lightning_core.logs.html import html_table
+from lightning_core.errors import html_table
 from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step, checkpoints
 from lightning_core.records.held_out import EVALUATIONS
 from lightning_core.records.intervals import Comparison, compare, compare_splits, confidence_interval

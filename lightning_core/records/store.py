@@ -93,6 +93,7 @@ class CallCredit:
     agent: str
     step: int
     reward: float
+    """The value that the reward rule gave it (`Credit.values`)."""
     advantage: float
     tokens: int
     """Sampled tokens of this call in the loss."""

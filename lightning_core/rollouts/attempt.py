@@ -1,26 +1,19 @@
-"""Rollouts to run, their attempts, and groups of them."""
+"""Rollouts to run, their attempts, groups of them, and the interface of what runs them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from lightning_core.capture.tool_results import ToolResults
-from lightning_core.endpoint.replay import Recording
+from lightning_core.capture.run import ToolRunner
+from lightning_core.endpoint.recorded import RecordedResponses
+from lightning_core.endpoint.routing import Routing
 from lightning_core.records.store import Status
 from lightning_core.trace import SpanRecord, Trace
 
 Task = Mapping[str, Any]
 """One task: JSON values, with an ``id``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repeat:
-    """The part of another rollout to repeat: its recorded calls, and the seed of its agent's process."""
-
-    recording: Recording
-    agent_seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +23,12 @@ class Job:
     task: Task
     task_id: str
     seed: int
-    repeat: Repeat | None = None
-    """The part of another rollout to repeat before anything is sampled."""
-    tools: ToolResults | None = None
-    """The tools whose results are kept, and the recorded ones to return; None: all tools run."""
+    agent_seed: int | None = None
+    """The seed of the agent's process; None: from ``seed`` and the attempt."""
+    recorded: Callable[[], RecordedResponses] | None = None
+    """Creates the responses that answer its first calls, for one attempt; None: all are sampled."""
+    tools: Callable[[], ToolRunner] | None = None
+    """Creates what runs its tools, for one attempt; None: they run as usual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,3 +86,25 @@ class Group:
     def trained(self) -> Sequence[Rollout]:
         """All rollouts that are trained on."""
         return [*self.rollouts, *self.more]
+
+
+Record = Callable[[Sequence[Attempt]], None]
+"""Gets attempts as they finish."""
+
+
+class AgentPool(Protocol):
+    """Runs agents: in this process, or on the workers of a cluster."""
+
+    async def roll_out(self, jobs: Sequence[Job], routing: Routing, record: Record) -> Sequence[Rollout]:
+        """Return the last attempt at each job. Calls ``record`` with every attempt, one or several at a time.
+
+        Raises `InfrastructureError` if the worker that ran them is lost, and what ``record`` raises.
+        """
+        ...
+
+    async def call_endpoint(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return ``function(endpoint, *arguments)``, called on a thread beside a policy endpoint.
+
+        The function and its arguments can be pickled. Raises `InfrastructureError` if its worker is lost.
+        """
+        ...

@@ -18,8 +18,7 @@ from lightning_core.credit import Credit, Episode, assign_by_policy
 from lightning_core.errors import InfrastructureError
 from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.abort_checks import AbortChecks
-from lightning_core.rollouts.agent_pool import AgentPool
-from lightning_core.rollouts.attempt import Attempt, Group, Job, Rollout, Task
+from lightning_core.rollouts.attempt import AgentPool, Attempt, Group, Job, Rollout, Task
 from lightning_core.rollouts.counts import add_counts, count_batch, count_groups
 from lightning_core.rollouts.jobs import call_credits, count_earlier, make_jobs, pick_tasks, rollout_record, to_episodes
 from lightning_core.rollouts.selection import require_transitions, routing_of, trained_agents
@@ -95,7 +94,7 @@ class Collector:
             writes.append(self._store.queue_rollouts(records))
             for rollout in (attempt.rollout for attempt in attempts if attempt.final):
                 self._checks.count(rollout)
-                if rollout.job.repeat is None:
+                if rollout.job.recorded is None:
                     self._on_rollout(rollout)
 
         try:
@@ -127,19 +126,23 @@ class Collector:
         for signal in self._signals:
             signal.check(groups)
 
-    def episodes(self, groups: Sequence[Group]) -> list[Episode]:
-        """rollouts → transitions: the rollouts that can be trained on."""
+    def episodes(self, groups: Sequence[Group], *, required: bool = False) -> list[Episode]:
+        """rollouts → transitions: the rollouts that can be trained on.
+
+        ``required``: raise `TrainingError` if no episode has a call to train.
+        """
         rollouts = [r for g in groups for r in g.trained]
-        return to_episodes(rollouts, trained_agents(self.config, (r.trace for r in rollouts)))
+        episodes = to_episodes(rollouts, trained_agents(self.config, (r.trace for r in rollouts)))
+        if required:
+            require_transitions(groups, episodes)
+        return episodes
 
     async def annotate(self, groups: Sequence[Group], step: int, *, required: bool) -> Sequence[Episode]:
         """The episodes of ``groups`` with the rewards and facts that signals add.
 
-        ``required``: raise `TrainingError` if no episode has a call to train; see also `Signal.annotate`.
+        ``required``: see `episodes` and `Signal.annotate`.
         """
-        episodes: Sequence[Episode] = self.episodes(groups)
-        if required:
-            require_transitions(groups, episodes)
+        episodes: Sequence[Episode] = self.episodes(groups, required=required)
         tasks = {str(g.task["id"]): g.task for g in groups}
         for signal in self._signals:
             if signal.phase is not None:

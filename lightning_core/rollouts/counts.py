@@ -27,7 +27,7 @@ _SUMS = (
     "versions_behind",
 )
 """Counts that are replaced by means."""
-_SUMS_OF_POLICIES = ("response_tokens_sum", "surprisal_sum", "reward_air_sum")
+_SUMS_OF_POLICIES = ("response_tokens_sum", "surprisal_sum")
 """The same, with one for each policy if there are several."""
 
 
@@ -118,12 +118,14 @@ def _count_transitions(transitions: Sequence[Transition], credit: Credit) -> dic
 
 
 def count_rewards(episodes: Sequence[Episode]) -> dict[str, float]:
-    """The number of rollouts with credit, and the sum of the rewards that signals added, by name.
+    """The number of rollouts with credit, and the sum of the rewards that signals added to rollouts and agents, by name.
 
     A reward that several agents have counts once in each rollout.
     """
     counts: dict[str, float] = {"rollouts_credited": len(episodes)}
-    derived = [{r.name: r.value for r in e.rewards[len(e.trace.rewards) :] if r.name} for e in episodes]
+    derived = [
+        {r.name: r.value for r in e.rewards[len(e.trace.rewards) :] if r.name and r.call is None} for e in episodes
+    ]
     names = dict.fromkeys(name for rewards in derived for name in rewards)
     return counts | {f"reward_{name}_sum": math.fsum(found.get(name, 0.0) for found in derived) for name in names}
 
@@ -183,7 +185,6 @@ def _call_metrics(counts: Mapping[str, float], prefix: str) -> dict[str, float]:
         **_mean(f"{prefix}response_tokens", counts, f"{prefix}response_tokens_sum", calls),
         **_mean(f"{prefix}truncated", counts, f"{prefix}calls_truncated", calls),
         **_mean(f"{prefix}sampling_entropy", counts, f"{prefix}surprisal_sum", tokens),
-        **_mean(f"{prefix}reward_air", counts, f"{prefix}reward_air_sum", counts["rollouts_credited"]),
     }
 
 
@@ -193,7 +194,8 @@ def _mean(name: str, counts: Mapping[str, float], total: str, number: float) -> 
 
 
 def _is_derived_reward(key: str) -> bool:
-    return key.startswith("reward_") and key.endswith("_sum") and key not in (*_SUMS, *_SUMS_OF_POLICIES)
+    name = key.rpartition("/")[2]
+    return name.startswith("reward_") and name.endswith("_sum") and name not in _SUMS
 
 
 def _is_sum(key: str) -> bool:

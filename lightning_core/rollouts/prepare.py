@@ -19,7 +19,7 @@ class Inputs:
     """The agent of a run and its tasks."""
 
     solve: Solve
-    reward: RewardFunction | None
+    reward: RewardFunction | None = None
     tasks: Sequence[Task] = ()
     eval_tasks: Sequence[Task] = ()
     """Held-out tasks. If empty, nothing is evaluated."""

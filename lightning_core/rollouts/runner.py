@@ -206,20 +206,20 @@ class Runner:
                 ignore_hosts=self._settings.ignore_hosts,
                 strict=self._strict,
                 keep_folders=True,
-                tools=job.tools,
+                tools=None if job.tools is None else job.tools(),
             ) as run:
                 self._endpoint.open(
                     key,
                     run.address,
                     self._own_routing(routing),
                     seed=job.seed + attempt,
-                    recording=job.repeat and job.repeat.recording,
+                    recorded=None if job.recorded is None else job.recorded(),
                 )
                 slot.end()
                 work = Assignment(
                     task=task,
                     scored_task=scored_task,
-                    seed=job.seed + attempt if job.repeat is None else job.repeat.agent_seed,
+                    seed=job.seed + attempt if job.agent_seed is None else job.agent_seed,
                     limit=self._settings.timeout_seconds,
                     started=partial(slot.begin, partial(self._endpoint.silence, key)),
                     repeated=repeated or attempt > 0,

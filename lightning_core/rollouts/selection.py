@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from lightning_core.capture.elsewhere import IGNORED, NO_MODEL_NAMED
 from lightning_core.capture.marks import marked_agents
 from lightning_core.capture.run import OTHER_HOSTS
 from lightning_core.capture.selectors import find_selector, is_pattern, matches
@@ -18,7 +19,6 @@ from lightning_core.credit import Episode
 from lightning_core.endpoint.known_agents import unknown_names, unknown_selectors
 from lightning_core.endpoint.routing import DEFAULT_AGENT, AuxiliaryCalls, Routing
 from lightning_core.errors import ConfigError, TrainingError, did_you_mean, plural
-from lightning_core.propagation.clients.stamping import IGNORED, NO_MODEL_NAMED
 from lightning_core.propagation.providers import is_listed
 from lightning_core.records.agent_paths import ambiguous_paths
 from lightning_core.records.ledger import NOT_TRAINED, TRAINED, Ledger, trace_ledger

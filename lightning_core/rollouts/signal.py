@@ -1,6 +1,6 @@
 """The protocol of a source of training signal, and what a signal may use.
 
-The collector calls the signals of a run in the order of `lightning_core.signals.SIGNALS`, each method once for all signals:
+The collector calls the signals of a run in the order of `lightning_core.credit.signal_names.SIGNALS`, each method once for all signals:
 
     pick_tasks → prepare → (rollouts) → extend → annotate → (credit) → streams → (rows, update) → fit
 """
@@ -15,10 +15,9 @@ from typing import ClassVar, Protocol
 from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
 from lightning_core.credit import Credit, Episode
+from lightning_core.credit.signal_names import SIGNALS
 from lightning_core.records.store import Phase, Store
-from lightning_core.rollouts.agent_pool import AgentPool
-from lightning_core.rollouts.attempt import Group, Job, Rollout, Task
-from lightning_core.signals import SIGNALS
+from lightning_core.rollouts.attempt import AgentPool, Group, Job, Rollout, Task
 from lightning_core.trace import Floats
 from lightning_core.transitions import Candidates, Row, Streams, Transition
 

@@ -7,18 +7,17 @@ patches, `playground` also opens one rollout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, Self, cast
 
 from lightning_core.backends.backend import Backend
-from lightning_core.backends.scripted import ScriptedBackend
+from lightning_core.backends.scripted import EveryModel, ScriptedBackend
 from lightning_core.capture import ActiveRollout, rollout
 from lightning_core.chat.chat import Chat
 from lightning_core.chat.tool_formats import HERMES, ToolCall
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
-from lightning_core.errors import InfrastructureError
 from lightning_core.rollouts.local_agents import patched
 
 Script = Callable[[str], str] | Iterable[str]
@@ -28,29 +27,6 @@ Script = Callable[[str], str] | Iterable[str]
 def tool_call(name: str, **arguments: Any) -> str:
     """The text of a response that calls the tool ``name`` with ``arguments``."""
     return HERMES.write([ToolCall(name, arguments)])
-
-
-class EveryModel(tuple[str, ...]):
-    """Contains every model name, so no request is forwarded to a real provider."""
-
-    def __contains__(self, key: object) -> bool:
-        return isinstance(key, str)
-
-
-class SameChat(Mapping[str, Chat]):
-    """One chat format for every model."""
-
-    def __init__(self, chat: Chat) -> None:
-        self._chat = chat
-
-    def __getitem__(self, key: str) -> Chat:
-        return self._chat
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
 
 
 class Playground:
@@ -74,7 +50,7 @@ class Playground:
         else:
             backend = ScriptedBackend(cast("Script", model), delay=delay)
             backend.models = EveryModel(backend.models)
-            self._endpoint = PolicyEndpoint(backend, SameChat(Chat(backend.tokenizer)))
+            self._endpoint = PolicyEndpoint(backend, Chat(backend.tokenizer))
 
     @property
     def url(self) -> str:
@@ -115,8 +91,8 @@ class Playground:
                 yield run
             finally:
                 self._endpoint.close(key)
-        if strict and run.infrastructure:
-            raise InfrastructureError(f"a model request of the agent failed: {'; '.join(run.infrastructure[:5])}")
+        if strict:
+            run.check_requests()
 
 
 @contextmanager

@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from lightning_core.backends.backend import Backend
-from lightning_core.chat.chat import Chat
-from lightning_core.config import Config
 from lightning_core.errors import MissingExtra
-from lightning_core.rollouts.signal import Critic, TokenScorer
-from lightning_core.transitions import Row
+
+if TYPE_CHECKING:  # the configuration loads this module
+    from lightning_core.backends.backend import Backend
+    from lightning_core.chat.chat import Chat
+    from lightning_core.config import Config
+    from lightning_core.rollouts.signal import Critic, TokenScorer
+    from lightning_core.transitions import Row
 
 # By default OpenMP's threads spin while they wait for each other. With other load on the machine (an agent's tools, a browser) a
 # step was measured to be 4 to 30 times slower. torch reads the variable once, when it is loaded. A value set by the user is kept.
@@ -27,7 +29,8 @@ class Learner(Protocol):
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
         """Update each policy on the ``rows`` that it sampled, and return the step's metrics.
 
-        A step without rows keeps the weights, and counts. Raises `TrainingError` and leaves the weights unchanged if the loss or
+        A step without rows keeps the weights, and counts. If no row has a gradient, the metrics of an update, such as ``loss`` and
+        ``grad_norm``, are missing. Raises `TrainingError` and leaves the weights unchanged if the loss or
         the gradient is not finite.
         """
         ...

@@ -16,6 +16,7 @@ import pytest
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.errors import ConfigError, InfrastructureError
+from lightning_core.trace import POLICY
 
 INFO = {
     "vllm_config": {
@@ -71,7 +72,7 @@ def answering(**changes: Any) -> Generator[str]:
 
 
 def sample(url: str, *, stream: bool = False) -> list[Delta]:
-    backend = VllmBackend(url)
+    backend = VllmBackend(url, model=POLICY)
 
     async def collect() -> list[Delta]:
         params = SamplingParams(max_tokens=4, stop_token_ids=frozenset({9}))
@@ -90,8 +91,8 @@ def without(section: str, **values: Any) -> dict[str, Any]:
 
 def test_what_is_as_it_should_be_is_taken():
     with answering() as url:
-        assert VllmBackend(f"{url}/v1/").max_context == 64
-        assert VllmBackend(url, max_context=32).max_context == 32
+        assert VllmBackend(f"{url}/v1/", model=POLICY).max_context == 64
+        assert VllmBackend(url, model=POLICY, max_context=32).max_context == 32
         (delta,) = sample(url)
     assert (delta.token_ids, delta.logprobs, delta.finish_reason, delta.version) == ([5, 9], [-0.5, -1.5], "stop", 0)
 
@@ -115,7 +116,7 @@ def test_a_server_that_is_not_there():
     with pytest.raises(
         InfrastructureError, match=r"no response from the vLLM server http://127.0.0.1:9: .* Check that it is running"
     ):
-        VllmBackend("http://127.0.0.1:9")
+        VllmBackend("http://127.0.0.1:9", model=POLICY)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_a_server_that_is_not_there():
 )
 def test_a_server_that_was_started_otherwise_than_it_must_be(changes: dict[str, Any], expected: str):
     with answering(**changes) as url, pytest.raises(ConfigError, match=expected):
-        VllmBackend(url)
+        VllmBackend(url, model=POLICY)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_a_server_that_was_started_otherwise_than_it_must_be(changes: dict[str, 
 )
 def test_a_server_that_is_not_vllm(changes: dict[str, Any], expected: str):
     with answering(**changes) as url, pytest.raises(InfrastructureError, match=expected):
-        VllmBackend(url)
+        VllmBackend(url, model=POLICY)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def test_a_stream_that_cannot_be_trained_on(answer: str, expected: str):
 
 def test_after_a_push_that_failed_nothing_is_sampled(tmp_path: Path):
     with answering(collective_rpc=500) as url:
-        backend = VllmBackend(url)
+        backend = VllmBackend(url, model=POLICY)
         with pytest.raises(InfrastructureError, match="returned status 500 for /collective_rpc"):
             backend.push(tmp_path, 1)
         assert backend.version == 0

@@ -15,7 +15,7 @@ from typing import Any
 from openai import OpenAI
 
 from lightning_core import trainable
-from lightning_core.credit.tool_outcomes import ToolOutcome
+from lightning_core.signals.air.tool_outcomes import ToolOutcome
 from lightning_core.trace import Call
 
 LETTERS = "abcdef"

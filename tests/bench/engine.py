@@ -32,7 +32,8 @@ from lightning_core.backends.vllm.api import CPU_ARGS
 from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.backends.vllm.server import serve_vllm
 from lightning_core.model.source import load_model, load_tokenizer, resolve_model
-from lightning_core.trainers.torch.trainer import TorchTrainer
+from lightning_core.trace import POLICY
+from lightning_core.trainers.torch.factory import open_trainer
 from tests.bench.environment import install
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
@@ -111,7 +112,7 @@ def vllm_sampling(model: str, prompts: list[list[int]], params: SamplingParams, 
     # By default vLLM requires nearly all memory to be free.
     args = (*CPU_ARGS, "--max-num-seqs", str(len(prompts)), "--gpu-memory-utilization", "0.4")
     with serve_vllm(model, dtype=dtype, max_context=1024, args=args) as url:
-        backend = VllmBackend(url)
+        backend = VllmBackend(url, model=POLICY)
         others = [[token + 1 for token in prompt] for prompt in prompts]
         asyncio.run(sample_all(backend, others, params))
         wall, _, _ = timed(lambda: asyncio.run(sample_all(backend, prompts, params)))
@@ -148,7 +149,7 @@ def main() -> None:
     fastest, steps = float("inf"), dict[str, tuple[float, float]]()
     for dtype in arguments.dtype:
         torch.set_float32_matmul_precision("highest")
-        trainer = TorchTrainer(**parts(model=str(folder), train_layers=arguments.layers or None, dtype=dtype))
+        trainer = open_trainer(**parts(model=str(folder), train_layers=arguments.layers or None, dtype=dtype))
         print(f"{arguments.model}, dtype {dtype}, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}")
         params = SamplingParams(max_tokens=NEW, temperature=TEMPERATURE)
         *sampling, deltas = timed(lambda t=trainer, p=params: asyncio.run(sample_all(t.backend, prompts, p)))

@@ -32,6 +32,7 @@ from lightning_core.rollouts.local_agents import LocalAgents, capturing, open_ag
 from lightning_core.rollouts.selection import routing_of
 from lightning_core.rollouts.tasks import load_tasks
 from lightning_core.signals.forks.points import fork_job, fork_points, reason_to_drop
+from lightning_core.signals.forks.recording import Recording
 from lightning_core.signals.forks.replayed_tools import kept_tools
 from tests.integrations import random_tools
 
@@ -191,8 +192,8 @@ async def _measure(
     dropped = [reason_to_drop(fork) for fork in forks if reason_to_drop(fork) is not None]
     changed = 0
     for fork in forks:
-        assert fork.job.repeat is not None
-        origin = by_call[fork.job.repeat.recording.point.id]
+        assert isinstance(fork.job.recorded, Recording)
+        origin = by_call[fork.job.recorded.point.id]
         changed += (fork.reward, len(fork.trace.calls)) != (origin.reward, len(origin.trace.calls))
     return Found(len(rollouts), len(jobs), len(jobs) - len(dropped), changed, Counter(dropped), seconds)
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from lightning_core.model.source import resolve_model
-from lightning_core.trainers.torch.trainer import TorchTrainer
+from lightning_core.trainers.torch.factory import open_trainer
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
 
@@ -48,7 +48,7 @@ def resident(what: str) -> float:
 
 def measure(arguments: argparse.Namespace, options: dict[str, Any]) -> None:
     folder = resolve_model(arguments.model)
-    trainer = TorchTrainer(**parts(model=str(folder), **options))
+    trainer = open_trainer(**parts(model=str(folder), **options))
     rng = random.Random(0)
 
     def row(prompt: int, response: int, number: int) -> Any:

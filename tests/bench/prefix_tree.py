@@ -30,8 +30,8 @@ import numpy as np
 import torch
 
 from lightning_core.model.source import load_model, resolve_model
-from lightning_core.trainers.torch import packing
-from lightning_core.trainers.torch import trainer as torch_trainer
+from lightning_core.trainers.torch import packing, policy_model
+from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
 from tests.tiny_model import make_tiny_model
@@ -84,14 +84,14 @@ def step_gradients(trainer: TorchTrainer, rows: Sequence[Row], pack: Callable[..
     found: Gradients = {}
 
     def keep() -> None:
-        found.update({name: t.grad for name, t in trainer._tuning.masters.items() if t.grad is not None})
+        found.update({name: t.grad for name, t in trainer.model.tuning.masters.items() if t.grad is not None})
 
     trainer._updater.optimizer.adamw.step = keep  # type: ignore[method-assign,assignment]
-    torch_trainer.pack_rows = pack
+    policy_model.pack_rows = pack
     try:
         metrics = trainer.step(rows)
     finally:
-        torch_trainer.pack_rows = packing.pack_rows
+        policy_model.pack_rows = packing.pack_rows
     return found, int(metrics["packed_tokens"])
 
 
@@ -138,13 +138,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         tiny = arguments.model == "tiny"
         folder = make_tiny_model(Path(scratch)) if tiny else resolve_model(arguments.model)
-        trainer = TorchTrainer(
+        trainer = open_trainer(
             **parts(
                 model=str(folder), dtype=arguments.dtype, grad_clip=1e30,
                 micro_batch_tokens=arguments.micro_batch_tokens,
             )
         )  # fmt: skip
-        model = load_model(folder, trainer._model.dtype) if "plain" in arguments.only else None
+        model = load_model(folder, trainer.model.network.dtype) if "plain" in arguments.only else None
     rows = calls_of_a_group(
         arguments.turns, arguments.branches, prompt=arguments.prompt, observation=arguments.observation,
         response=arguments.response, vocabulary=256 if tiny else 20000,
@@ -155,7 +155,7 @@ def main() -> None:
         "tree": lambda rows: step_gradients(trainer, rows, packing.pack_rows),
     }
     print(
-        f"{arguments.model}, {trainer.dtype}, products {torch.get_float32_matmul_precision()}, {torch.get_num_threads()} threads, "
+        f"{arguments.model}, {trainer.model.dtype}, products {torch.get_float32_matmul_precision()}, {torch.get_num_threads()} threads, "
         f"load {os.getloadavg()[0]:.1f}: {arguments.turns} turns x {arguments.branches} branches, {len(rows)} calls"
     )
     tokens: dict[str, int] = {}

@@ -30,12 +30,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from lightning_core.backends.backend import SamplingParams
+from lightning_core.backends.backend import SamplingParams, sampling_digest
 from lightning_core.capture import reward, rollout
 from lightning_core.capture.address import Address
 from lightning_core.chat.chat import RenderedPrompt
 from lightning_core.dialects.exchange import ChatRequest, Choice
-from lightning_core.digest import sampling_digest
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.trace import SpanRecord, spans_to_trace
 from lightning_core.transitions import Row, Transition, trace_to_transitions, transitions_to_rows

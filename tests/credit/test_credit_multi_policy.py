@@ -6,22 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_core.credit import Air, CreditRules, Episode, assign_by_policy, assign_credit
+from lightning_core.credit import CreditRules, Episode, assign_by_policy, assign_credit
 from lightning_core.trace import Reward
-from tests.credit.episodes import call, calls_tools, from_calls, tool
+from tests.credit.episodes import call, from_calls
 
 
 def episode(rollout: str, reward: float, *, extra: tuple[Reward, ...] = ()) -> Episode:
-    """Writer, critic, writer; the first call requests a tool that fails."""
+    """Writer, critic, writer."""
     return from_calls(
         [
-            call(f"{rollout}1", rollout, "writer", 0, model="sql", response=calls_tools(f"{rollout}x")),
+            call(f"{rollout}1", rollout, "writer", 0, model="sql"),
             call(f"{rollout}2", rollout, "critic", 1, model="critic"),
             call(f"{rollout}3", rollout, "writer", 2, model="sql"),
         ],
         reward,
         extra=extra,
-        events=[tool("search", f"{rollout}x", 0.5, error="Timeout")],
     )
 
 
@@ -45,20 +44,6 @@ def test_the_return_is_the_teams() -> None:
     extra = (Reward(value=0.25, call="a1"), Reward(value=2.0, agent="writer"))
     credit = assign_by_policy([episode("a", 1.0, extra=extra)], {**RULES, "sql": CreditRules(advantage="none")})
     assert credit.values == {"a1": 3.25, "a3": 3.25, "a2": 1.25}
-
-
-def test_intermediate_rewards_are_found_once_and_for_all() -> None:
-    air = Air(tool_error=-0.5)
-    rules = {name: replace(own, rewards="broadcast", gamma=1.0, air=air) for name, own in RULES.items()}
-    credit = assign_by_policy([episode("a", 1.0)], rules)
-    assert set(credit.values.values()) == {0.5}
-
-
-def test_the_costs_of_every_policy_lower_the_return_of_the_team() -> None:
-    """Three trained calls of one token each cost 0.1 each, whichever policy made them."""
-    rules = {name: replace(own, rewards="broadcast", gamma=1.0, air=Air(token_cost=0.1)) for name, own in RULES.items()}
-    credit = assign_by_policy([episode("a", 1.0)], rules)
-    assert list(credit.values.values()) == pytest.approx([0.7] * 3)
 
 
 def test_an_episode_without_calls_of_a_policy_is_not_a_sample_of_it() -> None:

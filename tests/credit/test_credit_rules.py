@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_core import load_config
-from lightning_core.config.build_rules import policy_rules
-from lightning_core.credit import Air, CreditRules, Episode, FormatRule, assign_credit
+from lightning_core.credit import CreditRules, Episode, assign_credit
 from lightning_core.credit.gae import turn_gae
-from lightning_core.credit.tool_outcomes import ToolOutcome
-from lightning_core.errors import ConfigError, CreditError, RewardError
-from lightning_core.trace import Call, Reward
-from tests.credit.episodes import call, calls_tools, episode, from_calls, tool
+from lightning_core.errors import CreditError, RewardError
+from lightning_core.trace import Reward
+from tests.credit.episodes import call, episode, from_calls
 
 FLAT = episode("y", 0)
 
@@ -168,101 +164,6 @@ def test_whitening_counts_a_rollout_once_however_many_groups_it_is_in():
     assert dict(found) == pytest.approx({c: (v - mean) / (deviation + 1e-6) for c, v in centred.items()})
 
 
-def worked(**changes: str) -> Episode:
-    """Agent a calls three tools: one works, one fails, one never runs. Then its answer is cut off."""
-    calls = [
-        call("x0", "x", "a", 0, response=calls_tools("1", "2", "3")),
-        call("x1", "x", "a", 1, finish_reason="length", response={"role": "assistant", "content": "Answer:\n 42"}),
-    ]
-    events = [tool("search", "1", 1), tool("search again", "2", 1, error="TimeoutError: too slow")]
-    return from_calls(calls, 1, events=events)
-
-
-def test_air_against_computed_numbers():
-    air = Air(tool_ok=0.1, tool_error=-0.2, tool_unused=-0.4, truncated=-1.0)
-    assert values(worked(), CreditRules(rewards="explicit", air=air)) == pytest.approx([0.1 - 0.2 - 0.4, -1.0])
-    broadcast = values(worked(), CreditRules(air=air))
-    assert broadcast == pytest.approx([1 - 0.5 - 1.0] * 2), "rewards on calls count towards the return"
-
-
-@pytest.mark.parametrize(
-    ("tokens", "limit", "finish", "expected"),
-    [
-        (80, 100, "stop", 0.0),
-        (90, 100, "stop", -0.25),
-        (95, 100, "tool_calls", -0.375),
-        (100, 100, "stop", -0.5),
-        (40, 40, "length", -0.5),
-        (30, 40, "stop", -0.25),
-        (95, None, "stop", 0.0),
-        (95, None, "length", -0.5),
-    ],
-)
-def test_air_of_long_responses_grows_before_the_limit(tokens: int, limit: int | None, finish: str, expected: float):
-    """DAPO's soft overlong penalty over the last 20 tokens: (limit − 20 − tokens) / 20, times 0.5."""
-    one = call("x", "x", "a", 0, finish_reason=finish, max_tokens=limit, output_ids=np.zeros(tokens, dtype="<u4"))
-    rules = CreditRules(rewards="explicit", air=Air(truncated=-0.5, truncated_ramp=20))
-    assert values(from_calls([one], 1), rules) == pytest.approx([expected])
-
-
-def lengthy(rollout: str, reward: float, *tokens: int, trained: tuple[str, ...] = ("a",)) -> Episode:
-    """Calls of the agent a with these numbers of tokens, then one of b with 1,000."""
-    calls = [
-        call(f"{rollout}{i}", rollout, "b" if i == len(tokens) else "a", i, output_ids=np.zeros(n, dtype="<u4"))
-        for i, n in enumerate((*tokens, 1000))
-    ]
-    return from_calls(calls, reward, trained=trained)
-
-
-def test_the_costs_of_tokens_and_calls_against_computed_numbers():
-    """Only trained calls cost: 1 − (120 + 40) · 0.001 − 2 · 0.05 = 0.74 of the return."""
-    air = Air(token_cost=0.001, call_cost=0.05)
-    own = values(lengthy("x", 1, 120, 40), CreditRules(rewards="explicit", air=air))
-    assert own == pytest.approx([-0.12 - 0.05, -0.04 - 0.05])
-    assert values(lengthy("x", 1, 120, 40), CreditRules(air=air)) == pytest.approx([0.74, 0.74])
-    both = CreditRules(rewards="explicit", air=air)
-    assert values(lengthy("x", 1, 120, trained=("a", "b")), both) == pytest.approx([-0.17, -1.05])
-
-
-def test_the_shorter_of_two_perfect_rollouts_is_better_with_a_cost_and_grpo_makes_the_difference_as_large_as_any():
-    """Returns of 0.9 and 0.7: their mean is 0.8, so dr-grpo gives ±0.1, but grpo divides by 0.1 · √2."""
-    pair = [lengthy("x", 1, 100), lengthy("y", 1, 100, 100, 100)]
-    air = Air(call_cost=0.1)
-    plain = assign_credit(pair, CreditRules(advantage="dr-grpo", air=air)).advantages
-    assert [plain["x0"], plain["y0"], plain["y2"]] == pytest.approx([0.1, -0.1, -0.1])
-    scaled = assign_credit(pair, CreditRules(air=air)).advantages
-    assert [scaled["x0"], scaled["y0"]] == pytest.approx([1 / math.sqrt(2), -1 / math.sqrt(2)], abs=1e-4)
-    assert set(assign_credit(pair, CreditRules()).advantages.values()) == {0.0}
-
-
-def test_air_distinguishes_errors():
-    air = Air(tool_error=-0.2, tool_errors={"Permission": -5.0, "Timeout": 0.0})
-    assert values(worked(), CreditRules(rewards="explicit", air=air)) == [0.0, 0.0]
-
-
-def wrong_arguments(call: Call) -> float:
-    return 0.0
-
-
-def wrong_inside(call: Call, tools: object) -> float:
-    return float(call.response["score"])  # type: ignore[index]
-
-
-def test_a_rule_of_air_that_cannot_be_called_or_fails_is_an_error_with_its_key():
-    def air(function: Callable[..., float]) -> CreditRules:
-        section = {"air": {"rules": [{"function": f"{__name__}:{function.__name__}"}]}}
-        (rules,) = policy_rules(load_config({"policy": {"model": "m"}, "credit": section})).values()
-        return rules
-
-    message = r"credit.air.rules\[0\].function: .*wrong_arguments\(call.*cannot be called as function\(call, tools\)"
-    with pytest.raises(ConfigError, match=message):
-        air(wrong_arguments)
-    with pytest.raises(
-        ConfigError, match=r"credit.air.rules\[0\].function: .*:wrong_inside failed:\n.*\n  KeyError: 'score'"
-    ):
-        assign_credit([worked()], air(wrong_inside))
-
-
 def test_a_rule_of_ones_own_that_fails_is_an_error_with_its_place():
     def divided(episode: Episode) -> list[float]:
         return [1 / 0] * len(episode.transitions)
@@ -271,7 +172,7 @@ def test_a_rule_of_ones_own_that_fails_is_an_error_with_its_place():
         CreditError,
         match=r"the function 'divided' failed:\n  .*test_credit_rules.py:\d+, in divided: .*\n  ZeroDivisionError",
     ):
-        assign_credit([worked()], CreditRules(rewards=divided))
+        assign_credit([episode("x", 1)], CreditRules(rewards=divided))
 
     def ends_in_a_library(episode: Episode, gamma: float) -> list[float]:
         return [float(np.stack([]).sum())]
@@ -279,24 +180,13 @@ def test_a_rule_of_ones_own_that_fails_is_an_error_with_its_place():
     with pytest.raises(
         CreditError, match=r"'ends_in_a_library' failed:\n  .*in ends_in_a_library: .*\n  ValueError: need"
     ):
-        assign_credit([worked()], CreditRules(rewards=ends_in_a_library))
+        assign_credit([episode("x", 1)], CreditRules(rewards=ends_in_a_library))
 
 
 def test_a_rule_of_ones_own_without_values_is_an_error():
     with pytest.raises(CreditError, match="the reward rule 'nothing' returned None; expected one value per call"):
-        assign_credit([worked()], CreditRules(rewards=nothing))
+        assign_credit([episode("x", 1)], CreditRules(rewards=nothing))
 
 
 def nothing(episode: Episode) -> None:
     """A rule that forgets to return."""
-
-
-def test_air_of_formats_and_of_ones_own_rules():
-    def wordy(one: Call, signals: object) -> float:
-        assert isinstance(signals, list)
-        assert all(isinstance(s, ToolOutcome) for s in signals)
-        return float(len(signals))
-
-    formats = [FormatRule(pattern=r"^Answer:.*42$", weight=0.5), FormatRule(pattern="42", weight=9.0, agents=["b"])]
-    rules = CreditRules(rewards="explicit", air=Air(formats=formats, rules=[(wordy, 0.1)]))
-    assert values(worked(), rules) == pytest.approx([0.3, 0.5])

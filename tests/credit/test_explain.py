@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, REWARD_RULES, Air, CreditRules, assign_by_policy
+from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, REWARD_RULES, CreditRules, Episode, assign_by_policy
 from lightning_core.credit.explain import explain_credit
 from lightning_core.trace import Reward
-from tests.credit.episodes import call, calls_tools, episode, from_calls, tool
+from tests.credit.episodes import call, episode, from_calls
 
 EPISODES = [
     episode("a", 1.0, "ab", extra=(Reward(value=0.5, call="a0"),)),
@@ -51,21 +51,23 @@ def test_baseline_and_rewards_of_a_call() -> None:
     assert tuple(explained["a0"].rewards) == EPISODES[0].rewards
 
 
-def test_each_policy_by_its_own_rules_with_automatic_rewards() -> None:
-    def attempt(rollout: str, reward: float, *, fails: bool) -> object:
+def test_each_policy_by_its_own_rules_with_the_rewards_of_a_signal() -> None:
+    penalty = Reward(value=-0.25, call="a1", name="penalty")
+
+    def attempt(rollout: str, reward: float, *, fails: bool) -> Episode:
         calls = [
-            call(f"{rollout}1", rollout, "writer", 0, model="sql", response=calls_tools(f"{rollout}x")),
+            call(f"{rollout}1", rollout, "writer", 0, model="sql"),
             call(f"{rollout}2", rollout, "critic", 1, model="critic"),
         ]
-        events = [tool("search", f"{rollout}x", 0.5, error="Timeout" if fails else None)]
-        return from_calls(calls, reward, events=events)
+        found = from_calls(calls, reward)
+        return replace(found, rewards=(*found.rewards, penalty)) if fails else found
 
     episodes = [attempt("a", 1.0, fails=True), attempt("b", 0.0, fails=False)]
     rules = {
-        "sql": CreditRules(rewards="discounted", gamma=0.5, air=Air(tool_error=-0.25)),
+        "sql": CreditRules(rewards="discounted", gamma=0.5),
         "critic": CreditRules(advantage="dr-grpo"),
     }
-    trained = assign_by_policy(episodes, rules).advantages  # type: ignore[arg-type]
-    explained = explain_credit(episodes, rules)  # type: ignore[arg-type]
+    trained = assign_by_policy(episodes, rules).advantages
+    explained = explain_credit(episodes, rules)
     assert {call: found.advantage for call, found in explained.items()} == pytest.approx(trained)
-    assert Reward(value=-0.25, call="a1", name="air: tool search error") in explained["a1"].rewards
+    assert penalty in explained["a1"].rewards

@@ -12,11 +12,13 @@ import pytest
 from rich.console import Console
 
 from lightning_core.capture import reward
-from lightning_core.credit import Air, CreditRules, assign_credit
-from lightning_core.credit.tool_outcomes import tool_outcomes
+from lightning_core.credit import assign_credit
 from lightning_core.endpoint.server import Limits, Routing
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.jobs import to_episodes
+from lightning_core.signals.air.rewards import with_air
+from lightning_core.signals.air.section import Air
+from lightning_core.signals.air.tool_outcomes import tool_outcomes
 from lightning_core.signals.judge.scores import judge_prompt
 from lightning_core.tools.cli.tree import make_tree
 from lightning_core.transitions import refused_calls, trace_to_transitions, transitions_to_rows
@@ -151,7 +153,7 @@ def test_refused_calls_train_nothing_and_break_nothing():
     assert [t.call for t in episode.transitions] == [t.call for t in transitions]
     assert tool_outcomes(trace) == ()
     assert "hello" in judge_prompt([trace, trace], None)
-    credit = assign_credit([episode], CreditRules(air=Air(truncated=-1.0, tool_error=-1.0)))
+    credit = assign_credit([with_air(episode, Air(truncated=-1.0, tool_error=-1.0))])
     assert set(credit.values) == {t.call for t in transitions}
 
 

@@ -41,8 +41,8 @@ from pydantic import BaseModel
 from lightning_core.capture import current_address, reward
 from lightning_core.capture.integration import Installed
 from lightning_core.capture.mark import get_mark, trainable
-from lightning_core.credit.tool_outcomes import tool_outcomes
 from lightning_core.errors import ConfigError
+from lightning_core.signals.air.tool_outcomes import tool_outcomes
 from lightning_core.testing import Playground, tool_call
 from lightning_core.testing.contract import (
     AgentSpec,

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from lightning_core.capture import rollout
 from lightning_core.capture.integration import Installed
-from lightning_core.capture.tool_results import RESULT, RecordedTool, ToolResults
+from lightning_core.signals.forks.tool_results import RESULT, RecordedTool, ToolResults
 from lightning_core.trace import Trace
 
 _numbers = itertools.count()
@@ -40,10 +40,10 @@ def repeated(trace: Trace, names: frozenset[str]) -> ToolResults:
 def twice(work: Callable[[], Any], name: str, integration: str) -> tuple[Any, Any]:
     """What ``work`` returned, and what it returned when its tool ``name`` gave the recorded results."""
     with Installed().installed(integration):
-        with rollout({}, tools=ToolResults(names=frozenset({name}))) as run:
+        with rollout({}, tools=ToolResults(names=frozenset({name}))()) as run:
             first = work()
         assert [e.name for e in run.trace.events if RESULT in e.attributes] == [name]
-        with rollout({}, tools=repeated(run.trace, frozenset({name}))) as again:
+        with rollout({}, tools=repeated(run.trace, frozenset({name}))()) as again:
             second = work()
     assert sum("lightning.replays" in e.attributes for e in again.trace.events) == 1
     kept = [[(e.error, e.attributes) for e in t.events if e.kind == "tool"] for t in (run.trace, again.trace)]

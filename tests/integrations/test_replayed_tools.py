@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.capture.tool_results import RESULT, ToolResults
 from lightning_core.chat.chat import Chat
 from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.routing import Routing
@@ -20,7 +19,9 @@ from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.rollouts.runner import Runner
 from lightning_core.signals.forks.points import fork_job, fork_points, reason_to_drop
+from lightning_core.signals.forks.recording import Recording
 from lightning_core.signals.forks.replayed_tools import check_tools, count_tools
+from lightning_core.signals.forks.tool_results import RESULT, ToolResults
 from lightning_core.trace import TOOL_RESULT
 from tests.integrations import random_tools
 from tests.integrations.random_tools import AGENTS, PROGRAMS, TOOLS
@@ -82,14 +83,15 @@ def test_recorded_results_restore_every_fork(framework: str) -> None:
         found = forks(runner, origins)
     assert [reason_to_drop(fork) for fork in found] == [None] * len(found)
     for fork in found:
-        assert fork.job.repeat is not None
+        recording = fork.job.recorded
+        assert isinstance(recording, Recording)
         recorded = fork.job.tools.recorded if fork.job.tools else ()
         assert count_tools(fork.trace) == {"fork_tools_recorded": len(recorded), "fork_tools_live": 0}
         # What is recorded of a tool does not depend on whether it ran.
         results = {
             (e.attributes.get(TOOL_RESULT), e.error) for e in fork.trace.events if "lightning.replays" in e.attributes
         }
-        origin = next(o for o in origins if any(c.id == fork.job.repeat.recording.point.id for c in o.trace.calls))
+        origin = next(o for o in origins if any(c.id == recording.point.id for c in o.trace.calls))
         assert results <= {(e.attributes.get(TOOL_RESULT), e.error) for e in origin.trace.events if e.kind == "tool"}
     replayed = sum(count_tools(fork.trace)["fork_tools_recorded"] for fork in found)
     assert replayed > 0

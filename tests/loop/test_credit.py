@@ -13,7 +13,6 @@ import pytest
 from lightning_core import fit, load_config
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
-from lightning_core.config.build_rules import policy_rules
 from lightning_core.endpoint.server import Routing
 from lightning_core.errors import InfrastructureError
 from lightning_core.loop import Result
@@ -147,8 +146,8 @@ def test_a_judge_scores_each_criterion_and_each_counts_on_its_own(model: Path, t
             assert "reward_judge" not in metrics
             assert not [name for name in metrics if name.endswith("_sum")]
             assert len(store.rollouts(step=step, phase="judge")) == 4, "one prompt for all criteria of a group"
-            rules = policy_rules(load_config(result.folder / "config.yaml"))
-            assert [change for change in recredit(store, step, rules) if change.size > 1e-6] == []
+            config = load_config(result.folder / "config.yaml")
+            assert [change for change in recredit(store, step, config) if change.size > 1e-6] == []
 
 
 def test_the_untrained_weights_score_every_criterion_of_the_schema(model: Path, tmp_path: Path):

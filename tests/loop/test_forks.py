@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from lightning_core import fit, load_config
-from lightning_core.config.build_rules import policy_rules
-from lightning_core.credit.air import Air, with_air
 from lightning_core.errors import ConfigError
 from lightning_core.loop import Result
 from lightning_core.records.store import Store
+from lightning_core.signals.air.rewards import with_air
+from lightning_core.signals.air.section import Air
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.runs.recredit import recredit, step_episodes
 from lightning_core.tools.sft.examples import Selection, read_examples
@@ -69,8 +69,9 @@ def test_forks_are_recorded_credited_and_trained_on(model: Path, tmp_path: Path,
             own += sum(len(call.output_ids) for call in sampled if call.output_ids is not None)
         assert store.tokens_sampled() == own
         assert sum(store.ledger().values()) == sum(len(store.credit(rollout=r.id)) for r in store.rollouts())
-        again = recredit(store, 0, policy_rules(load_config(result.folder / "config.yaml")))
-        without = recredit(store, 0, policy_rules(load_config(result.folder / "config.yaml")), forks=False)
+        again = recredit(store, 0, load_config(result.folder / "config.yaml"))
+        no_forks = ["rollouts.forks=null", "credit.rewards=broadcast"]
+        without = recredit(store, 0, load_config(result.folder / "config.yaml", no_forks))
         assert {change.ordinal for change in without} < {change.ordinal for change in again}
         assert all(change.advantage == pytest.approx(change.trained.advantage) for change in again)
         assert len(again) == len(store.credit(step=0))

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from lightning_core import fit, load_config
-from lightning_core.config.build_rules import policy_rules
 from lightning_core.errors import ConfigError
 from lightning_core.loop import Result
 from lightning_core.records.store import Store
@@ -121,10 +120,10 @@ def test_recorded_scores_give_the_same_credit_again(
         trainer={"steps": 2},
     )
     assert [m["gain_groups"] for m in result.metrics] == [4, 4], "two tasks, two turns with a gain"
-    rules = policy_rules(load_config(result.folder / "config.yaml"))
+    config = load_config(result.folder / "config.yaml")
     with Store(result.folder / "store.db", read_only=True) as store:
         for step in range(2):
-            for change in recredit(store, step, rules):
+            for change in recredit(store, step, config):
                 assert change.advantage == pytest.approx(change.trained.advantage, abs=1e-6)
     assert main(["credit", str(result.folder), "--rule", "igpo"]) == 0
     assert main(["credit", str(result.folder), "--rule", "discounted", "credit.information_gain=null"]) == 0

@@ -17,6 +17,7 @@ from lightning_core.config import dump_config, load_config
 from lightning_core.model.source import load_model
 from lightning_core.tools.export.export import export
 from lightning_core.tools.export.trained_model import find_trained
+from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
 from tests.model.families import Family, make_family
@@ -43,7 +44,7 @@ class Examined(NamedTuple):
 def examine(family: Family, folder: Path) -> Examined:
     """Train one step of ``family`` in ``folder``."""
     source = make_family(family, folder / "model")
-    trainer = TorchTrainer(
+    trainer = open_trainer(
         **parts(
             model=str(source),
             dtype="float32",
@@ -64,7 +65,7 @@ def examine(family: Family, folder: Path) -> Examined:
         exported, _ = _own_logprobs(_export(trainer, source, folder), later)
         before, _ = _own_logprobs(source, later)
         return Examined(
-            path=str(trainer.path),
+            path=str(trainer.model.path),
             sample=_apart(rows, expected),
             gradient=_gradient_error(found, gradient),
             export=_apart(later, exported),

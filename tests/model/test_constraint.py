@@ -19,6 +19,7 @@ from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.errors import PolicyRequestError
 from lightning_core.model.constraint import Constraints
 from lightning_core.model.source import load_model
+from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row, trace_to_transitions, transitions_to_rows
 from tests.trainers.sections import parts
@@ -35,7 +36,7 @@ SCHEMA = {
 
 @pytest.fixture(scope="module")
 def trainer(tiny_llama: Path) -> Iterator[TorchTrainer]:
-    trainer = TorchTrainer(**parts(model=str(tiny_llama), dtype="float32", learning_rate=1e-2, gather_ms=2.0))
+    trainer = open_trainer(**parts(model=str(tiny_llama), dtype="float32", learning_rate=1e-2, gather_ms=2.0))
     yield trainer
     trainer.close()
 
@@ -48,7 +49,7 @@ def sample(trainer: TorchTrainer, prompt: list[int], params: SamplingParams) -> 
 
 
 def test_a_random_model_writes_only_what_the_schema_allows(trainer: TorchTrainer) -> None:
-    chat = Chat(trainer.tokenizer)
+    chat = Chat(trainer.model.tokenizer)
     answers: set[str] = set()
     for seed in range(20):
         params = SamplingParams(
@@ -75,7 +76,7 @@ def test_logprobs_are_those_among_the_allowed_tokens(trainer: TorchTrainer, tiny
     with torch.no_grad():
         logits = plain(torch.tensor([[*prompt, *delta.token_ids]])).logits[0, len(prompt) - 1 : -1]
     assert params.constraint is not None
-    allowed = Constraints(trainer.tokenizer, logits.shape[1]).allowed(params.constraint, delta.token_ids)
+    allowed = Constraints(trainer.model.tokenizer, logits.shape[1]).allowed(params.constraint, delta.token_ids)
     for at, allowed_V in enumerate(allowed):
         among = torch.log_softmax(logits[at].masked_fill(torch.from_numpy(~allowed_V), -torch.inf) / 0.7, -1)
         assert float(among[delta.token_ids[at]]) == pytest.approx(delta.logprobs[at], abs=1e-4)
@@ -85,7 +86,7 @@ def test_a_trained_agent_with_structured_output_from_request_to_update(trainer: 
     """The trainer computes the sampler's logprobs, for constrained and free responses in one batch."""
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": SCHEMA}}
     rows: list[Row] = []
-    with PolicyEndpoint(trainer.backend, Chat(trainer.tokenizer)) as endpoint:
+    with PolicyEndpoint(trainer.backend, Chat(trainer.model.tokenizer)) as endpoint:
         for number in range(4):
             key = endpoint.new_key()
             with rollout("judge") as run:
@@ -113,7 +114,7 @@ def test_an_unsupported_schema_is_a_400_that_names_the_field(
     trainer: TorchTrainer, schema: dict[str, Any], stream: bool
 ) -> None:
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    with PolicyEndpoint(trainer.backend, Chat(trainer.tokenizer)) as endpoint, rollout("t") as run:
+    with PolicyEndpoint(trainer.backend, Chat(trainer.model.tokenizer)) as endpoint, rollout("t") as run:
         key = endpoint.new_key()
         endpoint.open(key, run.address, Routing(trained=frozenset({"a"})))
         headers = {**run.address.to_headers(), "lightning-agent": "a"}

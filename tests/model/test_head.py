@@ -283,6 +283,6 @@ def test_gradients_of_a_tied_layer_add_up_with_those_of_the_embeddings(
 ) -> None:
     monkeypatch.setitem(PART, "cpu", 1)
     trainer = make(trainers, tiny_llama, grad_clip=1e9)
-    assert trainer.tied
+    assert trainer.model.tied
     rows = sampled_rows(trainer)
     assert_same(gradients(trainer, rows), plain_loss(tiny_llama, rows))

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from lightning_core.errors import ConfigError
-from lightning_core.hardware import total_memory
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.compute import choose_path
 from lightning_core.model.load import context_limit
 from lightning_core.model.memory import cached_bytes, plan, trained_bytes
 from lightning_core.model.recompute import recompute_layers
 from lightning_core.model.source import load_model
-from lightning_core.model.torch_device import free_memory
-from lightning_core.trainers.torch.trainer import TorchTrainer
+from lightning_core.rollouts.hardware import total_memory
+from lightning_core.trainers.torch.factory import open_trainer
+from lightning_core.trainers.torch.machine import free_memory
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
 
@@ -100,27 +100,27 @@ def test_free_memory_is_less_than_the_machine_has() -> None:
 
 
 def test_configured_sizes_are_used(tiny_llama: Path) -> None:
-    trainer = TorchTrainer(**parts(model=str(tiny_llama), micro_batch_tokens=8, cache_gb=2**-10))
+    trainer = open_trainer(**parts(model=str(tiny_llama), micro_batch_tokens=8, cache_gb=2**-10))
     try:
         rows = [make_row(([number, 2, 3, 4, 5], False), ([6, 7], True)) for number in range(3)]
         assert trainer.step(rows)["micro_batches"] == 3
-        assert trainer._memory.cache_tokens == 2**20 // (2 * 2 * 2 * 16 * 4)
+        assert trainer.model.memory.cache_tokens == 2**20 // (2 * 2 * 2 * 16 * 4)
     finally:
         trainer.close()
 
 
 def test_the_initial_weights_share_the_cache(tiny_llama: Path) -> None:
-    trainer = TorchTrainer(**parts(model=str(tiny_llama), cache_gb=2**-10, keep_base=True))
+    trainer = open_trainer(**parts(model=str(tiny_llama), cache_gb=2**-10, keep_base=True))
     try:
-        assert trainer.cached_tokens == 2**19 // (2 * 2 * 2 * 16 * 4)
-        assert [lane._pool.capacity for lane in trainer.backend._each_lane()] == [trainer.cached_tokens] * 2
+        assert trainer.model.memory.cache_tokens == 2**19 // (2 * 2 * 2 * 16 * 4)
+        assert [lane._pool.capacity for lane in trainer.backend._each_lane()] == [trainer.model.memory.cache_tokens] * 2
     finally:
         trainer.close()
 
 
 def test_another_sampler_needs_no_cache(tiny_llama: Path) -> None:
-    trainer = TorchTrainer(**parts(model=str(tiny_llama)), samples=False)
+    trainer = open_trainer(**parts(model=str(tiny_llama)), samples=False)
     try:
-        assert trainer.notes[-1].startswith("memory: no prefix cache")
+        assert trainer.model.notes[-1].startswith("memory: no prefix cache")
     finally:
         trainer.close()

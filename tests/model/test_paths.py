@@ -18,6 +18,7 @@ from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.model.compute import choose_path, small_windows
 from lightning_core.model.source import load_model
+from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.model.families import FAMILIES, WINDOW, Family, make_family
 from tests.trainers.rows import make_row
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.numeric
 
 @contextmanager
 def opened(folder: Path, **settings: Any) -> Iterator[TorchTrainer]:
-    trainer = TorchTrainer(**parts(model=str(folder), dtype="float32", **settings))
+    trainer = open_trainer(**parts(model=str(folder), dtype="float32", **settings))
     try:
         yield trainer
     finally:
@@ -48,12 +49,12 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_notes_say_which_path_and_why(hybrid: Path, tiny_llama: Path) -> None:
     with opened(hybrid) as trainer:
-        assert trainer.notes[0] == "Lfm2ForCausalLM: plain path (it has layers of the types ['conv'])"
-        assert trainer.notes[-1].startswith("memory: no prefix cache, micro-batches of up to ")
+        assert trainer.model.notes[0] == "Lfm2ForCausalLM: plain path (it has layers of the types ['conv'])"
+        assert trainer.model.notes[-1].startswith("memory: no prefix cache, micro-batches of up to ")
     with opened(tiny_llama, cache_gb=2**-10, micro_batch_tokens=99) as trainer:
-        assert trainer.notes[0] == "LlamaForCausalLM: tree path"
+        assert trainer.model.notes[0] == "LlamaForCausalLM: tree path"
         assert (
-            trainer.notes[-1]
+            trainer.model.notes[-1]
             == "memory: a prefix cache of 2,048 tokens (0.0 GiB), micro-batches of up to 99 tokens (0.0 GiB)"
         )
 
@@ -110,7 +111,7 @@ def test_a_cache_that_gives_other_logits_is_not_used(hybrid: Path, monkeypatch: 
     forgetful.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
     monkeypatch.setattr(kind, "forward", forgetful)
     with opened(hybrid) as trainer:
-        assert str(trainer.path).startswith(
+        assert str(trainer.model.path).startswith(
             "plain path without a cache (it has layers of the types ['conv']; its samples have"
         )
 
@@ -118,7 +119,7 @@ def test_a_cache_that_gives_other_logits_is_not_used(hybrid: Path, monkeypatch: 
 def test_attention_called_twice_a_layer_is_not_cached_as_once(tmp_path: Path) -> None:
     """DiffLlama's second call would overwrite the keys of the first."""
     with opened(make_family(FAMILIES["diffllama"], tmp_path)) as trainer:
-        assert trainer.path.geometry is None
+        assert trainer.model.path.geometry is None
 
 
 def test_sampler_and_trainer_that_differ_stop_the_run(tiny_llama: Path) -> None:
@@ -183,7 +184,7 @@ def test_an_update_on_the_plain_path_computes_running_rows_again(hybrid: Path) -
         tokens = [token for delta in deltas for token in delta.token_ids]
         ids = torch.tensor([5, 6, 7, *tokens])
         with torch.no_grad():
-            logprobs = trainer._model(ids[None]).logits[0].log_softmax(-1)
+            logprobs = trainer.model.network(ids[None]).logits[0].log_softmax(-1)
     assert {delta.version for delta in deltas} == {0, 1}
     place = 2
     for delta in deltas:
@@ -213,7 +214,7 @@ async def _sample(trainer: TorchTrainer, prompt: list[int]) -> Delta:
 
 def test_lora_says_that_it_does_not_reach_fused_experts(experts: Path) -> None:
     with opened(experts, tuning="lora") as trainer:
-        note = trainer.notes[1]
+        note = trainer.model.notes[1]
     assert note.startswith("LoRA adapts 16 linear layers; not adapted, with their share of all weights: ")
     assert "model.layers.*.mlp.experts.gate_up_proj (" in note
 
@@ -231,7 +232,7 @@ def test_lora_says_which_layers_the_model_does_not_call(tiny_llama: Path, monkey
 
     monkeypatch.setattr(LlamaForCausalLM, "__init__", fused)
     with opened(tiny_llama, tuning="lora") as trainer:
-        assert "of which 2 had no effect on 64 tokens, such as 'model.layers.0.mlp.down_proj'" in trainer.notes[1]
+        assert "of which 2 had no effect on 64 tokens, such as 'model.layers.0.mlp.down_proj'" in trainer.model.notes[1]
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "falcon_h1", "mamba2"])

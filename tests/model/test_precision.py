@@ -74,14 +74,14 @@ def test_bfloat16_weights_are_trained_in_float32(tiny_llama: Path, trainers: lis
     before = weights(trainer)
     trainer.step(rows)
     after = weights(trainer)
-    assert {p.dtype for p in trainer._model.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in trainer.model.network.parameters()} == {torch.bfloat16}
     assert {weight.dtype for weight in after.values()} == {torch.float32}
     assert {moment.dtype for state in trainer._updater.optimizer.adamw.state.values() for moment in state.values()} == {
         torch.float32
     }
     for name, weight in after.items():
         assert (weight != before[name]).any()
-        assert torch.equal(weight.bfloat16(), dict(trainer._model.named_parameters())[name])
+        assert torch.equal(weight.bfloat16(), dict(trainer.model.network.named_parameters())[name])
 
 
 def test_micro_batches_of_bfloat16_weights_add_up_in_float32(tiny_llama: Path, trainers: list[TorchTrainer]) -> None:

@@ -36,7 +36,7 @@ def test_gradients_and_samples_are_the_same(
 
 def kept_bytes(trainer: TorchTrainer) -> int:
     """The most that a step stores at any time for its backward pass, without weights."""
-    weights = {tensor.untyped_storage().data_ptr() for tensor in trainer._model.state_dict().values()}
+    weights = {tensor.untyped_storage().data_ptr() for tensor in trainer.model.network.state_dict().values()}
     users = Counter[int]()
     live = most = 0
 

@@ -27,7 +27,7 @@ from lightning_core.model.adapters import linear_layers
 from lightning_core.model.load import LoadedModel, context_limit
 from lightning_core.model.source import load_model, load_skeleton, load_tokenizer, max_positions, resolve_model
 from lightning_core.trainers.torch.build import load_policy
-from lightning_core.trainers.torch.trainer import TorchTrainer
+from lightning_core.trainers.torch.factory import open_trainer
 from tests.model.families import Family, make_family
 from tests.tiny_model import make_tiny_tokenizer
 from tests.trainers.sections import parts
@@ -229,7 +229,7 @@ def test_a_prompt_with_an_id_that_the_model_does_not_have_is_refused(tiny_llama:
         params = SamplingParams(max_tokens=2)
         return [delta async for delta in trainer.backend.generate(prompt, params, model="policy")]
 
-    trainer = TorchTrainer(**parts(model=str(tiny_llama)))
+    trainer = open_trainer(**parts(model=str(tiny_llama)))
     try:
         with pytest.raises(PolicyRequestError, match="token id 259; the model has ids from 0 to 258"):
             asyncio.run(sample([1, 259]))
@@ -275,7 +275,7 @@ def _other(folder: Path, kind: str, **settings: Any) -> Path:
 def test_lora_trains_linear_layers_with_a_forward_pass_of_their_own(tmp_path: Path) -> None:
     """Falcon's, which the export sees without their weights."""
     folder = _other(tmp_path, "falcon", num_kv_heads=2, alibi=False)
-    trainer = TorchTrainer(**parts(model=str(folder), tuning="lora"))
+    trainer = open_trainer(**parts(model=str(folder), tuning="lora"))
     try:
         names = {name.partition(".lora")[0].rpartition(".")[2] for name in trainer.state().weights}
     finally:
@@ -288,7 +288,7 @@ def test_lora_trains_linear_layers_with_a_forward_pass_of_their_own(tmp_path: Pa
 def test_lora_without_linear_layers_says_what_works(tmp_path: Path) -> None:
     folder = _other(tmp_path, "gpt2", n_embd=32, n_layer=1, n_head=2)
     with pytest.raises(ConfigError, match=r"GPT2LMHeadModel has none below .*'Conv1D'.*policy\.tuning: full"):
-        TorchTrainer(**parts(model=str(folder), tuning="lora"))
+        open_trainer(**parts(model=str(folder), tuning="lora"))
 
 
 @pytest.mark.parametrize(
@@ -297,4 +297,4 @@ def test_lora_without_linear_layers_says_what_works(tmp_path: Path) -> None:
 )
 def test_target_modules_without_a_layer_are_refused(targets: list[str], message: str, tiny_llama: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        TorchTrainer(**parts(model=str(tiny_llama), tuning="lora", lora_target_modules=targets))
+        open_trainer(**parts(model=str(tiny_llama), tuning="lora", lora_target_modules=targets))

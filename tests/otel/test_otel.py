@@ -21,7 +21,7 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from lightning_core import trace as tr
 from lightning_core.capture import current_address, reward, rollout, scope
 from lightning_core.capture.spans import start_span
-from lightning_core.config import load_config
+from lightning_core.config import Config, load_config
 from lightning_core.errors import ConfigError, MissingExtra
 from lightning_core.otel import (
     exporting,
@@ -33,9 +33,11 @@ from lightning_core.otel import (
     spans_to_protobuf,
 )
 from lightning_core.records.observer import Observers
+from lightning_core.rollouts.prepare import Inputs
 from lightning_core.session import open_session
 from lightning_core.testing import Playground
 from lightning_core.trace import SpanRecord, spans_to_trace
+from lightning_core.trainers.plan import Plan
 from lightning_core.transitions import trace_to_transitions
 from tests import bandit
 from tests.tiny_model import make_tiny_model
@@ -207,6 +209,10 @@ def test_headers_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
         pass
 
 
+def plan_of(config: Config, folder: Path) -> Plan:
+    return Plan(config=config, folder=folder, checkpoint=None, inputs=Inputs(solve=bandit.solve), observers=Observers())
+
+
 def test_a_run_sends_what_its_record_holds(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model")
     with collector() as (url, bodies):
@@ -217,8 +223,8 @@ def test_a_run_sends_what_its_record_holds(tmp_path: Path) -> None:
                 "otlp": {"endpoint": url},
             }
         )
-        with open_session(config, bandit.solve, folder=tmp_path, observers=Observers()) as session:
-            session.evaluate(bandit.tasks(1), "eval")
+        with open_session(plan_of(config, tmp_path)) as session:
+            session.evaluations.evaluate(bandit.tasks(1), "eval", 0)
             (made,) = session.store.rollouts()
             spans = session.store.spans(made.id)
     assert by_id(span for body in bodies for span in spans_from_protobuf(body)) == by_id(spans)
@@ -228,7 +234,7 @@ def test_without_the_exporter_a_run_does_not_begin(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     config = load_config({"policy": {"model": "not-there"}, "otlp": {"endpoint": "http://127.0.0.1:1/v1/traces"}})
     with pytest.raises(MissingExtra, match=r"lightning-rl\[otlp\]"):
-        open_session(config, bandit.solve, folder=tmp_path, observers=Observers()).__enter__()
+        open_session(plan_of(config, tmp_path)).__enter__()
 
 
 def test_headers_need_an_endpoint() -> None:

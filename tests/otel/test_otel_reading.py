@@ -21,9 +21,9 @@ from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import outside_rollout, rollout, scope
 from lightning_core.capture.spans import to_record
 from lightning_core.chat.chat import Chat
-from lightning_core.credit.tool_outcomes import tool_outcomes
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.otel import read_traces, spans_from_otlp, spans_to_otlp, spans_to_protobuf
+from lightning_core.signals.air.tool_outcomes import tool_outcomes
 from lightning_core.testing import Playground
 from lightning_core.testing.contract import answer_prompt
 from lightning_core.trace import Event, SpanRecord, Trace

@@ -50,14 +50,9 @@ def test_the_core_ring_is_short_enough_to_read() -> None:
     assert sum(lines.values()) <= 10_000, lines
 
 
-MOST_IMPORTS = {
-    "loop": 13,
-    "session": 20,
-    "rollouts.collect": 13,
-    "trainers.torch.trainer": 26,
-    "trainers.verl.manager": 25,
-}
-"""The most modules of the package that a file may import. The target is 12 for each: lower a number when a file has fewer."""
+MOST_IMPORTS = 12
+"""The most modules of the package that a file of the algorithm may import."""
+ALGORITHM = ("loop", "session", "rollouts.collect", "trainers.torch.trainer", "trainers.verl.manager")
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +67,8 @@ def read_imports(*, type_checking: bool) -> Mapping[str, set[str]]:
 
 
 def test_the_files_of_the_algorithm_import_few_modules(imports: Mapping[str, set[str]]) -> None:
-    found = {file: len(imports[f"{PACKAGE.name}.{file}"]) for file in MOST_IMPORTS}
-    assert {file: n for file, n in found.items() if n > MOST_IMPORTS[file]} == {}
+    found = {file: len(imports[f"{PACKAGE.name}.{file}"]) for file in ALGORITHM}
+    assert {file: n for file, n in found.items() if n > MOST_IMPORTS} == {}
 
 
 def test_imports_between_files_have_no_circle(imports: Mapping[str, set[str]]) -> None:
@@ -84,11 +79,11 @@ def test_imports_for_type_checking_have_no_circle_either() -> None:
     TopologicalSorter(read_imports(type_checking=True)).prepare()
 
 
-def test_no_file_is_longer_than_400_lines_and_the_root_has_eight() -> None:
+def test_no_file_is_longer_than_400_lines_and_the_root_has_six() -> None:
     files = [*(ROOT / "lightning_core").rglob("*.py"), *(ROOT / "integrations").rglob("*.py")]
     lengths = {f: len(f.read_text(encoding="utf-8").splitlines()) for f in files}
     assert {str(f): n for f, n in lengths.items() if n > 400} == {}
-    assert len(list((ROOT / "lightning_core").glob("*.py"))) <= 8
+    assert len(list((ROOT / "lightning_core").glob("*.py"))) <= 6
 
 
 def test_a_public_name_has_one_meaning() -> None:

@@ -155,7 +155,7 @@ def test_a_signal_is_one_folder_and_one_line(tmp_path: Path) -> None:
     copy.write("too-many.yaml", CONFIGURATION.replace("penalti", "penalty"))
     with pytest.raises(ConfigError, match=r"yaml:6: algorithm\.overlong: unknown key"):
         load_config(copy.folder / "too-many.yaml")
-    copy.replace("lightning_core/signals/__init__.py", "\n)\n", '\n    "overlong",\n)\n')
+    copy.replace("lightning_core/credit/signal_names.py", "\n)\n", '\n    "overlong",\n)\n')
     found = copy.run(PROBLEMS, "misspelt.yaml", "too-many.yaml")
     assert "misspelt.yaml:8: algorithm.overlong.penalti: unknown key" in found
     assert "too-many.yaml:7: algorithm.overlong.free: found 64, expected less than rollouts.max_tokens (64)" in found

@@ -11,10 +11,10 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 
 from lightning_core.config.algorithm import CLIPS, Algorithm
-from lightning_core.config.credit import AirSection
 from lightning_core.config.sections import Tasks
 from lightning_core.config.types import Section
 from lightning_core.credit.registry import ADVANTAGE_RULES, GROUP_KEYS, LOSSES, REWARD_RULES
+from lightning_core.signals.air.section import Air
 
 DOCS = Path(__file__).parents[2] / "docs"
 REGISTRIES = {"rewards": REWARD_RULES, "advantage": ADVANTAGE_RULES, "group_by": GROUP_KEYS, "loss": LOSSES}
@@ -61,7 +61,7 @@ def variants(section: type[Section], prefix: str = "") -> Iterator[str]:
 def expected() -> set[str]:
     rules = {f"{key}: {rule.name}" for key, rules in REGISTRIES.items() for rule in rules.values() if rule.is_builtin}
     sampling = {f"tasks.sampling: {name}" for name in choices(Tasks, "sampling")}
-    return {*rules, *variants(Algorithm), *sampling, *(f"air.{key}" for key in AirSection.model_fields), *OTHERS}
+    return {*rules, *variants(Algorithm), *sampling, *(f"air.{key}" for key in Air.model_fields), *OTHERS}
 
 
 def test_every_rule_and_every_variant_of_the_loss_has_one_row() -> None:

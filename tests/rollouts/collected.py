@@ -14,10 +14,10 @@ from lightning_core.endpoint.server import Routing
 from lightning_core.errors import InfrastructureError
 from lightning_core.records.observer import Observers
 from lightning_core.records.store import Store
-from lightning_core.rollouts.agent_pool import AgentPool, Record
-from lightning_core.rollouts.attempt import Attempt, Job, Rollout
+from lightning_core.rollouts.attempt import AgentPool, Attempt, Job, Record, Rollout
 from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.collect import Collector
+from lightning_core.rollouts.prepare import Inputs
 from lightning_core.rollouts.rows import to_rows
 from lightning_core.rollouts.signal import Resources, Signal, TokenScorer, open_signals
 from lightning_core.session import TrainingSession
@@ -25,6 +25,8 @@ from lightning_core.signals.judge.scores import JudgeResult
 from lightning_core.signals.judge.section import Judge
 from lightning_core.signals.judge.signal import judge_at
 from lightning_core.trace import Reward, Trace
+from lightning_core.trainers.embedded import EmbeddedRun
+from lightning_core.trainers.plan import Plan
 from lightning_core.transitions import Row
 from tests.credit.episodes import call, event
 
@@ -125,17 +127,11 @@ def collect_step(
     folder.mkdir(parents=True, exist_ok=True)
     with Store(folder / "store.db") as store, background_loop() as background:
         collector = Collector(config, agents, store, signals=open_scripted_signals(config, agents, store))
-        session = TrainingSession(
-            collector=collector,
-            background=background,
-            learner=NothingLearned(),
-            notes=(),
-            steps=step,
-            store=store,
-            observers=Observers(),
-            folder=folder,
-        )
-        session.start([])
+        inputs = Inputs(solve=lambda _: None)
+        plan = Plan(config=config, folder=folder, checkpoint=None, inputs=inputs, observers=Observers())
+        run = EmbeddedRun(learner=NothingLearned(), collector=collector, background=background, store=store, steps=step)
+        session = TrainingSession(plan, run)
+        session.start()
         groups = session.roll_out(session.pick_tasks(tasks))
         episodes = session.annotate(groups)
         credit = session.assign_credit(episodes)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_core.credit import Air, Credit, CreditRules, Episode, assign_by_policy
+from lightning_core.credit import Credit, Episode
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.counts import (
     add_counts,
@@ -105,21 +105,6 @@ def test_what_a_judge_adds_is_a_mean_over_rollouts() -> None:
     judged = replace(given, rewards=(*given.rewards, Reward(value=0.5, name="judge")))
     counts = {**count_rollouts([rollout()]), "rows": 1, **count_rewards([judged, given])}
     assert counts_to_metrics(counts)["reward_judge"] == 0.25
-
-
-def test_what_air_adds_is_counted_for_each_policy() -> None:
-    """Both calls are cut in the traces, and each policy has its own rule."""
-    (one,) = two_policies()
-    calls = [call("cut", "r", "w", 0, finish_reason="length"), call("whole", "r", "w", 1, finish_reason="length")]
-    one = replace(one, trace=replace(one.trace, calls=tuple(calls)))
-    rules = {"a": CreditRules(air=Air(truncated=-0.5)), "b": CreditRules()}
-    credit = assign_by_policy([one, one], rules)
-    assert credit.metrics["a/reward_air_sum"] == -1.0
-    assert "b/reward_air_sum" not in credit.metrics
-    single = assign_by_policy([one], {"policy": CreditRules(air=Air(truncated=-0.5))})
-    assert single.metrics["reward_air_sum"] == -1.0
-    counts = count_calls([one], credit, ["a"]) | count_rewards([one, one]) | credit.metrics
-    assert counts_to_metrics({**count_rollouts([rollout()]), "rows": 1, **counts})["a/reward_air"] == -0.5
 
 
 def test_sums_of_older_runs_have_fewer_metrics() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_core.logs.explain import explain
+from lightning_core.errors import explain
 from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.failure_log import FailureLog
 from lightning_core.rollouts.outcome import Outcome

@@ -17,7 +17,7 @@ from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.upstream import upstream_target
-from lightning_core.rollouts.attempt import Job, Repeat, Rollout
+from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.rollouts.runner import Runner
 from lightning_core.signals.forks.points import choose_points, fork_points, reason_to_drop, recording_of
@@ -67,8 +67,8 @@ def run(runner: Runner, job: Job) -> Rollout:
 
 
 def fork(runner: Runner, origin: Rollout, point: Call) -> Rollout:
-    job = Repeat(recording=recording_of(origin.trace, point), agent_seed=origin.job.seed)
-    return run(runner, replace(origin.job, seed=origin.job.seed + 1, repeat=job))
+    seed, recording = origin.job.seed, recording_of(origin.trace, point)
+    return run(runner, replace(origin.job, seed=seed + 1, agent_seed=seed, recorded=recording))
 
 
 PROGRAMS = [

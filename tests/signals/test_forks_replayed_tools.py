@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from lightning_core import replayable
-from lightning_core.capture.tool_results import NOT_KEPT, RESULT, ToolResults
 from lightning_core.errors import ConfigError
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.runner import Runner
 from lightning_core.signals.forks.points import fork_job, fork_points, reason_to_drop
 from lightning_core.signals.forks.replayed_tools import check_tools, count_tools, kept_tools, not_kept, recorded_tools
 from lightning_core.signals.forks.section import Forks
+from lightning_core.signals.forks.tool_results import NOT_KEPT, RESULT, ToolResults
 from lightning_core.trace import REPLAYS, Call
 from tests.signals import replayed_agents as agents
 from tests.signals.test_forks import TASK, run, running
@@ -172,7 +172,7 @@ def test_names_select_tools_and_unknown_ones_are_reported(caplog: pytest.LogCapt
 def test_a_tool_whose_results_cannot_be_replaced_is_refused() -> None:
     from lightning_core.capture import rollout, scope
 
-    with rollout({}, tools=ToolResults(names=frozenset({"remote"}))) as opened, scope("remote", kind="tool"):
+    with rollout({}, tools=ToolResults(names=frozenset({"remote"}))()) as opened, scope("remote", kind="tool"):
         pass
     with pytest.raises(ConfigError, match=r"results of \['remote'\] cannot be taken from the record"):
         check_tools(ToolResults(names=frozenset({"remote"})), [opened.trace])
@@ -187,7 +187,7 @@ def test_arguments_are_compared_by_value_and_objects_by_their_class() -> None:
     from lightning_core.capture import rollout
 
     def keys(*calls: Callable[[], Any]) -> list[str]:
-        with rollout({}, tools=MARKED) as opened:
+        with rollout({}, tools=MARKED()) as opened:
             for call in calls:
                 call()
         return [e.attributes["gen_ai.tool.call.arguments"] for e in opened.trace.events if RESULT in e.attributes]

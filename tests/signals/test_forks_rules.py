@@ -10,8 +10,9 @@ import pytest
 
 from lightning_core.config.rule_names import function_of
 from lightning_core.credit import CreditRules, Episode, RewardTerm, assign_by_policy, assign_credit
-from lightning_core.credit.air import Air, FormatRule
 from lightning_core.rollouts.refill import without_gradient
+from lightning_core.signals.air.rewards import air_sum, with_air
+from lightning_core.signals.air.section import Air, Format
 from lightning_core.trace import Reward
 from tests.credit.episodes import call, from_calls
 
@@ -132,16 +133,16 @@ def test_a_fork_has_the_intermediate_rewards_of_the_calls_that_it_repeats(
         attempt("f", 1.0, {**trained, "replays": "o0"}, {**trained, "replays": "o1"}, {**trained, "forks": "o2"}),
         attempt("g", 1.0, {**trained, "replays": "p0"}, {**trained, "forks": "p1"}, trained),
     ]
-    air = Air(call_cost=0.01, token_cost=0.1, formats=[FormatRule(pattern="answer", weight=0.5)])
-    rules = CreditRules(rewards=function_of(rewards, key="credit.rewards"), advantage=advantage, air=air)
+    air = Air(call_cost=0.01, token_cost=0.1, formats=(Format(pattern="answer", weight=0.5),))
+    episodes = [with_air(episode, air) for episode in episodes]
+    rules = CreditRules(rewards=function_of(rewards, key="credit.rewards"), advantage=advantage)
     credit = assign_by_policy(episodes, dict.fromkeys(policies, rules))
     if advantage != "none" or rewards == "vine":
         assert set(credit.advantages.values()) == {0.0}
         assert without_gradient(episodes, credit) == ["t"], "dynamic sampling replaces the group"
     else:
         assert list(credit.values.values()) == pytest.approx([1.0 + 3 * 0.39] * 9)
-    prefix = "policy/" if len(policies) > 1 else ""
-    assert credit.metrics[f"{prefix}reward_air_sum"] == pytest.approx(9 * 0.39), "calls that were sampled count once"
+    assert air_sum(episodes) == pytest.approx(9 * 0.39), "calls that were sampled count once"
 
 
 def test_turns_count_the_calls_that_a_fork_repeats():

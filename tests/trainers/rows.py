@@ -7,7 +7,7 @@ from itertools import count
 
 import numpy as np
 
-from lightning_core.digest import sampling_digest
+from lightning_core.backends.backend import sampling_digest
 from lightning_core.transitions import Row, Segment
 
 _numbers = count()

@@ -88,9 +88,9 @@ def test_all_rows_of_all_rollouts_are_in_every_update(
     rows = episodes(merged=False)
     seen: list[int] = []
     per_update: list[Counter[int]] = []
-    original = trainer._updater.forward.logprobs
+    original = trainer.model.forward.logprobs
     monkeypatch.setattr(
-        trainer._updater.forward,
+        trainer.model.forward,
         "logprobs",
         lambda batch, given, **_: (seen.extend(batch.rows), original(batch, given))[1],
     )

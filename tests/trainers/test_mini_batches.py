@@ -11,6 +11,7 @@ import torch
 
 from lightning_core.config.algorithm import Algorithm, Importance
 from lightning_core.errors import TrainingError
+from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.mini_batches import MiniBatch, Update, split_rollouts, step_metrics
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
@@ -90,7 +91,7 @@ def make(tiny_llama: Path, trainers: list[TorchTrainer]) -> Make:
             learning_rate=1e-3,
             algorithm=Algorithm(**algorithm),  # type: ignore[arg-type]
         )
-        trainers.append(TorchTrainer(**options))
+        trainers.append(open_trainer(**options))
         return trainers[-1]
 
     return made
@@ -117,10 +118,10 @@ def test_each_mini_batch_is_weighted_as_a_step_of_its_own(make: Make, passes: in
 
 def test_the_proximal_policy_is_that_of_the_start_of_the_step(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make(mini_batches=2, importance=Importance(level="rollout"))
-    found = trainer._mini_batches(rows_of())
-    monkeypatch.setattr(trainer, "_mini_batches", lambda _: found)
+    found = trainer._updater.mini_batches(rows_of(), 0)
+    monkeypatch.setattr(trainer._updater, "mini_batches", lambda *_: found)
     with torch.no_grad():
-        initial = [trainer._updater.forward.logprobs(part.batches[0], part.rows)[0] for part in found]
+        initial = [trainer.model.forward.logprobs(part.batches[0], part.rows)[0] for part in found]
     trainer.step(rows_of())
     for part, logprobs_E in zip(found, initial, strict=True):
         torch.testing.assert_close(part.objective._proximal[0], logprobs_E, atol=1e-5, rtol=0)
@@ -140,16 +141,17 @@ def test_a_second_mini_batch_that_fails_leaves_the_weights(make: Make) -> None:
     before = weights(trainer)
     far = [make_row(([1, 2], False), ([3], True), rollout=f"far{n}", advantage=-1.0, logprobs=[-200.0]) for n in "ab"]
     near = make_row(([1, 2], False), ([4], True), rollout="near")
-    parts = [trainer._mini_batches([near]), trainer._mini_batches(far)]
-    trainer._mini_batches = lambda _: [part for found in parts for part in found][:2]  # type: ignore[method-assign]
-    update, moved = trainer._updater.update, list[bool]()
+    updater = trainer._updater
+    parts = [updater.mini_batches([near], 0), updater.mini_batches(far, 0)]
+    updater.mini_batches = lambda *_: [part for found in parts for part in found][:2]  # type: ignore[method-assign]
+    update, moved = updater.update, list[bool]()
 
     def watched(*arguments: Any, **keywords: Any) -> Update:
         found = update(*arguments, **keywords)
         moved.append(any(not torch.equal(tensor, before[name]) for name, tensor in weights(trainer).items()))
         return found
 
-    trainer._updater.update = watched  # type: ignore[method-assign]
+    updater.update = watched  # type: ignore[method-assign]
     with pytest.raises(TrainingError, match="the weights are unchanged"):
         trainer.step([near, *far])
     assert moved == [True]  # the first update changed the weights, and the second failed

@@ -19,6 +19,7 @@ from lightning_core.config.credit import CriticSection
 from lightning_core.errors import ConfigError, ProofError, TrainingError
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.source import load_model
+from lightning_core.trainers.torch.critic import open_critic
 from lightning_core.trainers.torch.multi_policy import MultiPolicyTrainer
 from lightning_core.transitions import Row, Transition
 from tests.trainers.rows import make_row
@@ -73,7 +74,7 @@ def three(make: Make) -> MultiPolicyTrainer:
 @torch.no_grad()
 def scramble(trainer: MultiPolicyTrainer, name: str, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    tuning = trainer.policies[name]._tuning
+    tuning = trainer.policies[name].model.tuning
     for master in tuning.masters.values():
         master.normal_(std=0.1, generator=generator)
     tuning.publish()
@@ -122,7 +123,7 @@ def weights(trainer: MultiPolicyTrainer, name: str) -> dict[str, torch.Tensor]:
     policy = trainer.policies[name]
     return {
         key: tensor.detach().clone()
-        for key, tensor in {**policy._model.state_dict(), **policy._tuning.parameters}.items()
+        for key, tensor in {**policy.model.network.state_dict(), **policy.model.tuning.parameters}.items()
     }
 
 
@@ -249,7 +250,7 @@ def test_what_a_policy_learns_leaves_the_others_bit_for_bit(make: Make, shared: 
     assert trainer.steps == 3
     assert {key.partition("/")[0] for key in metrics} == {"a"}
     if shared:
-        frozen = trainer.policies["a"]._model
+        frozen = trainer.policies["a"].model.network
         assert all(torch.equal(frozen.state_dict()[key], before["a"][key]) for key in frozen.state_dict())
 
 
@@ -262,7 +263,7 @@ def test_the_gradient_of_other_policies_is_exactly_zero(three: MultiPolicyTraine
             found[name] = {
                 f"{other}/{key}": torch.zeros(()) if tensor.grad is None else tensor.grad.abs().max()
                 for other in three.policies
-                for key, tensor in three.policies[other]._tuning.parameters.items()
+                for key, tensor in three.policies[other].model.tuning.parameters.items()
             }
 
         policy._updater.optimizer.adamw.step = keep  # type: ignore[method-assign,assignment]
@@ -301,18 +302,22 @@ def test_every_policy_has_its_own_critic(make: Make, tmp_path: Path) -> None:
         c=LORA,
     )
     calls = [transition("a", 1), transition("b", 1), transition("a", 2)]
-    assert trainer.values(calls) == {"a1": 0, "b1": 0, "a2": 0}
-    metrics = trainer.fit_values({"a1": 1.0, "a2": -1.0, "b1": 3.0})
+    critic = open_critic(trainer.policies)
+    assert critic is not None
+    assert critic.values(calls) == {"a1": 0, "b1": 0, "a2": 0}
+    metrics = critic.fit_values({"a1": 1.0, "a2": -1.0, "b1": 3.0})
     assert metrics["a/critic_loss"] == pytest.approx(1)
     assert metrics["b/critic_loss"] == pytest.approx(9)
-    expected = trainer.values(calls)
+    expected = critic.values(calls)
     assert expected["a1"] == pytest.approx(1, abs=0.2)
     assert expected["a2"] == pytest.approx(-1, abs=0.2)
     assert 0 < expected["b1"] < 1
     trainer.save(tmp_path / "checkpoint")
     resumed = make(a={**LORA, "critic": CriticSection()}, b={**LORA, "critic": CriticSection()}, c=LORA)
+    loaded = open_critic(resumed.policies)
+    assert loaded is not None
     resumed.load(tmp_path / "checkpoint")
-    assert resumed.values(calls) == expected
+    assert loaded.values(calls) == expected
 
 
 def transition(policy: str, seed: int) -> Transition:
@@ -411,7 +416,7 @@ def test_the_proof_holds_for_every_policy(make: Make) -> None:
 
 def test_policies_of_one_model_share_it(make: Make, tiny_qwen2: Path) -> None:
     trainer = make(a=LORA, b=LORA, c={"train_layers": 1}, d={**LORA, "model": str(tiny_qwen2)})
-    models = [policy._model for policy in trainer.policies.values()]
+    models = [policy.model.network for policy in trainer.policies.values()]
     assert models[0] is models[1]
     assert len({id(model) for model in models}) == 3
     assert trainer.backend.models == ("a", "b", "c", "d", "base")
@@ -430,4 +435,4 @@ def test_a_target_that_no_layer_has_is_refused(tiny_llama: Path) -> None:
 
 def test_several_adapters_and_none_chosen_is_a_mistake(three: MultiPolicyTrainer) -> None:
     with pytest.raises(TrainingError, match=r"outside of Adapters\.use"):
-        three.policies["a"]._model.base_model(torch.tensor([[1, 2]]))
+        three.policies["a"].model.network.base_model(torch.tensor([[1, 2]]))

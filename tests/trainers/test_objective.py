@@ -18,6 +18,7 @@ from torch import Tensor
 from lightning_core.config.algorithm import Algorithm, Importance, Kl
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.model.source import load_model
+from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.forward import Forward
 from lightning_core.trainers.torch.objective import Objective, rows_to_train
 from lightning_core.trainers.torch.packing import pack_rows
@@ -50,10 +51,10 @@ LEVELS = [None, "token", "row", "rollout"]
 def trainer(tiny_llama: Path) -> Iterator[TorchTrainer]:
     """A trainer whose weights differ from the initial ones."""
     threads = torch.get_num_threads()
-    trainer = TorchTrainer(**parts(model=str(tiny_llama), dtype="float32", keep_base=True, grad_clip=1e9, threads=1))
+    trainer = open_trainer(**parts(model=str(tiny_llama), dtype="float32", keep_base=True, grad_clip=1e9, threads=1))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for master in trainer._tuning.masters.values():
+        for master in trainer.model.tuning.masters.values():
             master += 0.03 * torch.randn(master.shape, generator=generator)
     yield trainer
     trainer.close()
@@ -124,7 +125,7 @@ def make_rows(trainer: TorchTrainer, contexts: dict[str, list[list[Turn]]], *, m
 def own_logprobs(trainer: TorchTrainer, row: Row) -> Any:
     (batch,) = pack_rows([row], [0], budget=ONE)
     with torch.no_grad():
-        return trainer._updater.forward.logprobs(batch, [row])[0].numpy()
+        return trainer.model.forward.logprobs(batch, [row])[0].numpy()
 
 
 def gradients(trainer: TorchTrainer, rows: Sequence[Row], algorithm: Algorithm, budget: int = ONE) -> dict[str, Tensor]:
@@ -132,11 +133,11 @@ def gradients(trainer: TorchTrainer, rows: Sequence[Row], algorithm: Algorithm, 
     found: dict[str, Tensor] = {}
 
     def keep(*_: object) -> None:
-        found.update({n: t.grad.clone() for n, t in trainer._tuning.masters.items() if t.grad is not None})
+        found.update({n: t.grad.clone() for n, t in trainer.model.tuning.masters.items() if t.grad is not None})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "algorithm", algorithm)
-        patch.setattr(trainer, "_memory", replace(trainer._memory, micro_batch_tokens=budget))
+        patch.setattr(trainer._updater, "algorithm", algorithm)
+        patch.setattr(trainer.model, "memory", replace(trainer.model.memory, micro_batch_tokens=budget))
         patch.setattr(trainer._updater.optimizer.adamw, "step", keep)
         trainer.step(rows)
     return found
@@ -360,7 +361,7 @@ def test_all_rows_of_a_step_are_in_the_same_update(trainer: TorchTrainer) -> Non
         updates += 1
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "_memory", replace(trainer._memory, micro_batch_tokens=1))
+        patch.setattr(trainer.model, "memory", replace(trainer.model.memory, micro_batch_tokens=1))
         patch.setattr(trainer._updater.optimizer.adamw, "step", count)
         metrics = trainer.step(rows)
     assert metrics["micro_batches"] == len(batches) > 1
@@ -383,7 +384,7 @@ def test_kl_of_the_initial_weights_is_zero(tiny_llama: Path) -> None:
     for tuning, dtype in (("full", "float32"), ("lora", "float32"), ("full", "bfloat16")):
         algorithm = Algorithm(kl=Kl(weight=0.1), entropy_weight=0.01)
         options = {"model": str(tiny_llama), "dtype": dtype, "tuning": tuning, "learning_rate": 1e-2}
-        trainer = TorchTrainer(**parts(algorithm=algorithm, **options))
+        trainer = open_trainer(**parts(algorithm=algorithm, **options))
         try:
             row = make_row(([1, 2], False), ([3, 4], True), rollout="a")
             own = make_row(([1, 2], False), ([3, 4], True), rollout="a", logprobs=own_logprobs(trainer, row))
@@ -401,4 +402,4 @@ def test_kl_of_the_initial_weights_is_zero(tiny_llama: Path) -> None:
 
 def test_a_trainer_refuses_what_a_configuration_would(tiny_llama: Path) -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.sequence: 'gspo' needs algorithm\.sequence"):
-        TorchTrainer(**parts(model=str(tiny_llama), algorithm=Algorithm(loss="gspo", **CLIPS)))  # type: ignore[arg-type]
+        open_trainer(**parts(model=str(tiny_llama), algorithm=Algorithm(loss="gspo", **CLIPS)))  # type: ignore[arg-type]

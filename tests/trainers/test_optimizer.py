@@ -12,6 +12,7 @@ import torch
 
 from lightning_core.config.trainer import TrainerSection
 from lightning_core.errors import ConfigError
+from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.optimizer import decay_groups, learning_rate_factor
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.trainers.verl.optimizer import AdamW
@@ -80,7 +81,7 @@ Make = Callable[..., TorchTrainer]
 def make(tiny_qwen2: Path, trainers: list[TorchTrainer]) -> Make:
     def made(**options: object) -> TorchTrainer:
         defaults: dict[str, object] = {"model": str(tiny_qwen2), "dtype": "float32", "learning_rate": 1e-3, "steps": 4}
-        trainers.append(TorchTrainer(**parts(**{**defaults, **options})))
+        trainers.append(open_trainer(**parts(**{**defaults, **options})))
         return trainers[-1]
 
     return made

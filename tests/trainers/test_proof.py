@@ -12,9 +12,9 @@ import pytest
 
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.errors import ProofError
+from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.packing import PackedBatch, pack_rows
 from lightning_core.trainers.torch.proof import prove_batch, prove_once
-from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
@@ -111,16 +111,16 @@ def test_logprobs_that_stand_at_other_tokens_are_noticed() -> None:
 
 def test_a_step_stops_before_the_weights_change(tiny_llama: Path) -> None:
     algorithm = Algorithm(updates_per_step=2)
-    trainer = TorchTrainer(**parts(model=str(tiny_llama), dtype="float32", algorithm=algorithm))
-    before = {name: weight.clone() for name, weight in trainer._tuning.masters.items()}
+    trainer = open_trainer(**parts(model=str(tiny_llama), dtype="float32", algorithm=algorithm))
+    before = {name: weight.clone() for name, weight in trainer.model.tuning.masters.items()}
     good, other, _ = step_rows()
     try:
         # Separate micro-batches: the first of them is correct.
-        trainer._memory = replace(trainer._memory, micro_batch_tokens=1)
+        trainer.model.memory = replace(trainer.model.memory, micro_batch_tokens=1)
         with pytest.raises(ProofError, match=r"Nothing was trained"):
             trainer.step([good, changed("token_ids", 2, 8)(other)])
         assert trainer.version == 0
-        assert all(weight.equal(before[name]) for name, weight in trainer._tuning.masters.items())
+        assert all(weight.equal(before[name]) for name, weight in trainer.model.tuning.masters.items())
         trainer.step([good, other])
         assert trainer.version == 1
     finally:

@@ -15,6 +15,7 @@ from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.config.algorithm import Algorithm, Importance, Kl
 from lightning_core.errors import ConfigError, CreditError, TrainingError
 from lightning_core.model.source import load_model
+from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
 from tests.trainers.rows import make_row
@@ -31,7 +32,7 @@ def make(trainers: list[TorchTrainer], folder: Path, **options: object) -> Torch
     algorithm = {name: options.pop(name) for name in Algorithm.model_fields if name in options}
     options["algorithm"] = Algorithm(**algorithm)  # type: ignore[arg-type]
     defaults: dict[str, object] = {"dtype": "float32", "learning_rate": 1e-3, "gather_ms": 2.0}
-    trainers.append(TorchTrainer(**parts(model=str(folder), **{**defaults, **options})))
+    trainers.append(open_trainer(**parts(model=str(folder), **{**defaults, **options})))
     return trainers[-1]
 
 
@@ -67,7 +68,7 @@ def sampled_rows(trainer: TorchTrainer, *, temperature: float = 0.8, seed: int =
 
 
 def weights(trainer: TorchTrainer) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in trainer._tuning.masters.items()}
+    return {name: tensor.detach().clone() for name, tensor in trainer.model.tuning.masters.items()}
 
 
 def gradients(trainer: TorchTrainer, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
@@ -75,7 +76,7 @@ def gradients(trainer: TorchTrainer, rows: Sequence[Row]) -> dict[str, torch.Ten
     found: dict[str, torch.Tensor] = {}
 
     def keep(*_: object) -> None:
-        found.update({n: t.grad.clone() for n, t in trainer._tuning.masters.items() if t.grad is not None})
+        found.update({n: t.grad.clone() for n, t in trainer.model.tuning.masters.items() if t.grad is not None})
 
     trainer._updater.optimizer.adamw.step = keep  # type: ignore[method-assign,assignment]
     trainer.step(rows)
@@ -187,14 +188,14 @@ def test_sampler_and_trainer_agree_on_logprobs(
 
 def test_lora_changes_adapters_only(tiny_llama: Path, trainers: list[TorchTrainer], tmp_path: Path) -> None:
     trainer = make(trainers, tiny_llama, tuning="lora", lora_rank=4)
-    frozen = {n: p.clone() for n, p in trainer._model.named_parameters() if not p.requires_grad}
-    assert all("lora_" in name for name in trainer._tuning.masters)
+    frozen = {n: p.clone() for n, p in trainer.model.network.named_parameters() if not p.requires_grad}
+    assert all("lora_" in name for name in trainer.model.tuning.masters)
     prompt = list(range(20))
     greedy = SamplingParams(max_tokens=8, temperature=0)
     before = sample(trainer, [prompt], greedy)[0]
     for seed in range(3):
         trainer.step(sampled_rows(trainer, seed=seed))
-    for name, parameter in trainer._model.named_parameters():
+    for name, parameter in trainer.model.network.named_parameters():
         if name in frozen:
             assert torch.equal(parameter, frozen[name])
     after, base = sample(trainer, [prompt], greedy)[0], sample(trainer, [prompt], greedy, model="base")[0]
@@ -208,19 +209,19 @@ def test_lora_changes_adapters_only(tiny_llama: Path, trainers: list[TorchTraine
 
 def test_only_the_top_layers_change(tiny_qwen2: Path, trainers: list[TorchTrainer], tmp_path: Path) -> None:
     trainer = make(trainers, tiny_qwen2, train_layers=1, keep_base=True)
-    before = {name: p.clone() for name, p in trainer._model.named_parameters()}
+    before = {name: p.clone() for name, p in trainer.model.network.named_parameters()}
     prompt = list(range(20))
     greedy = SamplingParams(max_tokens=8, temperature=0)
     original = sample(trainer, [prompt], greedy)[0]
     trainer.step(sampled_rows(trainer))
-    changed = {name for name, p in trainer._model.named_parameters() if not torch.equal(p, before[name])}
+    changed = {name for name, p in trainer.model.network.named_parameters() if not torch.equal(p, before[name])}
     assert changed == {n for n in before if n.startswith("model.layers.2.") or n == "model.norm.weight"}
     trained, base = sample(trainer, [prompt], greedy)[0], sample(trainer, [prompt], greedy, model="base")[0]
     assert logprobs_apart(base, original) < ROUNDING
     assert trained.token_ids != original.token_ids or logprobs_apart(trained, original) > 100 * ROUNDING
     trainer.save_pretrained(tmp_path / "out")
     exported = load_model(tmp_path / "out", torch.float32)
-    expected = trainer._model.state_dict()
+    expected = trainer.model.network.state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in exported.state_dict().items())
 
 
@@ -286,11 +287,13 @@ def test_what_cannot_be_trained_is_refused(tiny_llama: Path, trainers: list[Torc
         trainer.step([make_row((range(16), False), ([1], True))])
 
 
-def test_equal_rewards_change_nothing(tiny_llama: Path, trainers: list[TorchTrainer]) -> None:
+def test_equal_rewards_change_nothing_and_have_no_metrics_of_an_update(
+    tiny_llama: Path, trainers: list[TorchTrainer]
+) -> None:
     trainer = make(trainers, tiny_llama, weight_decay=0.1)
     before = weights(trainer)
     for rows in ([make_row(([1, 2], False), ([3], True), advantage=0.0)], []):
-        assert trainer.step(rows)["rows_trained"] == 0
+        assert trainer.step(rows) == {"rows_trained": 0, "packed_tokens": 0, "micro_batches": 0, "updates": 0}
     assert trainer.version == 2
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(trainer).items())
 

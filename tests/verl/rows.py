@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightning_core.digest import sampling_digest
+from lightning_core.backends.backend import sampling_digest
 from lightning_core.transitions import Row, Transition, transitions_to_rows
 
 

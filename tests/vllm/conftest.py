@@ -11,6 +11,7 @@ import pytest
 from lightning_core.backends.vllm.api import CPU_ARGS
 from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.backends.vllm.server import serve_vllm
+from lightning_core.trace import POLICY
 from tests.tiny_model import make_tiny_model
 
 ARGS = (*CPU_ARGS, "--enforce-eager", "--max-num-seqs", "16")
@@ -75,7 +76,7 @@ def server(environment: None, no_shared_memory_leaks: None, model: Path) -> Iter
 
 @pytest.fixture
 def backend(server: str, model: Path) -> Iterator[VllmBackend]:
-    backend = VllmBackend(server)
+    backend = VllmBackend(server, model=POLICY)
     backend.push(model, 0)
     yield backend
     backend.close()

@@ -12,6 +12,7 @@ import pytest
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.errors import InfrastructureError, PolicyRequestError
+from lightning_core.trace import POLICY
 from tests.vllm.reference import Reference, collect, join, sample, tokens
 
 END = 256
@@ -175,7 +176,7 @@ def test_an_abort_by_another_program_is_an_error_and_not_a_shorter_response(back
 
 def test_a_server_that_another_run_left_paused_is_resumed(server: str):
     httpx.post(f"{server}/pause", timeout=20).raise_for_status()
-    assert len(sample(VllmBackend(server), tokens(1, 9), SamplingParams(max_tokens=3)).token_ids) == 3
+    assert len(sample(VllmBackend(server, model=POLICY), tokens(1, 9), SamplingParams(max_tokens=3)).token_ids) == 3
 
 
 def test_a_closed_backend_refuses(backend: VllmBackend):

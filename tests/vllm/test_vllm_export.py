@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.backends.vllm.server import serve_vllm
 from lightning_core.tools.cli.main import main
+from lightning_core.trace import POLICY
 from tests.tools.export.runs import TOLERANCE, difference, sequences, train, trainer_logprobs
 from tests.vllm.conftest import ARGS, MAX_CONTEXT
 
@@ -62,7 +63,7 @@ def test_a_checkpoint_and_a_merged_adapter_are_loaded(
 ) -> None:
     run = runs[tuning]
     folder = run / "checkpoints" / checkpoint if tuning == "full" else export(run, tmp_path / "out")
-    backend = VllmBackend(url)
+    backend = VllmBackend(url, model=POLICY)
     backend.push(folder, 1)
     backend.close()
     assert difference(prompt_logprobs(url), trainer_logprobs(run, checkpoint, IDS)) < TOLERANCE

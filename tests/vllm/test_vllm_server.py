@@ -15,6 +15,7 @@ import pytest
 from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.backends.vllm.server import serve_vllm
 from lightning_core.errors import ConfigError, InfrastructureError
+from lightning_core.trace import POLICY
 from tests.vllm.conftest import ARGS
 
 
@@ -57,7 +58,7 @@ def test_a_server_that_does_not_come_up_in_time_is_stopped_and_no_other(server: 
     ):
         pytest.fail("it cannot have started")
     assert processes(same) == []
-    assert VllmBackend(server).max_context == 4096
+    assert VllmBackend(server, model=POLICY).max_context == 4096
 
 
 def test_a_server_that_fails_leaves_its_log(tmp_path: Path, logs: Path):

@@ -19,7 +19,6 @@ from pathlib import Path
 from lightning_core.backends.backend import Delta, SamplingParams, check_request
 from lightning_core.backends.vllm.api import VllmApi
 from lightning_core.errors import InfrastructureError, PolicyRequestError, describe
-from lightning_core.trace import POLICY
 
 DRAIN_SECONDS = 60
 """Seconds that a push waits for running responses to return their tokens."""
@@ -28,13 +27,14 @@ _COLDEST = 0.01
 
 
 class VllmBackend:
-    """A `Backend` on a ``vllm serve`` of this run only, with one model, the live policy.
+    """A `Backend` on a ``vllm serve`` of this run only, with one model, the live policy ``model``.
 
     ``url``: such as ``http://127.0.0.1:8000``. ``max_context``: at most the server's. Raises `ConfigError` if the server was not
     started with the required settings (see ``server.py``), `InfrastructureError` if it does not respond.
     """
 
-    def __init__(self, url: str, *, max_context: int | None = None, version: int = 0) -> None:
+    def __init__(self, url: str, *, model: str, max_context: int | None = None, version: int = 0) -> None:
+        self._model = model
         self._api = VllmApi(url)
         self.served = self._api.server_info()
         self._api.resume()  # another run may have left it paused
@@ -47,7 +47,7 @@ class VllmBackend:
 
     @property
     def models(self) -> Sequence[str]:
-        return (POLICY,)
+        return (self._model,)
 
     @property
     def max_context(self) -> int:
@@ -80,8 +80,8 @@ class VllmBackend:
 
         A response interrupted by a push has deltas of each version.
         """
-        if model != POLICY:
-            raise PolicyRequestError(f"unknown model {model!r}: this backend has {[POLICY]!r}", status=404)
+        if model != self._model:
+            raise PolicyRequestError(f"unknown model {model!r}: this backend has {[self._model]!r}", status=404)
         check_request(prompt_ids, params, max_context=self._max_context)
         self.check(params)
         return self._generate(prompt_ids, params, stream)

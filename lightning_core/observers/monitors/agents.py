@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lightning_core.config.monitor_registry import HeldOut, History, Share, Steps, monitor
 from lightning_core.observers.monitors.reading import last, period, share, total
-from lightning_core.observers.monitors.registry import HeldOut, History, Share, Steps, monitor
 
 _CONTINUED = ("context_clean", "context_realigned", "context_forked", "context_rewritten")
 _FEW_CALLS = 10

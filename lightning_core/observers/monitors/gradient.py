@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lightning_core.config.monitor_registry import HeldOut, History, Share, Steps, monitor
 from lightning_core.observers.monitors.reading import last, mean, number, period, share, solved, total
-from lightning_core.observers.monitors.registry import HeldOut, History, Share, Steps, monitor
 
 _SOLVED = 0.9
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from statistics import median
 
+from lightning_core.config.monitor_registry import HeldOut, History, Limit, Share, Steps, monitor
 from lightning_core.observers.monitors.reading import last, mean, number, period, share, solved
-from lightning_core.observers.monitors.registry import HeldOut, History, Limit, Share, Steps, monitor
 
 _SOLVED = 0.9
 

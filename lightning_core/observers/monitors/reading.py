@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-from lightning_core.observers.monitors.registry import History
+from lightning_core.config.monitor_registry import History
 
 
 def last(history: History, steps: int) -> History:

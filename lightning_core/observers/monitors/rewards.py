@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
+from lightning_core.config.monitor_registry import HeldOut, History, Limit, Share, Steps, monitor
 from lightning_core.observers.monitors.reading import number
-from lightning_core.observers.monitors.registry import HeldOut, History, Limit, Share, Steps, monitor
 
 _MIN_TASKS = 6
 _TINY = 1e-12

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lightning_core.config.monitor_registry import HeldOut, History, Watched, watched
 from lightning_core.errors import describe
-from lightning_core.observers.monitors.registry import HeldOut, History, Watched, watched
 
 _OWN_METRIC = "/calls"
 """The end of a metric that each policy has, if there are several."""

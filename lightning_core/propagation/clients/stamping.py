@@ -20,6 +20,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from lightning_core.capture.address import AGENT_HEADER, MARK_HEADER
 from lightning_core.capture.caller import Speaker, speaking, spoke
+from lightning_core.capture.elsewhere import IGNORED, NO_MODEL_CALL, NO_MODEL_NAMED, UNREAD
 from lightning_core.capture.recording import note_elsewhere, record
 from lightning_core.capture.run import ActiveRollout, live_runs
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION, sign_origin
@@ -35,15 +36,6 @@ from lightning_core.propagation.shapes import (
     header,
     lacks_model,
 )
-
-IGNORED = "ignored"
-"""The reason of a request elsewhere: its host is under `rollouts.ignore_hosts`."""
-NO_MODEL_CALL = "not a model call"
-"""The reason of a request elsewhere: it does not have the shape of a model call."""
-NO_MODEL_NAMED = "names no model"
-"""The reason of a request elsewhere: it would have the shape of a model call if it named a model."""
-UNREAD = "body not readable"
-"""The reason of a request elsewhere: it is not on the path of a known API, and its body cannot be read without consuming it."""
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

@@ -13,8 +13,7 @@ from itertools import islice
 from typing import Any
 
 from lightning_core import errors
-from lightning_core.errors import TimeLimitError, text_of
-from lightning_core.logs.explain import explain
+from lightning_core.errors import TimeLimitError, explain, text_of
 from lightning_core.rollouts.containment import chain
 
 _MAX_TEXT = 4_000

@@ -11,7 +11,6 @@ from lightning_core.capture.marks import register_mark
 from lightning_core.capture.run import ActiveRollout
 from lightning_core.capture.scope import current_rollout
 from lightning_core.errors import InfrastructureError, TimeLimitError, describe
-from lightning_core.hardware import processors, total_memory
 from lightning_core.propagation.children.scope import child_scope
 from lightning_core.rollouts.executors import failures, results
 from lightning_core.rollouts.executors.executor import (
@@ -24,6 +23,7 @@ from lightning_core.rollouts.executors.executor import (
 from lightning_core.rollouts.executors.off_loop import SECONDS, off_loop
 from lightning_core.rollouts.executors.pool import Pool, WorkerHandle, exit_text
 from lightning_core.rollouts.executors.worker import WorkMessage
+from lightning_core.rollouts.hardware import processors, total_memory
 
 _UNLIMITED = 1 << 20
 _IMPORTED_SHARE = 0.5

@@ -32,7 +32,6 @@ import numpy as np
 
 from lightning_core.capture import run_as
 from lightning_core.capture.marks import marked_agents
-from lightning_core.logs.folding import configure_logging
 from lightning_core.propagation.children.scope import ChildScope
 from lightning_core.propagation.children.sender import RECORDS_THREAD, sender
 from lightning_core.propagation.process_patches import ensure_patched
@@ -42,6 +41,7 @@ from lightning_core.rollouts.executors.channel import receive_bytes, send_json
 from lightning_core.rollouts.executors.groups import Processes, end_group
 from lightning_core.rollouts.executors.leftovers import adopt_orphans, any_left, processes
 from lightning_core.rollouts.executors.reference import FunctionReference
+from lightning_core.rollouts.log_format import configure_logging
 from lightning_core.trace import REWARD_FUNCTION
 
 _TOOL_THREADS = 256

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning_core.config.api_key import read_api_key
 from lightning_core.config.imports import import_callable
 from lightning_core.config.signal_sections import SignalSection, StreamKind
 from lightning_core.config.source import KeyPath
 from lightning_core.config.types import CallableName, Count, Names, Positive, Section
+from lightning_core.endpoint.api_key import read_api_key
 from lightning_core.trace import BASE, POLICY
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Forks: rollouts that repeat a recorded one up to one of its calls, and sample from there on.
 
-The agent runs again from its start. The policy endpoint answers its earlier calls from the record (`endpoint.replay`), so an
+The agent runs again from its start. The policy endpoint answers its earlier calls from the record (`recording`), so an
 agent whose tools are deterministic, or return their recorded results, sends the prompts that it sent before, token for token.
 A fork whose agent did not, is dropped, and the reason is logged and counted.
 """
@@ -13,13 +13,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from lightning_core.capture.selectors import find_selector
-from lightning_core.capture.tool_results import RecordedTool
-from lightning_core.endpoint.replay import Recording
 from lightning_core.errors import shorten
 from lightning_core.records.store import LEFT_OUT
-from lightning_core.rollouts.attempt import Job, Repeat, Rollout
+from lightning_core.rollouts.attempt import Job, Rollout
+from lightning_core.signals.forks.recording import Recording
 from lightning_core.signals.forks.replayed_tools import calls_of_tools, recorded_tools, tools_that_ran
 from lightning_core.signals.forks.section import Forks
+from lightning_core.signals.forks.tool_results import RecordedTool, ToolResults
 from lightning_core.trace import Call, Trace
 
 
@@ -89,18 +89,19 @@ def fork_job(origin: Rollout, point: Call, index: int, sample: int) -> Job:
     return replace(
         job,
         seed=fork_seed(job.seed, index, sample),
-        repeat=Repeat(recording=recording_of(trace, point), agent_seed=job.seed + origin.attempt),
-        tools=job.tools and replace(job.tools, recorded=recorded_tools(trace, point)),
+        agent_seed=job.seed + origin.attempt,
+        recorded=recording_of(trace, point),
+        tools=replace(job.tools, recorded=recorded_tools(trace, point)) if isinstance(job.tools, ToolResults) else None,
     )
 
 
 def reason_to_drop(fork: Rollout) -> str | None:
     """The reason ``fork`` is not used, or None."""
-    assert fork.job.repeat is not None, "a fork repeats another rollout"
+    recording, tools = fork.job.recorded, fork.job.tools
+    assert isinstance(recording, Recording), "a fork repeats another rollout"
     if fork.status in LEFT_OUT:
         return fork.error or fork.status
-    recorded = () if fork.job.tools is None else fork.job.tools.recorded
-    return difference(fork.job.repeat.recording, fork.trace, recorded)
+    return difference(recording, fork.trace, tools.recorded if isinstance(tools, ToolResults) else ())
 
 
 def fork_seed(seed: int, point: int, sample: int) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from lightning_core.capture.tool_results import NOT_KEPT, RESULT, RecordedTool, ToolResults
 from lightning_core.errors import ConfigError, plural
 from lightning_core.signals.forks.section import Forks
+from lightning_core.signals.forks.tool_results import NOT_KEPT, RESULT, RecordedTool, ToolResults
 from lightning_core.trace import REPLAYS, TOOL, TOOL_ARGUMENTS, Call, Trace
 
 logger = logging.getLogger(__name__)

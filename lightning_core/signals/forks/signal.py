@@ -6,9 +6,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from lightning_core.capture.repeats import COUNTED, Repeats
 from lightning_core.config import Config
 from lightning_core.errors import InfrastructureError
-from lightning_core.logs.repeats import COUNTED, Repeats
 from lightning_core.records.ledger import general_reason
 from lightning_core.rollouts.attempt import Group, Job, Rollout
 from lightning_core.rollouts.selection import trained_agents
@@ -16,6 +16,7 @@ from lightning_core.rollouts.signal import Resources, RunJobs, Signal
 from lightning_core.signals.forks.points import fork_jobs, reason_to_drop
 from lightning_core.signals.forks.replayed_tools import check_tools, count_tools, kept_tools, not_kept
 from lightning_core.signals.forks.section import Forks, forks_of
+from lightning_core.signals.forks.tool_results import ToolResults
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class ForksSignal(Signal):
     def check(self, groups: Sequence[Group]) -> None:
         """Check the names of tools against those that ran in the first training step."""
         rollouts = [r for g in groups for r in g.rollouts]
-        results = next((r.job.tools for r in rollouts if r.job.tools is not None), None)
+        results = next((tools for r in rollouts if isinstance(tools := r.job.tools, ToolResults)), None)
         if results is not None and not self._is_checked:
             self._is_checked = True
             check_tools(results, [r.trace for r in rollouts])

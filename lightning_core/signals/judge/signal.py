@@ -12,8 +12,7 @@ from lightning_core.credit import Episode
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import InfrastructureError
 from lightning_core.records.store import Store
-from lightning_core.rollouts.agent_pool import AgentPool
-from lightning_core.rollouts.attempt import Task
+from lightning_core.rollouts.attempt import AgentPool, Task
 from lightning_core.rollouts.signal import Resources, Signal
 from lightning_core.signals.judge.scores import JudgeResult, judge_group, reward_spans, with_scores
 from lightning_core.signals.judge.section import Judge, judge_of

@@ -50,7 +50,6 @@ def credit(options: argparse.Namespace) -> int:
     _rules(load_config(folder / "config.yaml", overrides))
     from lightning_core.records.configs import config_of_step
     from lightning_core.records.store import Store
-    from lightning_core.signals.forks.section import forks_of
     from lightning_core.signals.information_gain.gains import ANSWER_LOGPROBS
     from lightning_core.signals.information_gain.section import NEED
     from lightning_core.tools.cli.console import show
@@ -75,11 +74,7 @@ def credit(options: argparse.Namespace) -> int:
                 f"rewards: {needing} needs the probabilities of the tasks' answers, which this run did not record; train with "
                 "credit.information_gain"
             )
-        changes = [
-            change
-            for step, file in ((step, files[step]) for step in steps)
-            for change in recredit(store, step, rules[file], forks=forks_of(configs[file].rollouts) is not None)
-        ]
+        changes = [change for step in steps for change in recredit(store, step, configs[files[step]])]
     if not changes:
         raise ConfigError(f"the run {str(folder)!r} has no credited calls yet")
     show(make_report(changes, rules[files[steps[-1]]], len(steps), options.calls))

@@ -27,7 +27,7 @@ from lightning_core.errors import (
     os_problem,
     plural,
 )
-from lightning_core.logs.folding import configure_logging
+from lightning_core.rollouts.log_format import configure_logging
 from lightning_core.tools.cli import completion as cli_completion
 from lightning_core.tools.cli import credit as cli_credit
 from lightning_core.tools.cli import doctor as cli_doctor

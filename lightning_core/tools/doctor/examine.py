@@ -16,6 +16,7 @@ from lightning_core.observers.progress import Progress, SilentProgress
 from lightning_core.rollouts.entry_points import check_tasks, load_agent, load_reward
 from lightning_core.rollouts.interrupts import interruptible
 from lightning_core.rollouts.tasks import load_tasks, training_tasks
+from lightning_core.signals.air.section import air_of, import_rules
 from lightning_core.tools.doctor import config_values, conversations, environment, plan, rewards, tasks, wiring
 from lightning_core.tools.doctor.finding import Checks, Finding
 from lightning_core.tools.doctor.gather import gather_environment
@@ -61,6 +62,8 @@ def examine(
     check_tasks(config, [*train, *held_out])
     # As training does before it creates the run's folder.
     check_rules(config)
+    if (air := air_of(config.credit)) is not None:
+        import_rules(air)
     with suppress(MissingExtra):  # which the checks of the environment report
         make_observers(config)
     lists = tasks.TaskLists(

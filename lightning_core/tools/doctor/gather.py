@@ -28,7 +28,7 @@ from lightning_core.capture.integration import (
 from lightning_core.config import Config
 from lightning_core.config.sections import TRACKERS
 from lightning_core.errors import os_problem
-from lightning_core.hardware import processors
+from lightning_core.rollouts.hardware import processors
 from lightning_core.tools.doctor.environment import Devices, Environment, Extra
 
 _DISTRIBUTION = "lightning-rl"
@@ -152,7 +152,7 @@ def cpu_model() -> str:
 
 def _devices() -> Devices | None:
     try:
-        from lightning_core.model.torch_device import torch_machine  # loads torch
+        from lightning_core.trainers.torch.machine import torch_machine  # loads torch
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("lightning_core"):
             raise

@@ -11,7 +11,7 @@ from statistics import fmean
 
 import numpy as np
 
-from lightning_core.backends.scripted import ScriptedBackend
+from lightning_core.backends.scripted import EveryModel, ScriptedBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
 from lightning_core.config.resolve import policy_settings
@@ -26,16 +26,17 @@ from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.jobs import pick_tasks
 from lightning_core.rollouts.local_agents import capturing, open_agents
+from lightning_core.rollouts.prepare import Inputs
 from lightning_core.rollouts.refill import without_gradient
 from lightning_core.rollouts.rows import to_rows
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.session import TrainingSession, open_session
-from lightning_core.testing.playground import EveryModel, SameChat
 from lightning_core.tools.doctor.gather import free_bytes
 from lightning_core.tools.doctor.plan import Measured
 from lightning_core.tools.doctor.trial import Trial, working_time
 from lightning_core.tools.serving import ServingEndpoint
 from lightning_core.trace import BASE
+from lightning_core.trainers.plan import Plan
 from lightning_core.transitions import Row
 
 ANSWER = "ok"
@@ -86,7 +87,7 @@ def scripted_trial(setup: Setup) -> Trial:
     setup.progress.phase("scripted policy", len(tasks) * setup.attempts)
     try:
         with ExitStack() as stack:
-            providers = ServingEndpoint(every, SameChat(Chat(every.tokenizer)), routing=Routing())
+            providers = ServingEndpoint(every, Chat(every.tokenizer), routing=Routing())
             upstream = UpstreamSection(base_url=stack.enter_context(providers).url)
             config = config.model_copy(update={"policy": config.policy.model_copy(update={"upstream": upstream})})
             stack.enter_context(capturing(config))
@@ -106,8 +107,8 @@ def policy_trial(setup: Setup) -> tuple[Trial, Measured | None]:
 
     Nothing is measured if the model cannot be loaded, or if there is nothing to train on.
     """
-    from lightning_core.model.torch_device import process_memory  # loads torch
     from lightning_core.trainers.torch.checkpoint_size import checkpoint_size
+    from lightning_core.trainers.torch.machine import process_memory  # loads torch
 
     config, rollouts = setup.trial_config, list[Rollout]()
     count = config.rollouts.tasks_per_step
@@ -116,17 +117,12 @@ def policy_trial(setup: Setup) -> tuple[Trial, Measured | None]:
     )
     trial = Trial(config=setup.config, rollouts=rollouts, scripted=False)
     display = make_display(config, setup.progress)
+    inputs = Inputs(solve=setup.solve, reward=setup.reward)
+    plan = Plan(config=config, folder=setup.scratch, checkpoint=None, inputs=inputs, observers=display)
     try:
         with (
             display.watching(config, setup.scratch),
-            open_session(
-                config,
-                setup.solve,
-                folder=setup.scratch,
-                observers=display,
-                reward_function=setup.reward,
-                on_rollout=rollouts.append,
-            ) as session,
+            open_session(plan, on_rollout=rollouts.append) as session,
         ):
             groups = session.roll_out(session.pick_tasks(setup.train))
             episodes = session.annotate(groups)

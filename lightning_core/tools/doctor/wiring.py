@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from lightning_core.capture.elsewhere import CONNECTION, NO_MODEL_NAMED
 from lightning_core.capture.selectors import matches
 from lightning_core.errors import plural
-from lightning_core.propagation.clients.stamping import NO_MODEL_NAMED
-from lightning_core.propagation.sockets import CONNECTION
 from lightning_core.records.ledger import selectable_names
 from lightning_core.tools.doctor.finding import Checks, Observed
 from lightning_core.tools.doctor.trial import Trial

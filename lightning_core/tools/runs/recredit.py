@@ -6,8 +6,12 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from lightning_core.credit import CreditRules, Episode, assign_by_policy
+from lightning_core.config import Config
+from lightning_core.config.build_rules import policy_rules
+from lightning_core.credit import Episode, assign_by_policy
 from lightning_core.records.store import CallCredit, Store
+from lightning_core.signals.air.rewards import with_air_of
+from lightning_core.signals.forks.section import forks_of
 from lightning_core.trace import Trace
 from lightning_core.transitions import trace_to_transitions
 
@@ -37,7 +41,7 @@ def credited_steps(store: Store) -> list[int]:
 def step_episodes(
     store: Store, step: int, *, rollouts: Collection[str] | None = None, traces: Mapping[str, Trace] | None = None
 ) -> list[Episode]:
-    """The episodes that credit was assigned to in the update ``step``, with the trained calls.
+    """The episodes of the update ``step`` with the trained calls, as recorded. See `with_air_of` for the rewards that are not.
 
     ``rollouts``: ids of those to read; None: all. ``traces``: those that are already read, by rollout.
     """
@@ -52,14 +56,15 @@ def step_episodes(
     return episodes
 
 
-def recredit(store: Store, step: int, rules: Mapping[str, CreditRules], *, forks: bool = True) -> list[Change]:
-    """The credit of all calls in the update ``step`` with ``rules``, which must not need a critic.
+def recredit(store: Store, step: int, config: Config) -> list[Change]:
+    """The credit of all calls in the update ``step`` with the rules of ``config``, which must not need a critic.
 
-    ``forks``: whether they include forks, as with ``rollouts.forks``.
+    Calls of forks are among them if ``rollouts.forks`` is set.
     """
-    phases = {"train", "fork"} if forks else {"train"}
+    phases = {"train"} if forks_of(config.rollouts) is None else {"train", "fork"}
     ordinals = {r.id: r.ordinal for r in store.rollouts(step=step) if r.phase in phases}
-    new = assign_by_policy(step_episodes(store, step, rollouts=ordinals), rules)
+    episodes = with_air_of(config.credit, step_episodes(store, step, rollouts=ordinals))
+    new = assign_by_policy(episodes, policy_rules(config))
     return [
         Change(ordinal=ordinals[c.rollout], trained=c, value=new.values[c.call], advantage=new.advantages[c.call])
         for c in store.credit(step=step)

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from lightning_core.backends.backend import sampling_digest
 from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
 from lightning_core.chat.messages import functions_of, text_of
 from lightning_core.dialects.openai_chat_shape import function_tool
-from lightning_core.digest import sampling_digest
 from lightning_core.errors import PolicyRequestError
 from lightning_core.trace import Call, Trace
 from lightning_core.transitions import Row, Transition, transitions_to_rows

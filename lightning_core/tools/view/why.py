@@ -18,6 +18,8 @@ from lightning_core.credit.explain import Explanation, explain_credit
 from lightning_core.errors import ConfigError, describe
 from lightning_core.records.configs import config_of_step
 from lightning_core.records.store import CallCredit, RolloutRecord, Store
+from lightning_core.signals.air.rewards import with_air_of
+from lightning_core.signals.air.section import air_of
 from lightning_core.tools.runs.recredit import step_episodes
 from lightning_core.tools.view.library import file_signature
 from lightning_core.trace import Trace
@@ -56,8 +58,9 @@ def user_functions(config: Config) -> list[str]:
     names: list[str] = []
     for settings in policy_settings(config).values():
         credit = settings.credit
-        functions = [] if credit.air is None else [rule.function for rule in credit.air.rules]
-        names += [credit.rewards, credit.advantage, *(credit.group_by or ()), *functions]
+        air = air_of(credit)
+        own = [] if air is None else [rule.function for rule in air.rules]
+        names += [credit.rewards, credit.advantage, *(credit.group_by or ()), *own]
     return list(dict.fromkeys(name for name in names if is_callable_name(name)))
 
 
@@ -96,11 +99,11 @@ def explain_rollout(
         step = credit[0].step
         trained = tuple(c for c in store.credit(step=step) if rollouts is None or c.rollout in rollouts)
         key = (store.path, file_signature(file), trained)
-        explanations: Mapping[str, Explanation] | None = _EXPLAINED.get(key)
-        if explanations is None:
-            episodes = step_episodes(store, step, rollouts=rollouts, traces=traces)
-            explanations = _EXPLAINED[key] = explain_credit(episodes, rules)
-        return Why(rules=rules, explanations=explanations)
+        found: Mapping[str, Explanation] | None = _EXPLAINED.get(key)
+        if found is None:
+            episodes = with_air_of(config.credit, step_episodes(store, step, rollouts=rollouts, traces=traces))
+            found = _EXPLAINED[key] = explain_credit(episodes, rules)
+        return Why(rules=rules, explanations=found)
     except Exception as error:  # noqa: BLE001 - rules can be functions of the user
         return Why(problem=f"The credit cannot be computed again: {describe(error)}")
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from lightning_core.backends.torch.engine import TorchBackend
+from lightning_core.chat.chat import Chat
 from lightning_core.config.resolve import PolicySettings
 from lightning_core.config.trainer import TrainerSection
 from lightning_core.model.adapter_coverage import reach
@@ -10,9 +13,9 @@ from lightning_core.model.load import LoadedModel, load
 from lightning_core.model.memory import MemoryPlan, cached_bytes, plan, trained_bytes
 from lightning_core.model.merge import unmergeable
 from lightning_core.model.peft import unloadable
-from lightning_core.model.torch_device import free_memory
 from lightning_core.model.tuning import Tuning, tune_adapter, tune_weights
 from lightning_core.trainers.torch.load_check import checked
+from lightning_core.trainers.torch.machine import free_memory
 
 
 def load_policy(policy: PolicySettings) -> LoadedModel:
@@ -24,7 +27,7 @@ def load_policy(policy: PolicySettings) -> LoadedModel:
             dtype=policy.dtype,
             max_context=policy.max_context,
             gradient_checkpointing=policy.gradient_checkpointing,
-            template_kwargs=policy.chat_template_kwargs,
+            check_tokenizer=partial(Chat, template_kwargs=policy.chat_template_kwargs),
         )
     )
 

@@ -5,7 +5,7 @@ adapter_model.safetensors       the adapter; see ``model/peft.py``
 config.json, tokenizer.json, …  what belongs to a Hugging Face folder, or to an adapter
 trainer.json                    version, random state, and the fingerprint of model and tuning
 trainer/optimizer.safetensors   AdamW's moments and step counts, ``<name>/<moment>``
-trainer/critic.safetensors      the value head and its moments; only with a critic
+trainer/critic.safetensors      the value head and its moments; only with a critic, as any other `Stateful`
 
 Format 1 had the trained weights in ``weights.safetensors``, by the trainer's names, and no subfolder. It can be read.
 """
@@ -13,10 +13,10 @@ Format 1 had the trained weights in ``weights.safetensors``, by the trainer's na
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -25,10 +25,23 @@ from torch import Tensor
 
 from lightning_core.errors import TrainingError
 from lightning_core.model import peft
+from lightning_core.model.folders import whole
 from lightning_core.records.checkpoints import OPTIMIZER
 
 FORMAT = 2
-_FACTS, _STATE, _CRITIC = "trainer.json", "trainer", "critic.safetensors"
+_FACTS, _STATE = "trainer.json", "trainer"
+
+
+class Stateful(Protocol):
+    """Learns beside the policy, and is saved and loaded with it."""
+
+    def state(self) -> Mapping[str, Tensor]:
+        """All that `restore` needs."""
+        ...
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Load what `state` returned."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +55,8 @@ class Checkpoint:
     """Number of requests to the sampling engine, which seeds later requests."""
     weights: Mapping[str, Tensor]
     moments: Mapping[str, Tensor]
-    critic: Mapping[str, Tensor]
+    also: Mapping[str, Mapping[str, Tensor]]
+    """The state of each `Stateful`, by the name of its file."""
 
     def copy(self) -> Checkpoint:
         """A copy in CPU memory: a second copy of all trained weights may not fit on the GPU."""
@@ -50,8 +64,8 @@ class Checkpoint:
         def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
-        weights, moments, critic = copied(self.weights), copied(self.moments), copied(self.critic)
-        return replace(self, weights=weights, moments=moments, critic=critic)
+        also = {name: copied(tensors) for name, tensors in self.also.items()}
+        return replace(self, weights=copied(self.weights), moments=copied(self.moments), also=also)
 
 
 def optimizer_moments(optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -73,20 +87,22 @@ def restore_moments(
         optimizer.state[names[name]][key] = value.to(names[name].device, copy=True)
 
 
-def write(folder: Path, state: Checkpoint, *, weights: str) -> None:
-    """Write the rest of ``state`` beside its weights, which are in the file ``weights`` in ``folder``."""
-    (folder / _STATE).mkdir()
-    save_file(dict(state.moments), folder / _STATE / OPTIMIZER)
-    if state.critic:
-        save_file(dict(state.critic), folder / _STATE / _CRITIC)
-    facts = {
-        "format": FORMAT,
-        "weights": weights,
-        "fingerprint": state.fingerprint,
-        "version": state.version,
-        "submitted": state.submitted,
-    }
-    (folder / _FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+def write(folder: Path, state: Checkpoint, *, weights: Callable[[Path], str]) -> None:
+    """Write ``state`` to ``folder``, whole or not at all. ``weights``: writes the weights there and returns their file's name."""
+    with whole(folder) as scratch:
+        file = weights(scratch)
+        (scratch / _STATE).mkdir()
+        save_file(dict(state.moments), scratch / _STATE / OPTIMIZER)
+        for name, tensors in state.also.items():
+            save_file(dict(tensors), _file_of(scratch / _STATE, name))
+        facts = {
+            "format": FORMAT,
+            "weights": file,
+            "fingerprint": state.fingerprint,
+            "version": state.version,
+            "submitted": state.submitted,
+        }
+        (scratch / _FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
@@ -120,9 +136,12 @@ def is_adapter(folder: Path) -> bool:
     return read_facts(folder)["weights"] == peft.WEIGHTS
 
 
-def read(folder: Path, fingerprint: Mapping[str, Any], *, weights_only: bool = False) -> Checkpoint:
+def read(
+    folder: Path, fingerprint: Mapping[str, Any], *, also: Iterable[str] = (), weights_only: bool = False
+) -> Checkpoint:
     """Read a checkpoint.
 
+    ``also``: the names of the further states to read, if it has them.
     ``weights_only``: skip the moments, which are twice as large as the weights.
     Raises `TrainingError` if it is not a checkpoint, has another fingerprint, or has no moments.
     """
@@ -142,7 +161,8 @@ def read(folder: Path, fingerprint: Mapping[str, Any], *, weights_only: bool = F
         )
     try:
         moments = {} if weights_only else load_file(state / OPTIMIZER)
-        critic = {} if weights_only or not (state / _CRITIC).exists() else load_file(state / _CRITIC)
+        files = {} if weights_only else {name: _file_of(state, name) for name in also}
+        further = {name: load_file(file) for name, file in files.items() if file.exists()}
     except (OSError, SafetensorError) as error:
         raise _not_readable(folder, error) from error
     return Checkpoint(
@@ -151,8 +171,12 @@ def read(folder: Path, fingerprint: Mapping[str, Any], *, weights_only: bool = F
         submitted=facts["submitted"],
         weights=read_weights(folder),
         moments=moments,
-        critic=critic,
+        also=further,
     )
+
+
+def _file_of(folder: Path, name: str) -> Path:
+    return folder / f"{name}.safetensors"
 
 
 def _not_readable(folder: Path, error: Exception) -> TrainingError:

@@ -33,7 +33,8 @@ def checkpoint_size(trainer: Learner) -> CheckpointSize:
     state = trainer.state()
     trained = sum(tensor.nbytes for tensor in state.weights.values())
     frozen = 0
-    if trainer.policy.lora is None:
-        frozen = sum(p.nbytes for name, p in trainer.model.named_parameters() if name not in state.weights)
-    optimizer = sum(tensor.nbytes for tensor in (*state.moments.values(), *state.critic.values()))
+    if trainer.model.policy.lora is None:
+        frozen = sum(p.nbytes for name, p in trainer.model.network.named_parameters() if name not in state.weights)
+    learned = (state.moments, *state.also.values())
+    optimizer = sum(tensor.nbytes for tensors in learned for tensor in tensors.values())
     return CheckpointSize(trained=trained, frozen=frozen, optimizer=optimizer)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
+from lightning_core.backends.backend import Backend
 from lightning_core.config import Config
-from lightning_core.config.resolve import policy_settings
-from lightning_core.rollouts.signal import Critic
-from lightning_core.trace import POLICY
-from lightning_core.trainers import Trainer
+from lightning_core.config.algorithm import Algorithm
+from lightning_core.config.resolve import PolicySettings, policy_settings
+from lightning_core.config.trainer import TrainerSection
+from lightning_core.trace import BASE, POLICY
+from lightning_core.trainers import Learner, Trainer
+from lightning_core.trainers.torch.build import open_backend
+from lightning_core.trainers.torch.critic import open_critic
 from lightning_core.trainers.torch.multi_policy import MultiPolicyTrainer
+from lightning_core.trainers.torch.policy_model import PolicyModel
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.trainers.torch.vllm_trainer import VllmTrainer
 
@@ -20,23 +27,43 @@ def make_torch_trainer(config: Config, *, samples: bool = True) -> Trainer:
     policies, algorithm, settings, seed = policy_settings(config), config.algorithm, config.trainer, config.run.seed
     if config.policies:
         several = MultiPolicyTrainer(policies, algorithm, settings, seed=seed, base=config.policy.model)
-        return _trainer(several, several.critic)
+        return Trainer(
+            learner=several,
+            backend=several.backend,
+            chats=several.chats,
+            notes=several.notes,
+            critic=open_critic(several.policies),
+        )
     here = config.policy.backend == "torch"
-    trainer = TorchTrainer(policies[POLICY], algorithm, settings, seed=seed, samples=samples and here)
-    sampled: TorchTrainer | VllmTrainer = trainer
+    trainer = open_trainer(policies[POLICY], algorithm, settings, seed=seed, samples=samples and here)
+    learner: Learner = trainer
+    backend: Backend = trainer.backend
     if samples and not here:
-        sampled = VllmTrainer(trainer, url=config.policy.vllm.url, args=config.policy.vllm.args)
-    return _trainer(sampled, trainer.critic, vocabulary=trainer.vocabulary)
-
-
-def _trainer(
-    learner: TorchTrainer | MultiPolicyTrainer | VllmTrainer, critic: Critic | None, *, vocabulary: int | None = None
-) -> Trainer:
+        learner = server = VllmTrainer(trainer, url=config.policy.vllm.url, args=config.policy.vllm.args)
+        backend = server.backend
     return Trainer(
         learner=learner,
-        backend=learner.backend,
-        chats=learner.chats,
-        notes=learner.notes,
-        critic=critic,
-        vocabulary=vocabulary,
+        backend=backend,
+        chats=dict.fromkeys(backend.models, trainer.model.chat),
+        notes=trainer.model.notes,
+        critic=open_critic({POLICY: trainer}),
+        vocabulary=trainer.model.vocabulary,
     )
+
+
+def open_trainer(
+    policy: PolicySettings, algorithm: Algorithm, settings: TrainerSection, *, seed: int, samples: bool = True
+) -> TorchTrainer:
+    """The trainer of one policy, with its own engine. ``samples``: whether the engine is used.
+
+    Raises `ConfigError` for a model or settings that cannot be used.
+    """
+    model = PolicyModel(policy, algorithm, settings, seed=seed, samples=samples)
+    with ExitStack() as stack:
+        backend = open_backend(settings, model.loaded.max_context, seed=seed)
+        stack.callback(backend.close)
+        trainer = TorchTrainer(model, backend, algorithm, settings, seed=seed)
+        if model.base is not None:
+            backend.add(BASE, model.base, live=False, cached_tokens=model.memory.cache_tokens)
+        stack.pop_all()
+    return trainer

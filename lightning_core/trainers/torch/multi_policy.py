@@ -21,13 +21,14 @@ from lightning_core.errors import TrainingError
 from lightning_core.model.folders import whole
 from lightning_core.model.load import LoadedModel
 from lightning_core.model.source import resolve_model
-from lightning_core.rollouts.signal import Critic, TokenScorer
+from lightning_core.rollouts.signal import TokenScorer
 from lightning_core.trace import BASE, Floats
 from lightning_core.trainers.torch.build import load_policy, open_backend
+from lightning_core.trainers.torch.policy_model import PolicyModel
 from lightning_core.trainers.torch.proof import prove_once
 from lightning_core.trainers.torch.scorer import RowScorer
 from lightning_core.trainers.torch.trainer import TorchTrainer
-from lightning_core.transitions import Candidates, Row, Transition
+from lightning_core.transitions import Candidates, Row
 
 _FILE = "policies.json"
 
@@ -78,25 +79,29 @@ class MultiPolicyTrainer:
             stack.callback(self._backend.close)
             self.policies = {
                 name: TorchTrainer(
-                    policy,
+                    PolicyModel(
+                        policy,
+                        algorithm,
+                        settings,
+                        seed=seed,
+                        name=name,
+                        loaded=loaded[name],
+                        share=len(policies),
+                    ),
+                    self._backend,
                     algorithm,
                     settings,
                     seed=seed,
-                    name=name,
-                    loaded=loaded[name],
-                    backend=self._backend,
-                    policies=len(policies),
                 )
                 for name, policy in policies.items()
             }
             self._chats = _make_chats(loaded, policies)
-            if keeper is not None and (initial := self.policies[keeper].base) is not None:
-                cached = self.policies[keeper].cached_tokens
+            if keeper is not None and (initial := self.policies[keeper].model.base) is not None:
+                cached = self.policies[keeper].model.memory.cache_tokens
                 self._backend.add(BASE, initial, live=False, cached_tokens=cached)
                 self._chats[BASE] = self._chats[keeper]
             stack.pop_all()
         self._steps = 0
-        self._scored_by: dict[str, str] = {}  # by call id, the policy whose critic scored the call
 
     @property
     def steps(self) -> int:
@@ -106,7 +111,7 @@ class MultiPolicyTrainer:
     @property
     def notes(self) -> Sequence[str]:
         """See `Trainer.notes`."""
-        return [f"{name}: {note}" for name, trainer in self.policies.items() for note in trainer.notes]
+        return [f"{name}: {note}" for name, trainer in self.policies.items() for note in trainer.model.notes]
 
     @property
     def backend(self) -> TorchBackend:
@@ -149,30 +154,6 @@ class MultiPolicyTrainer:
     def scorer(self, model: str) -> TokenScorer:
         """See `Learner.scorer`. Each row is scored by its own policy; the configuration admits no other model."""
         return _OwnPolicies({name: trainer.scorer(model) for name, trainer in self.policies.items()})
-
-    @property
-    def critic(self) -> Critic | None:
-        """The critics of the policies; None if no policy's credit rule needs one."""
-        return self if any(trainer.critic is not None for trainer in self.policies.values()) else None
-
-    def values(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
-        """See `Critic.values`. Each call is scored by the critic of its own policy."""
-        self._scored_by |= {t.call: t.policy for t in transitions}
-        return {
-            call: value
-            for name in dict.fromkeys(t.policy for t in transitions)
-            for call, value in self.policies[name].values([t for t in transitions if t.policy == name]).items()
-        }
-
-    def fit_values(self, targets: Mapping[str, float]) -> Mapping[str, float]:
-        """See `Critic.fit_values`."""
-        metrics: dict[str, float] = {}
-        for name, trainer in self.policies.items():
-            own = {call: target for call, target in targets.items() if self._scored_by[call] == name}
-            if own:
-                metrics |= self._named(name, trainer.fit_values(own))
-        self._scored_by.clear()
-        return metrics
 
     def _named(self, name: str, metrics: Mapping[str, float]) -> dict[str, float]:
         """``metrics`` with the policy's name as prefix, unless there is only one policy."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_core.digest import sampling_digest
+from lightning_core.backends.backend import sampling_digest
 from lightning_core.errors import ProofError, TrainingError
 from lightning_core.trace import Floats
 from lightning_core.trainers.torch.packing import Ints, PackedBatch

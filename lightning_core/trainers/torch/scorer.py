@@ -12,10 +12,11 @@ from lightning_core.config.resolve import PolicySettings
 from lightning_core.errors import ConfigError
 from lightning_core.model.compute import ComputePlan
 from lightning_core.model.load import LoadedModel
-from lightning_core.trace import Floats
+from lightning_core.trace import BASE, POLICY, Floats
 from lightning_core.trainers.torch.build import load_policy
 from lightning_core.trainers.torch.forward import Forward, Reference
 from lightning_core.trainers.torch.packing import PackedBatch, pack_rows, pad_rows
+from lightning_core.trainers.torch.policy_model import PolicyModel
 from lightning_core.transitions import Candidates, Row
 
 
@@ -57,6 +58,27 @@ class RowScorer:
     def _pack(self, rows: Sequence[Row]) -> Sequence[PackedBatch]:
         pack = pad_rows if self.path.geometry is None else pack_rows
         return pack(rows, range(len(rows)), budget=self.budget)
+
+
+def open_scorer(
+    policy: PolicyModel, model: str, *, prepared: Callable[[], AbstractContextManager[object]]
+) -> RowScorer:
+    """The scorer of ``model`` in the trainer of ``policy``; see `Learner.scorer`. ``prepared``: see `RowScorer`."""
+    path = policy.path
+    forward: Forward | Reference
+    if model == POLICY:
+        forward = policy.forward
+    elif model == BASE:
+        forward = policy.reference
+    else:
+        forward, path = load_other(model, policy.policy, policy.loaded)
+    return RowScorer(
+        forward=forward,
+        path=path,
+        budget=policy.memory.micro_batch_tokens,
+        vocabulary=policy.vocabulary,
+        prepared=prepared,
+    )
 
 
 def load_other(model: str, settings: PolicySettings, own: LoadedModel) -> tuple[Reference, ComputePlan]:

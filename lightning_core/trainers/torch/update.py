@@ -1,46 +1,75 @@
-"""One optimizer update: the gradient of a mini-batch, summed over its micro-batches, and the step on the weights."""
+"""The optimizer updates of a step. One update: the gradient of a mini-batch, summed over its micro-batches, and the step on the weights."""
 
 from __future__ import annotations
 
 from collections import Counter
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 
 import torch
 
+from lightning_core.config.algorithm import Algorithm
+from lightning_core.config.build_rules import checked_loss
 from lightning_core.config.trainer import TrainerSection
-from lightning_core.model.load import LoadedModel
-from lightning_core.model.tuning import Tuning
-from lightning_core.trainers.torch.forward import Forward, Reference
-from lightning_core.trainers.torch.mini_batches import CROSS_ENTROPY, FORWARD_KL, MiniBatch, Update
+from lightning_core.trainers.torch.mini_batches import (
+    CROSS_ENTROPY,
+    FORWARD_KL,
+    MiniBatch,
+    Update,
+    split_rollouts,
+    step_metrics,
+)
+from lightning_core.trainers.torch.objective import Objective, rows_to_train
 from lightning_core.trainers.torch.optimizer import MasterOptimizer
+from lightning_core.trainers.torch.policy_model import PolicyModel
 from lightning_core.trainers.torch.proof import prove_batch, prove_sampler
+from lightning_core.transitions import Row
 
 
 class Updater:
-    """Updates the weights of ``tuning``, the trained weights of the model ``loaded``.
+    """Updates the trained weights of ``model``.
 
-    Its methods must run inside ``tuning.active()``.
+    `step` must run inside ``model.tuning.active()``.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        tuning: Tuning,
-        settings: TrainerSection,
-        *,
-        learning_rate: float,
-    ) -> None:
-        self._loaded = loaded
-        self._tuning = tuning
+    def __init__(self, model: PolicyModel, algorithm: Algorithm, settings: TrainerSection, *, seed: int) -> None:
+        """Raises `ConfigError` for an ``algorithm`` whose settings cannot be combined."""
+        checked_loss(algorithm)
+        self.algorithm = algorithm
+        self._model = model
+        self._forward = model.forward
+        self._tuning = model.tuning
         self._settings = settings
-        with tuning.active():
-            self.forward = Forward(loaded.model, loaded.path, loaded.constraints)
-        self.optimizer = MasterOptimizer(tuning, settings, learning_rate)
+        self._seed = seed
+        self.optimizer = MasterOptimizer(model.tuning, settings, model.policy.learning_rate)
+
+    @property
+    def updates_per_step(self) -> int:
+        """Number of updates of a step for each of its mini-batches."""
+        return self.algorithm.updates_per_step
+
+    def mini_batches(self, rows: Sequence[Row], step: int) -> list[MiniBatch]:
+        """The mini-batches of ``rows`` that have a gradient, in the order of their updates."""
+        found: list[MiniBatch] = []
+        for part in split_rollouts(rows, self.algorithm.mini_batches, seed=f"{self._seed}:{step}"):
+            batches = self._model.pack(part, rows_to_train(part, self.algorithm))
+            if batches:
+                objective = Objective(self.algorithm, part, batches, self._model.device)
+                found.append(MiniBatch(rows=part, batches=batches, objective=objective))
+        return found
+
+    def step(self, parts: Sequence[MiniBatch], step: int) -> Mapping[str, float]:
+        """Make the updates of a step, whose mini-batches are ``parts``; returns its metrics. ``step``: as for `update`."""
+        if self.algorithm.importance is not None:
+            for part in parts[1:]:  # the proximal policy is that of the start of the step
+                self.precompute_logprobs(part)
+        order = list(parts) * self.updates_per_step
+        updates = [self.update(part, step, compare=number == 0) for number, part in enumerate(order)]
+        return step_metrics(parts, updates)
 
     @torch.no_grad()
     def precompute_logprobs(self, part: MiniBatch) -> None:
         """Give the objective of ``part`` all of its logprobs under the current weights."""
-        part.objective.precompute_logprobs([self.forward.logprobs(batch, part.rows)[0] for batch in part.batches])
+        part.objective.precompute_logprobs([self._forward.logprobs(batch, part.rows)[0] for batch in part.batches])
 
     def update(self, part: MiniBatch, step: int, *, compare: bool) -> Update:
         """Update the weights once. ``step``: the number of steps before this one.
@@ -57,9 +86,11 @@ class Updater:
         for number, batch in enumerate(part.batches):
             prove_batch(rows, batch, objective.sampled[number])
             if algorithm.kl is not None and number not in objective.references:
-                objective.references[number] = objective.sampled_only(number, self.reference.logprobs(batch, rows))
+                objective.references[number] = objective.sampled_only(
+                    number, self._model.reference.logprobs(batch, rows)
+                )
             kl_term = objective.kl_terms[number]
-            logprobs, entropy_E = self.forward.logprobs(
+            logprobs, entropy_E = self._forward.logprobs(
                 batch,
                 rows,
                 entropy=algorithm.entropy_weight > 0,
@@ -90,12 +121,3 @@ class Updater:
             maxima=maxima,
             terms={name: (terms[name], count) for name, count in part.tokens_of_terms.items() if count},
         )
-
-    @cached_property
-    def reference(self) -> Reference:
-        """Passes through the initial weights; with an adapter these are the same model without it."""
-        assert self._tuning.base is not None
-        model, context = self._tuning.base
-        if model is self._loaded.model:
-            return Reference(self.forward, context)
-        return Reference(Forward(model, self._loaded.path, self._loaded.constraints), context)

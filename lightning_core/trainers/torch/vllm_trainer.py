@@ -11,16 +11,16 @@ from pathlib import Path
 from lightning_core.backends.vllm.api import CPU_ARGS
 from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.backends.vllm.server import serve_vllm
-from lightning_core.chat.chat import Chat
 from lightning_core.errors import ConfigError
 from lightning_core.model.source import resolve_model
+from lightning_core.trace import POLICY
 from lightning_core.trainers.torch.scorer import RowScorer
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
 
 
 class VllmTrainer:
-    """A `Trainer` whose policy is sampled by a vLLM server.
+    """A `Learner` whose policy is sampled by a vLLM server.
 
     ``trainer`` updates the weights, which are pushed to the server after each step.
     """
@@ -36,19 +36,19 @@ class VllmTrainer:
         self._untied = False
         with ExitStack() as stack:
             stack.callback(trainer.close)
-            if reason := trainer.unmergeable:
+            if reason := trainer.model.unmergeable:
                 raise ConfigError(
                     f"policy.backend: vllm needs adapters merged into the weights, and {reason}; use policy.backend: torch, "
                     "policy.tuning: full, or other policy.lora.target_modules"
                 )
             limit = trainer.backend.max_context
             server = url or stack.enter_context(self._serve(limit, args))
-            self._backend = VllmBackend(server, max_context=limit)
+            self._backend = VllmBackend(server, model=POLICY, max_context=limit)
             stack.callback(self._backend.close)
-            if self._backend.served.device == "cpu" and trainer.tied and not self._untied:
+            if self._backend.served.device == "cpu" and trainer.model.tied and not self._untied:
                 raise ConfigError(
                     f"the vLLM server {server} runs on a CPU, where it cannot replace the weights of an output layer "
-                    f"that is tied to the embeddings, as in {trainer.policy.model!r}; leave policy.vllm.url out: a "
+                    f"that is tied to the embeddings, as in {trainer.model.policy.model!r}; leave policy.vllm.url out: a "
                     "server that Lightning starts gets an untied copy of the model"
                 )
             if url is not None:
@@ -60,35 +60,20 @@ class VllmTrainer:
         """Start a server for the block; yields its URL."""
         trainer = self._trainer
         with tempfile.TemporaryDirectory(prefix="lightning-model-") as folder:
-            model = resolve_model(trainer.policy.model)
-            if trainer.device == "cpu":
+            model = resolve_model(trainer.model.policy.model)
+            if trainer.model.device.type == "cpu":
                 args = (*CPU_ARGS, *args)
-                if trainer.tied:
+                if trainer.model.tied:
                     self._untied = True
                     model = folder
                     trainer.save_pretrained(Path(folder), untied=True)
-            with serve_vllm(model, dtype=trainer.dtype, max_context=max_context, args=args) as url:
+            with serve_vllm(model, dtype=trainer.model.dtype, max_context=max_context, args=args) as url:
                 yield url
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """See `Trainer.notes`."""
-        return self._trainer.notes
-
-    @property
-    def steps(self) -> int:
-        """Number of completed steps."""
-        return self._trainer.steps
 
     @property
     def backend(self) -> VllmBackend:
         """See `Trainer.backend`."""
         return self._backend
-
-    @property
-    def chats(self) -> Mapping[str, Chat]:
-        """See `Trainer.chats`."""
-        return {name: self._trainer.chats[name] for name in self._backend.models}
 
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
         """See `Learner.step`. Raises `InfrastructureError` if the server rejects the new weights."""

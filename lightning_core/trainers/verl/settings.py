@@ -12,7 +12,6 @@ from typing import Any
 
 from lightning_core.config import Config
 from lightning_core.config.build_rules import loss_rule
-from lightning_core.config.checks_verl import rows_per_rollout
 from lightning_core.config.policies import Lora
 from lightning_core.config.rule_names import importable
 from lightning_core.config.signal_sections import stream_kinds
@@ -21,6 +20,7 @@ from lightning_core.credit import LOSSES
 from lightning_core.trainers.verl.estimator import ESTIMATOR, SETTINGS
 from lightning_core.trainers.verl.policy_loss import OWN_LOSS, loss_mode
 from lightning_core.trainers.verl.rows import SIGNAL
+from lightning_core.trainers.verl.supports import rows_per_rollout
 
 MANAGER = "lightning_core.trainers.verl.manager.LightningManager"
 OPTIMIZER = "lightning_core.trainers.verl.optimizer"

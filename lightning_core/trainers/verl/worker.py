@@ -11,10 +11,10 @@ from typing import Any
 from lightning_core.backends.verl import LLMClient, VerlBackend
 from lightning_core.config import Config
 from lightning_core.endpoint.routing import Routing
-from lightning_core.model.source import load_tokenizer
 from lightning_core.rollouts.attempt import Attempt, Job
 from lightning_core.rollouts.entry_points import load_agent, load_reward
 from lightning_core.rollouts.local_agents import capturing, open_agents
+from lightning_core.trace import POLICY
 from lightning_core.trainers.verl.policy_chat import open_chat
 
 
@@ -29,9 +29,8 @@ class RolloutWorker:
     ) -> None:
         if Path(folder).is_dir():
             os.chdir(folder)
-        tokenizer: Any = load_tokenizer(model)
-        chat = open_chat(config, model, tokenizer)
-        backend = VerlBackend(client, max_context=max_context)
+        chat = open_chat(config, model)
+        backend = VerlBackend(client, model=POLICY, max_context=max_context)
         self._open = ExitStack()
         self._open.enter_context(capturing(config))
         self._agents = self._open.enter_context(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pydantic_ai import Agent, ModelRetry
 
-from lightning_core.credit import Air, Episode
-from lightning_core.credit.air import with_air
+from lightning_core.credit import Episode
+from lightning_core.signals.air.rewards import with_air
+from lightning_core.signals.air.section import Air
 from lightning_core.testing import open_playground
 from lightning_core.testing.programs import answer_prompt
 from lightning_core.transitions import trace_to_transitions

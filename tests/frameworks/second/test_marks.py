@@ -18,7 +18,7 @@ from minisweagent.models.litellm_model import LitellmModel
 from pydantic import BaseModel
 
 from lightning_core import trainable
-from lightning_core.propagation.sockets import CONNECTION
+from lightning_core.capture.elsewhere import CONNECTION
 from lightning_core.testing import Playground, tool_call
 from lightning_core.trace import REASON
 from tests.frameworks.naming import Naming, question, request

@@ -11,8 +11,8 @@ import torch
 from lightning_core.config.credit import CriticSection
 from lightning_core.errors import TrainingError
 from lightning_core.model.source import load_model
-from lightning_core.trainers.torch.trainer import TorchTrainer
-from lightning_core.trainers.torch.value_head import ValueHead
+from lightning_core.trainers.torch.critic import TorchCritic, ValueHead
+from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.transitions import Transition
 from tests.trainers.sections import parts
 
@@ -47,12 +47,13 @@ def test_its_features_are_the_hidden_states_at_the_ends_of_prompts(tiny_llama: P
         transition("other", [5, 6, 7], [80, 90, 91], 0, rollout="s"),
     ]
     config = CriticSection(learning_rate=0.05, epochs=400)
-    trainer = TorchTrainer(**parts(critic=config, model=str(tiny_llama), dtype="float32", micro_batch_tokens=6))
+    trainer = open_trainer(**parts(model=str(tiny_llama), dtype="float32", micro_batch_tokens=6))
+    trained = TorchCritic(trainer, config)
     try:
-        assert dict(trainer.values(calls)) == {"one": 0, "two": 0, "fork": 0, "other": 0}
+        assert dict(trained.values(calls)) == {"one": 0, "two": 0, "fork": 0, "other": 0}
         targets = {"one": 1.0, "two": -1.0, "fork": 0.5, "other": 1.0}
-        trainer.fit_values(targets)
-        found = trainer.values(calls)
+        trained.fit_values(targets)
+        found = trained.values(calls)
     finally:
         trainer.close()
     assert found["one"] == pytest.approx(found["other"], abs=1e-5), "the same prompt"
@@ -76,10 +77,26 @@ def test_the_critic_cannot_learn_from_calls_without_a_value():
         critic.learn({"a": 1.0})
 
 
-def test_a_trainer_without_a_critic_raises_an_error(tiny_llama: Path):
-    trainer = TorchTrainer(**parts(model=str(tiny_llama), dtype="float32"))
+def test_a_checkpoint_has_the_critic(tiny_llama: Path, tmp_path: Path):
+    """The trainer does not know what it saves with the weights."""
+    options, calls = parts(model=str(tiny_llama), dtype="float32"), [transition("one", [5, 6], [7], 0)]
+    trainer = open_trainer(**options)
+    critic = TorchCritic(trainer, CriticSection(learning_rate=0.05))
     try:
-        with pytest.raises(TrainingError, match=r"no critic; set credit\.rewards: gae"):
-            trainer.values([transition("one", [5], [6], 0)])
+        critic.values(calls)
+        critic.fit_values({"one": 1.0})
+        learned = dict(critic.values(calls))
+        trainer.save(tmp_path / "checkpoint")
     finally:
         trainer.close()
+    assert learned["one"] != 0
+    assert (tmp_path / "checkpoint" / "trainer" / "critic.safetensors").is_file()
+    resumed = open_trainer(**options)
+    try:
+        resumed.load(tmp_path / "checkpoint")  # without a critic its state is left out
+        critic = TorchCritic(resumed, CriticSection())
+        assert dict(critic.values(calls)) == {"one": 0}
+        resumed.load(tmp_path / "checkpoint")
+        assert dict(critic.values(calls)) == learned
+    finally:
+        resumed.close()

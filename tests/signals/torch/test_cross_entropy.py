@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.model.source import load_model
+from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row, RowStreams
 from tests.tiny_model import make_tiny_model
@@ -31,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make(trainers: list[TorchTrainer], folder: Path, algorithm: Algorithm, **options: Any) -> TorchTrainer:
-    trainers.append(TorchTrainer(**parts(model=str(folder), dtype="float32", algorithm=algorithm, **options)))
+    trainers.append(open_trainer(**parts(model=str(folder), dtype="float32", algorithm=algorithm, **options)))
     return trainers[-1]
 
 
@@ -67,7 +68,7 @@ def by_torch(folder: Path, weights: Sequence[Sequence[tuple[int, float]]]) -> tu
 def gradients(trainer: TorchTrainer, batch: Sequence[Row]) -> tuple[dict[str, Tensor], dict[str, float]]:
     """The gradient of a step, read where the optimizer would take it, and the step's metrics."""
     found: dict[str, Tensor] = {}
-    masters = trainer._tuning.masters
+    masters = trainer.model.tuning.masters
 
     def keep(*_: object) -> None:
         found.update({name: tensor.grad.clone() for name, tensor in masters.items() if tensor.grad is not None})

@@ -150,7 +150,7 @@ def test_loss_and_gradient_are_those_of_the_divergence(
     trainer = make(trainers, folder, Algorithm(), grad_clip=1e9, micro_batch_tokens=micro_batch)
     found, metrics = gradients(trainer, taught(batch, trainer.scorer(str(teacher)).candidates(batch, count)))
 
-    assert (trainer.path.geometry is None) == (policy == "hybrid")
+    assert (trainer.model.path.geometry is None) == (policy == "hybrid")
     divergences, expected = by_torch(folder, teacher, count, (1 / 12, 1 / 9))
     loss = WEIGHT * (np.mean(divergences[:4]) + np.mean(divergences[4:])) / 3
     assert metrics["loss"] == pytest.approx(loss, rel=1e-4)
@@ -206,11 +206,11 @@ def test_candidates_beyond_the_policys_vocabulary_are_not_named(trainers: list[T
 def test_candidates_are_among_the_allowed_tokens(trainers: list[TorchTrainer], folder: Path) -> None:
     """The teacher's distribution at a constrained token is that of sampling."""
     trainer = make(trainers, folder, Algorithm())
-    tokens = trainer.tokenizer.encode("true", add_special_tokens=False)
+    tokens = trainer.model.tokenizer.encode("true", add_special_tokens=False)
     params = SamplingParams(max_tokens=8, stop_token_ids=frozenset({258}), json_schema=json.dumps({"type": "boolean"}))
     row = make_row(([5, 6, 7], False), (tokens, True), temperature=TEMPERATURE, constraint=params.constraint)
     (found,) = trainer.scorer(str(folder)).candidates([row], 1000).values()
-    allowed = Constraints(trainer.tokenizer, found.token_ids_TK.shape[1]).allowed(params.constraint or "", tokens)
+    allowed = Constraints(trainer.model.tokenizer, found.token_ids_TK.shape[1]).allowed(params.constraint or "", tokens)
     for ids_K, logprobs_K, allowed_V in zip(found.token_ids_TK, found.logprobs_TK, allowed, strict=True):
         assert set(ids_K[np.isfinite(logprobs_K)].tolist()) == set(np.flatnonzero(allowed_V).tolist())
         assert np.exp(logprobs_K).sum() == pytest.approx(1.0, abs=1e-4)

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from lightning_core.capture import rollout, scope
 from lightning_core.errors import TrainingError, visible
-from lightning_core.logs.folding import FoldingFormatter
 from lightning_core.observers.progress import LiveProgress, PlainProgress
 from lightning_core.records.store import Store
+from lightning_core.rollouts.log_format import FoldingFormatter
 from lightning_core.tools.cli.console import show
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.doctor import Finding

@@ -57,9 +57,9 @@ def trainer_logprobs(run: Path, checkpoint: str, ids: list[list[int]], policy: s
         rows = [make_row((tokens[:1], False), (tokens[1:], True), rollout=str(i)) for i, tokens in enumerate(ids)]
         found: list[NDArray[Any]] = []
         for index in range(len(rows)):
-            (batch,) = own._pack(rows, [index])
-            with torch.no_grad(), own._tuning.active():
-                found.append(own._updater.forward.logprobs(batch, rows)[0].float().numpy())
+            (batch,) = own.model.pack(rows, [index])
+            with torch.no_grad(), own.model.tuning.active():
+                found.append(own.model.forward.logprobs(batch, rows)[0].float().numpy())
         return found
     finally:
         trainer.close()

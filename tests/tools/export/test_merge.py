@@ -14,7 +14,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.merge import merge
 from lightning_core.tools.cli.main import main
-from lightning_core.trainers.torch.trainer import TorchTrainer
+from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.vllm_trainer import VllmTrainer
 from tests.model.families import FAMILIES, make_family
 from tests.tools.export.runs import FEW, TOLERANCE, difference, model_logprobs, sequences, train, trainer_logprobs
@@ -79,15 +79,15 @@ def test_layers_that_share_a_weight_keep_their_own_adapters(tmp_path: Path, caps
     ],
 )
 def test_the_notes_say_at_the_start_what_cannot_be_exported(family: str, note: str | None, tmp_path: Path) -> None:
-    trainer = TorchTrainer(**parts(model=str(make_family(FAMILIES[family], tmp_path)), tuning="lora"))
+    trainer = open_trainer(**parts(model=str(make_family(FAMILIES[family], tmp_path)), tuning="lora"))
     trainer.close()
-    found = [text.partition(" since ")[0] for text in trainer.notes if " since " in text]
+    found = [text.partition(" since ")[0] for text in trainer.model.notes if " since " in text]
     assert found == ([] if note is None else [note])
 
 
 def test_vllm_is_refused_before_it_starts_if_it_cannot_get_the_merged_weights(tmp_path: Path) -> None:
     base = make_family(FAMILIES["zamba2"], tmp_path)
-    trainer = TorchTrainer(**parts(model=str(base), tuning="lora"))
+    trainer = open_trainer(**parts(model=str(base), tuning="lora"))
     with pytest.raises(ConfigError, match="needs adapters merged into the weights, and the weights of"):
         VllmTrainer(trainer, url="http://127.0.0.1:9", args=())
     with pytest.raises(ConfigError, match="the adapter cannot be merged"):

@@ -23,7 +23,6 @@ from lightning_core.observers.progress import SilentProgress
 from lightning_core.records.checkpoints import checkpoints, choose_checkpoint
 from lightning_core.records.report import read_metrics
 from lightning_core.records.store import Store
-from lightning_core.testing.playground import SameChat
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.serving import ServingEndpoint
 from lightning_core.tools.sft.examples import Selection
@@ -68,7 +67,7 @@ def recorded(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     teacher = ScriptedBackend(lambda _: SECRET, models=("teacher",))
     folder = tmp_path_factory.mktemp("teacher") / "run"
     folder.mkdir()
-    with ServingEndpoint(teacher, SameChat(Chat(teacher.tokenizer)), routing=Routing()) as server:
+    with ServingEndpoint(teacher, Chat(teacher.tokenizer), routing=Routing()) as server:
         own = settings(model, folder.parent)
         own["policy"]["upstream"] = {"base_url": server.url}
         own["agents"] = {"frozen": {"clerk": "teacher"}}

@@ -20,6 +20,7 @@ from lightning_core.config.build_rules import policy_rules
 from lightning_core.credit import Episode, assign_by_policy
 from lightning_core.records.store import RolloutRecord, Store
 from lightning_core.rollouts.jobs import call_credits
+from lightning_core.signals.air.rewards import with_air_of
 from lightning_core.testing.playground import Playground, open_playground, tool_call
 from lightning_core.trace import LOGPROBS_AFTER, SpanRecord, spans_to_trace
 from lightning_core.transitions import trace_to_transitions
@@ -131,7 +132,8 @@ def assign_with(store: Store, step: int, config: Config) -> None:
         Episode(trace=t, transitions=trace_to_transitions(t, agents=config.agents.named), rewards=t.rewards)
         for t in traces
     ]
-    store.add_credit(call_credits(episodes, assign_by_policy(episodes, policy_rules(config)), step))
+    credit = assign_by_policy(with_air_of(config.credit, episodes), policy_rules(config))
+    store.add_credit(call_credits(episodes, credit, step))
 
 
 def trainable(number: int, *, agent: str = AGENT, model: str = "policy", tokens: int = 3) -> dict[str, Any]:

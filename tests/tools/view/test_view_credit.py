@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from lightning_core.config import load_config
-from lightning_core.config.build_rules import policy_rules
 from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, REWARD_RULES
 from lightning_core.records.store import Store
 from lightning_core.tools.runs.recredit import compare_agents, most_changed, recredit
@@ -60,9 +59,7 @@ def test_the_page_has_the_numbers_of_the_command(
 ) -> None:
     run = sample_folder / "sample"
     with Store(run / "store.db", read_only=True) as store:
-        changes = recredit(
-            store, 0 if "step=0" in query else 1, policy_rules(load_config(run / "config.yaml", overrides))
-        )
+        changes = recredit(store, 0 if "step=0" in query else 1, load_config(run / "config.yaml", overrides))
     html = sample.get(f"{PAGE}?{query}").raise_for_status().text
     (agent,) = compare_agents(changes)
     correlation = "–" if agent.correlation is None else f"{agent.correlation:.3f}"
@@ -114,7 +111,7 @@ def test_a_run_without_credit_has_a_form_and_no_numbers(tmp_path: Path) -> None:
 def test_the_plot_has_one_scale_and_joins_equal_calls(sample_folder: Path) -> None:
     run = sample_folder / "sample"
     with Store(run / "store.db", read_only=True) as store:
-        changes = recredit(store, 1, policy_rules(load_config(run / "config.yaml")))
+        changes = recredit(store, 1, load_config(run / "config.yaml"))
     plot = make_scatter(changes)
     assert sum(dot.calls for dot in plot.dots) == 8
     assert len(plot.dots) < 8

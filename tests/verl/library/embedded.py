@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lightning_core.config.algorithm import Algorithm
+from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.packing import pack_rows
-from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
 from tests.trainers.sections import parts
 from tests.verl.library.step import Weights, moved
@@ -23,10 +23,10 @@ class Embedded:
     """A `TorchTrainer` whose weights differ from the initial ones."""
 
     def __init__(self, folder: Path) -> None:
-        self._trainer = TorchTrainer(
+        self._trainer = open_trainer(
             **parts(model=str(folder), dtype="float32", keep_base=True, grad_clip=1e9, threads=1)
         )
-        base = {name: master.detach().clone() for name, master in self._trainer._tuning.masters.items()}
+        base = {name: master.detach().clone() for name, master in self._trainer.model.tuning.masters.items()}
         now = moved(base, seed=1)
         self.weights = {"base": base, "now": now, "later": moved(now, seed=2)}
         """The initial weights, those at the start of each step, and those after its first update."""
@@ -34,15 +34,15 @@ class Embedded:
 
     @torch.no_grad()
     def _load(self, name: str) -> None:
-        for parameter, master in self._trainer._tuning.masters.items():
+        for parameter, master in self._trainer.model.tuning.masters.items():
             master.copy_(self.weights[name][parameter])
-        self._trainer._tuning.publish()
+        self._trainer.model.tuning.publish()
 
     def logprobs(self, row: Row) -> Any:
         """The policy's logprobs of the row's sampled tokens."""
         (batch,) = pack_rows([row], [0], budget=ALL)
         with torch.no_grad():
-            return self._trainer._updater.forward.logprobs(batch, [row])[0].numpy()
+            return self._trainer.model.forward.logprobs(batch, [row])[0].numpy()
 
     def gradients(self, rows: Sequence[Row], algorithm: Algorithm) -> tuple[Weights, dict[str, float]]:
         """The gradient of a step's last update, by parameter, and the step's metrics."""
@@ -50,10 +50,10 @@ class Embedded:
 
         def take(*_: object) -> None:
             nonlocal found
-            found = {n: t.grad.clone() for n, t in self._trainer._tuning.masters.items() if t.grad is not None}
+            found = {n: t.grad.clone() for n, t in self._trainer.model.tuning.masters.items() if t.grad is not None}
             self._load("later")
 
-        self._trainer.algorithm = algorithm
+        self._trainer._updater.algorithm = algorithm
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(self._trainer._updater.optimizer.adamw, "step", take)
             metrics = self._trainer.step(rows)

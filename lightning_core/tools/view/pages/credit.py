@@ -14,7 +14,6 @@ from lightning_core.config.build_rules import policy_rules
 from lightning_core.errors import ConfigError, describe
 from lightning_core.records.configs import config_of_step
 from lightning_core.records.store import Store
-from lightning_core.signals.forks.section import forks_of
 from lightning_core.tools.runs.recredit import compare_agents, credited_steps, most_changed, recredit
 from lightning_core.tools.view.library import Library
 from lightning_core.tools.view.render import page
@@ -71,18 +70,13 @@ def _steps(text: str | None, steps: Sequence[int]) -> Sequence[int]:
 
 def _results(store: Store, configs: Mapping[int, Config]) -> Mapping[str, Any]:
     """The changes of all calls in the steps of ``configs``. Raises `ConfigError` if the rules cannot be computed."""
-    rules = {step: policy_rules(config) for step, config in configs.items()}
-    for r in (r for by_policy in rules.values() for r in by_policy.values()):
-        if r.needs_values:
+    for own in (own for config in configs.values() for own in policy_rules(config).values()):
+        if own.needs_values:
             raise ConfigError(
-                f"rewards: {r.reward_rule.name!r} needs a critic's values, which are available in training only; choose another rule"
+                f"rewards: {own.reward_rule.name!r} needs a critic's values, which are available in training only; choose another rule"
             )
     try:
-        changes = [
-            change
-            for step, by_policy in rules.items()
-            for change in recredit(store, step, by_policy, forks=forks_of(configs[step].rollouts) is not None)
-        ]
+        changes = [change for step, config in configs.items() for change in recredit(store, step, config)]
     except Exception as error:
         raise ConfigError(f"the rules failed: {describe(error)}") from error
     return {

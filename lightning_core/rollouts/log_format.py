@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import re
 
+from lightning_core.capture.repeats import Repeats
 from lightning_core.errors import shorten, visible
-from lightning_core.logs.repeats import Repeats
 
 _MOST_LINES = 30
 _LAST_LINES = 10

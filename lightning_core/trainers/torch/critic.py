@@ -17,9 +17,11 @@ from torch import Tensor
 
 from lightning_core.config.credit import CriticSection
 from lightning_core.errors import TrainingError
+from lightning_core.rollouts.signal import Critic
 from lightning_core.trainers.torch.checkpoint import optimizer_moments, restore_moments
 from lightning_core.trainers.torch.packing import PackedBatch
-from lightning_core.transitions import Row
+from lightning_core.trainers.torch.trainer import TorchTrainer
+from lightning_core.transitions import Row, Transition, transitions_to_rows
 
 
 def prompt_states(batch: PackedBatch, rows: Sequence[Row], hidden_PH: Tensor) -> dict[str, Tensor]:
@@ -96,3 +98,66 @@ class ValueHead:
             parameter.copy_(state[name])
         moments = {name: tensor for name, tensor in state.items() if name not in self._parameters}
         restore_moments(self._optimizer, self._parameters, moments)
+
+
+class TorchCritic:
+    """A `Critic` on the hidden states of one policy."""
+
+    def __init__(self, trainer: TorchTrainer, config: CriticSection) -> None:
+        """``trainer``: the policy's. Its checkpoints have the critic from now on."""
+        self._trainer = trainer
+        self._head = ValueHead(trainer.model.width, config, trainer.model.device)
+        trainer.also_saved["critic"] = self._head
+
+    def values(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
+        """See `Critic.values`."""
+        model, rows = self._trainer.model, transitions_to_rows(transitions)
+        states: dict[str, Tensor] = {}
+        with self._trainer.paused(), torch.no_grad():
+            for batch in model.pack(rows, range(len(rows))):
+                states |= prompt_states(batch, rows, model.forward.hidden(batch))
+        return self._head.expected(states)
+
+    def fit_values(self, targets: Mapping[str, float]) -> Mapping[str, float]:
+        """See `Critic.fit_values`."""
+        return self._head.learn(targets)
+
+
+class PolicyCritics:
+    """The `Critic` of several policies: each call is scored by the critic of its own policy."""
+
+    def __init__(self, critics: Mapping[str, TorchCritic], *, prefixed: bool) -> None:
+        """``critics``: by policy. ``prefixed``: whether metrics have the policy's name as prefix."""
+        self._critics = critics
+        self._prefixed = prefixed
+        self._scored_by: dict[str, str] = {}  # by call id, the policy whose critic scored the call
+
+    def values(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
+        """See `Critic.values`."""
+        self._scored_by |= {t.call: t.policy for t in transitions}
+        return {
+            call: value
+            for name in dict.fromkeys(t.policy for t in transitions)
+            for call, value in self._critics[name].values([t for t in transitions if t.policy == name]).items()
+        }
+
+    def fit_values(self, targets: Mapping[str, float]) -> Mapping[str, float]:
+        """See `Critic.fit_values`."""
+        metrics: dict[str, float] = {}
+        for name, critic in self._critics.items():
+            own = {call: target for call, target in targets.items() if self._scored_by[call] == name}
+            if own:
+                prefix = f"{name}/" if self._prefixed else ""
+                metrics |= {f"{prefix}{key}": value for key, value in critic.fit_values(own).items()}
+        self._scored_by.clear()
+        return metrics
+
+
+def open_critic(trainers: Mapping[str, TorchTrainer]) -> Critic | None:
+    """The critics of the policies that ``trainers`` train, by name; None if no policy's credit rule needs one."""
+    critics = {
+        name: TorchCritic(trainer, trainer.model.policy.critic)
+        for name, trainer in trainers.items()
+        if trainer.model.policy.critic is not None
+    }
+    return PolicyCritics(critics, prefixed=len(trainers) > 1) if critics else None

@@ -8,8 +8,8 @@ import uuid
 
 import pytest
 
-from lightning_core.logs.folding import FirstOfEach, FoldingFormatter
 from lightning_core.rollouts import failure_log
+from lightning_core.rollouts.log_format import FirstOfEach, FoldingFormatter
 
 
 @pytest.fixture

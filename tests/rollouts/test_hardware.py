@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_core.hardware import MemoryGroup, memory_groups, total_memory
+from lightning_core.rollouts.hardware import MemoryGroup, memory_groups, total_memory
 
 
 def write(folder: Path, **files: str) -> None:

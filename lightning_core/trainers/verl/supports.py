@@ -1,4 +1,4 @@
-"""Checks of the settings that ``trainer.name: verl`` does not support."""
+"""The settings that verl does not support."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from lightning_core.config.rule_names import declared
 from lightning_core.config.sections import Sections
 from lightning_core.config.source import KeyPath
+from lightning_core.config.trainer_support import others_keys
 from lightning_core.credit import ADVANTAGE_RULES, LOSSES, REWARD_RULES
 from lightning_core.credit.registry import Loss
 from lightning_core.credit.rules import CreditRules, compares_tasks
 
 _TORCH_KEYS = ("max_batch", "gather_ms", "threads", "measure_change")
-_VERL_KEYS = (
-    "mode", "nodes", "gpus_per_node", "rollout_nodes", "rollout_gpus_per_node", "rollout_workers", "rows_per_rollout", "verl",
-)  # fmt: skip
 
 
 def rows_per_rollout(c: Sections) -> int:
@@ -22,19 +20,13 @@ def rows_per_rollout(c: Sections) -> int:
     return c.trainer.rows_per_rollout or (1 if c.trainer.mode == "separate_async" else max(1, len(c.agents.named)))
 
 
-def check_verl(c: Sections) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the keys that the trainer of the run does not support."""
+def supports(c: Sections, rules: CreditRules | None = None, loss: Loss | None = None) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the settings that verl does not support.
+
+    ``rules``, ``loss``: those of ``c``. None: functions are not imported, so only declared rules are checked.
+    """
     t = c.trainer
-    for key in _TORCH_KEYS if t.name == "verl" else _VERL_KEYS:
-        if getattr(t, key) != type(t).model_fields[key].default:
-            yield (
-                ("trainer", key),
-                f"goes with trainer.name: {'torch' if t.name == 'verl' else 'verl'} only, but it is {t.name!r}",
-            )
-    if t.name != "verl":
-        if c.ray.address is not None:
-            yield ("ray", "address"), f"goes with trainer.name: verl only, but it is {t.name!r}"
-        return
+    yield from others_keys(c, _TORCH_KEYS, "torch")
     if (t.mode == "separate_async") != (t.rollout_nodes > 0):
         yield (
             ("trainer", "rollout_nodes"),
@@ -56,9 +48,11 @@ def check_verl(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         yield ("trainer", "keep_best"), "verl keeps the newest checkpoints only; use trainer.keep_checkpoints"
     if c.eval.early_stop is not None:
         yield ("eval", "early_stop"), "verl trains until trainer.steps; remove the key"
+    if c.monitors.stop:
+        yield ("monitors", "stop"), "verl trains until trainer.steps; remove the key"
     yield from _check_policy(c)
-    yield from check_verl_credit(c)
-    yield from _check_algorithm(c)
+    yield from _check_credit(c, rules)
+    yield from _check_algorithm(c, loss or declared(LOSSES, c.algorithm.loss))
 
 
 def _check_policy(c: Sections) -> Iterator[tuple[KeyPath, str]]:
@@ -80,13 +74,7 @@ def _check_policy(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             )
 
 
-def check_verl_credit(c: Sections, rules: CreditRules | None = None) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the credit settings that verl does not support; none with another trainer.
-
-    ``rules``: the rules of ``c``. None: functions are not imported, so only declared rules are checked.
-    """
-    if c.trainer.name != "verl":
-        return
+def _check_credit(c: Sections, rules: CreditRules | None) -> Iterator[tuple[KeyPath, str]]:
     rewards = declared(REWARD_RULES, c.credit.rewards) if rules is None else rules.reward_rule
     advantage = declared(ADVANTAGE_RULES, c.credit.advantage) if rules is None else rules.advantage_rule
     if rewards is not None and "critic" in rewards.needs:
@@ -108,7 +96,7 @@ def check_verl_credit(c: Sections, rules: CreditRules | None = None) -> Iterator
         )
 
 
-def _check_algorithm(c: Sections) -> Iterator[tuple[KeyPath, str]]:
+def _check_algorithm(c: Sections, loss: Loss | None) -> Iterator[tuple[KeyPath, str]]:
     a = c.algorithm
     if a.mini_batches > 1 and c.trainer.mode == "separate_async":
         yield (
@@ -131,21 +119,15 @@ def _check_algorithm(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             ("algorithm", "loss_args"),
             "verl supports no loss arguments except the clip range; use trainer.name: torch",
         )
-    yield from check_verl_loss(c)
+    if loss is not None and loss.ratio == "sequence" and a.sequence == "rollout":
+        yield (
+            ("algorithm", "sequence"),
+            f"found 'rollout', expected 'row' with {a.loss!r}: verl may split a rollout's rows over micro-batches",
+        )
     i = a.importance
     if i is not None and (i.level == "rollout" or i.high is None or (i.kind == "tis") != (i.low == 0)):
         yield (
             ("algorithm", "importance"),
             f"found {i!r}; with verl expected level: token or row, a high, and a low that is 0 with kind: tis and above 0 with "
             "kind: mask",
-        )
-
-
-def check_verl_loss(c: Sections, loss: Loss | None = None) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the loss settings that verl does not support; nothing with another trainer. ``loss``: the loss of ``c``, if not declared."""
-    loss = loss or declared(LOSSES, c.algorithm.loss)
-    if c.trainer.name == "verl" and loss is not None and loss.ratio == "sequence" and c.algorithm.sequence == "rollout":
-        yield (
-            ("algorithm", "sequence"),
-            f"found 'rollout', expected 'row' with {c.algorithm.loss!r}: verl may split a rollout's rows over micro-batches",
         )

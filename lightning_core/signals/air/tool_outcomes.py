@@ -1,6 +1,6 @@
 """Outcomes of tools, each matched to the model call that requested the tool.
 
-Input of automatic intermediate rewarding (arXiv 2508.03680, §3.4). Outcomes are matched by the tool call's id, never by time; without
+Outcomes are matched by the tool call's id, never by time; without
 a match, the outcome belongs to no call.
 """
 
@@ -33,15 +33,15 @@ class ToolOutcome:
 def tool_outcomes(trace: Trace) -> tuple[ToolOutcome, ...]:
     """The tool outcomes of a rollout: executed tools by start, then the others in call order.
 
-    ``trace``: the trace of a complete rollout. A response with several tool calls has several signals.
+    ``trace``: the trace of a complete rollout. A response with several tool calls has several outcomes.
     """
     requested = {str(request["id"]): (call, request) for call in trace.calls for request in _tool_calls(call)}
-    signals: list[ToolOutcome] = []
+    outcomes: list[ToolOutcome] = []
     for event in trace.events:
         if event.kind != "tool":
             continue
         call, _ = requested.get(str(event.attributes.get(TOOL_CALL_ID)), (None, None))
-        signals.append(
+        outcomes.append(
             ToolOutcome(
                 tool=event.name,
                 call=None if call is None else call.id,
@@ -58,10 +58,10 @@ def tool_outcomes(trace: Trace) -> tuple[ToolOutcome, ...]:
             function = request["function"]
             arguments = function.get("arguments")
             text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-            signals.append(
+            outcomes.append(
                 ToolOutcome(tool=str(function["name"]), call=call.id, agent=call.agent, status="unused", arguments=text)
             )
-    return tuple(signals)
+    return tuple(outcomes)
 
 
 def _tool_calls(call: Call) -> list[Mapping[str, Any]]:

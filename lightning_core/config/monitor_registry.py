@@ -41,7 +41,11 @@ class MonitorRule(DeclaredRule):
 
 
 MONITORS: Registry[MonitorRule] = Registry(
-    MonitorRule, "monitor", positional=("history", "held_out"), adapt=lambda function: function
+    MonitorRule,
+    "monitor",
+    positional=("history", "held_out"),
+    adapt=lambda function: function,
+    modules=("lightning_core.observers.monitors",),
 )
 
 

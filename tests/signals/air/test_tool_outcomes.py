@@ -12,8 +12,8 @@ from langchain_openai import ChatOpenAI
 
 from lightning_core.capture import reward, rollout
 from lightning_core.capture.integration import Installed
-from lightning_core.credit.tool_outcomes import ToolOutcome, tool_outcomes
 from lightning_core.errors import CaptureError
+from lightning_core.signals.air.tool_outcomes import ToolOutcome, tool_outcomes
 from lightning_core.testing import Playground
 from lightning_core.trace import Event, Trace
 from tests.test_transitions import call

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from lightning_core.hardware import available_memory
 from lightning_core.model.precision import bfloat16_unit
 from lightning_core.model.tuning import choose_device
+from lightning_core.rollouts.hardware import available_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

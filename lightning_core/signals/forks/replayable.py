@@ -24,8 +24,8 @@ from pydantic_core import to_jsonable_python
 
 from lightning_core.capture.context import find_scope
 from lightning_core.capture.recording import record
-from lightning_core.capture.scope import current_rollout, scope
-from lightning_core.capture.tools import arun_tool, run_tool
+from lightning_core.capture.scope import scope
+from lightning_core.capture.tools import arun_tool, keeps_result, run_tool
 from lightning_core.errors import ConfigError
 from lightning_core.trace import TOOL, TOOL_ARGUMENTS, TOOL_CALL_ID
 
@@ -59,23 +59,18 @@ def _mark(function: Any, *, name: str) -> Any:
     signature = inspect.signature(function)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not _is_selected(name):
+        if not keeps_result(name, marked=True):
             return function(*args, **kwargs)
         with scope(name, kind="function", attributes=_attributes(name, signature, args, kwargs)) as handle:
             return run_tool(handle, lambda: function(*args, **kwargs), marked=True)
 
     async def coroutine(*args: Any, **kwargs: Any) -> Any:
-        if not _is_selected(name):
+        if not keeps_result(name, marked=True):
             return await function(*args, **kwargs)
         with scope(name, kind="function", attributes=_attributes(name, signature, args, kwargs)) as handle:
             return await arun_tool(handle, lambda: function(*args, **kwargs), marked=True)
 
     return functools.wraps(function)(coroutine if inspect.iscoroutinefunction(function) else call)
-
-
-def _is_selected(name: str) -> bool:
-    run = current_rollout()
-    return run is not None and run.tools is not None and run.tools.selects(name, marked=True)
 
 
 def _attributes(name: str, signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_core.backends.backend import Delta
 from lightning_core.trace import Call, pack
 
 _Key = tuple[str | None, str | None, bytes]
@@ -20,7 +19,7 @@ _Key = tuple[str | None, str | None, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """The part of a recorded rollout to repeat."""
+    """The part of a recorded rollout to repeat. Called for each attempt."""
 
     calls: Sequence[Call]
     """The calls that are answered with their recorded responses."""
@@ -31,6 +30,9 @@ class Recording:
     def needed(self) -> list[Call]:
         """The calls that had ended before `point` began, whose responses it may depend on."""
         return [call for call in self.calls if call.end_ns <= self.point.start_ns]
+
+    def __call__(self) -> Replay:
+        return Replay(self)
 
 
 class Replay:
@@ -61,25 +63,6 @@ class Replay:
     def _next(self, key: _Key) -> Call | None:
         left = self._calls.get(key)
         return left.popleft() if left else None
-
-
-async def recorded_deltas(call: Call, *, stream: bool) -> AsyncGenerator[Delta]:
-    """The response of ``call`` as a backend would generate it.
-
-    ``stream``: with one piece per token, so an agent that used a part of a stream gets the same part.
-    """
-    assert call.output_ids is not None
-    assert call.logprobs is not None
-    tokens, logprobs = call.output_ids.tolist(), call.logprobs.tolist()
-    size = 1 if stream else max(1, len(tokens))
-    for start in range(0, max(1, len(tokens)), size):
-        is_last = start + size >= len(tokens)
-        yield Delta(
-            token_ids=tokens[start : start + size],
-            logprobs=logprobs[start : start + size],
-            finish_reason=("length" if call.finish_reason == "length" else "stop") if is_last else None,
-            version=call.policy_version,
-        )
 
 
 def _key(call: Call) -> _Key:

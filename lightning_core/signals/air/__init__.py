@@ -1,0 +1,1 @@
+"""Automatic intermediate rewards of calls, from tool outcomes, lengths and response formats (``credit.air``)."""

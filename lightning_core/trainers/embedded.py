@@ -1,0 +1,90 @@
+"""A run in this process: weights, endpoint, agents and store, opened together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from lightning_core.errors import ConfigError
+from lightning_core.records.store import Store
+from lightning_core.rollouts.attempt import Rollout
+from lightning_core.rollouts.background import BackgroundLoop, background_loop
+from lightning_core.rollouts.collect import Collector
+from lightning_core.rollouts.interrupts import interruptible
+from lightning_core.rollouts.local_agents import capturing, open_agents
+from lightning_core.rollouts.signal import Resources, open_signals
+from lightning_core.trainers import Learner, make_trainer
+from lightning_core.trainers.plan import Plan
+from lightning_core.trainers.verl.export import sampling_config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedRun:
+    """The open resources of a run."""
+
+    learner: Learner
+    collector: Collector
+    background: BackgroundLoop
+    """Runs the coroutines of ``collector``."""
+    store: Store
+    steps: int = 0
+    """Number of updates that ``learner`` was opened with."""
+    notes: Sequence[str] = ()
+    """See `Trainer.notes`."""
+
+
+@contextmanager
+def open_run(
+    plan: Plan, *, weights_only: bool = False, on_rollout: Callable[[Rollout], None] = lambda _: None
+) -> Generator[EmbeddedRun]:
+    """Handle signals, install patches and integrations, load the weights, start the endpoint.
+
+    At the end, all is undone in reverse order. ``weights_only``: load the checkpoint of ``plan``, which may be verl's, to
+    sample, not to train. ``on_rollout``: called with the last attempt at each job.
+    """
+    config, checkpoint, observers = plan.config, plan.checkpoint, plan.observers
+    if weights_only and checkpoint is not None:
+        config, checkpoint = sampling_config(config, checkpoint)
+
+    def advance(rollout: Rollout) -> None:
+        on_rollout(rollout)
+        observers.advance(rollout.trace)
+
+    with ExitStack() as stack:
+        stack.enter_context(interruptible())
+        stack.enter_context(capturing(config))
+        trainer = make_trainer(config)
+        stack.callback(trainer.learner.close)
+        max_context = trainer.backend.max_context
+        if config.rollouts.max_tokens >= max_context:
+            raise ConfigError(
+                f"rollouts.max_tokens is {config.rollouts.max_tokens}, but the model's context has {max_context} tokens for prompt and "
+                "response together; lower rollouts.max_tokens"
+            )
+        for note in trainer.notes:
+            observers.message(note)
+        steps = 0 if checkpoint is None else trainer.learner.load(checkpoint, weights_only=weights_only)
+        store = stack.enter_context(Store(plan.folder / "store.db"))
+        agents = stack.enter_context(
+            open_agents(config, plan.inputs.solve, trainer.backend, trainer.chats, reward_function=plan.inputs.reward)
+        )
+        resources = Resources(
+            config=config,
+            store=store,
+            agents=agents,
+            chats=trainer.chats,
+            max_context=max_context,
+            scorer=trainer.learner.scorer,
+            critic=trainer.critic,
+            vocabulary=trainer.vocabulary,
+        )
+        signals = () if weights_only else open_signals(resources)
+        yield EmbeddedRun(
+            learner=trainer.learner,
+            collector=Collector(config, agents, store, signals=signals, on_rollout=advance, on_phase=observers.phase),
+            background=stack.enter_context(background_loop()),
+            store=store,
+            steps=steps,
+            notes=trainer.notes,
+        )
