@@ -61,7 +61,7 @@ class ToolResults:
 
 
 class ToolReplay:
-    """Runs the selected tools of one attempt: returns the recorded results that are left, and keeps those of tools that run."""
+    """Runs the selected tools of one attempt: returns the recorded results that are left, and keeps the results of tools that run."""
 
     def __init__(self, results: ToolResults) -> None:
         self._names = results.names
@@ -74,7 +74,7 @@ class ToolReplay:
         return marked if self._names is None else name in self._names
 
     def run(self, handle: SpanHandle, body: Callable[[], T]) -> T:
-        """The recorded result of the tool of the span ``handle``, or else that of ``body``. A recorded exception is raised again."""
+        """The recorded result of the tool of the span ``handle``, or else ``body``'s. A recorded exception is raised again."""
         if (outcome := self._restore(handle)) is not None:
             return _repeat(outcome)
         try:

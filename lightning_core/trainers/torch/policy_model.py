@@ -109,7 +109,7 @@ class PolicyModel:
 
     @property
     def path(self) -> ComputePlan:
-        """How the model is computed."""
+        """The path on which the model is computed."""
         return self.loaded.path
 
     @property

@@ -23,7 +23,7 @@ def rows_per_rollout(c: Sections) -> int:
 def supports(c: Sections, rules: CreditRules | None = None, loss: Loss | None = None) -> Iterator[tuple[KeyPath, str]]:
     """Yield the settings that verl does not support.
 
-    ``rules``, ``loss``: those of ``c``. None: functions are not imported, so only declared rules are checked.
+    ``rules``, ``loss``: taken from ``c``. None: functions are not imported, so only declared rules are checked.
     """
     t = c.trainer
     yield from others_keys(c, _TORCH_KEYS, "torch")
