@@ -55,8 +55,8 @@ async def record(
         for current in tasks:
             try:
                 with opened.rollout(current, train=train) as run:
-                    found = solve(current)
-                    value = await found if inspect.isawaitable(found) else found
+                    solution = solve(current)
+                    value = await solution if inspect.isawaitable(solution) else solution
                     if value is not None and not isinstance(value, ProgramResult):
                         reward(float(value))
             except ConfigError:

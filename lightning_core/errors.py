@@ -3,7 +3,7 @@
 *Inside an agent's process* (``capture``, ``propagation``, the integrations), Lightning must not
 break the host: it never raises, never swallows the host's exception, never changes its result.
 Failures there go through ``capture.record()``, which counts them on the rollout and logs the first. A strict
-rollout (the default in ``fit``) then raises `CaptureError` at its end, so that lost training data
+rollout (the default in ``fit``) then raises `CaptureError` at its end, so lost training data
 does not go unnoticed.
 
 *On the training side* (``transitions``, ``credit``, ``trainers``, ``loop``) exceptions propagate.
@@ -111,7 +111,7 @@ class UpstreamRefusal(UpstreamError):
 
     @property
     def is_request_error(self) -> bool:
-        """Whether the agent's request caused it, so that it is no infrastructure failure."""
+        """Whether the agent's request caused it (a client error, not an infrastructure failure)."""
         return self.status in (400, 413, 422)
 
     @property

@@ -123,7 +123,7 @@ class TrainingSession:
         streams: Streams,
         metrics: Mapping[str, float],
     ) -> None:
-        """Count the step, fit what signals learn, record the metrics and call the observers. ``metrics``: those of the update."""
+        """Count the step, fit what signals learn, record the metrics and call the observers. ``metrics``: the update's."""
         replaced = len(groups) - self.config.rollouts.tasks_per_step
         counts = self._collector.count(groups, episodes, credit, rows, streams, replaced=replaced)
         if not rows:

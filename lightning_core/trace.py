@@ -140,7 +140,7 @@ class Call:
     """float32, by the name of the attribute: measured at the call after it was sampled, such as `LOGPROBS_AFTER`."""
     temperature: float
     constraint: str | None
-    """``SamplingParams.constraint``; ``logprobs`` are then normalised over the allowed tokens."""
+    """``SamplingParams.constraint``; ``logprobs`` are then normalized over the allowed tokens."""
     digest: str | None
     """`sampling_digest` of the above, computed at sampling; None for models not trained."""
     finish_reason: str | None
@@ -151,7 +151,7 @@ class Call:
     context_reason: str | None
     error: str | None
     refused: str | None = None
-    """Why the endpoint refused the request, or None. Its messages are missing if they could not be read."""
+    """The reason the endpoint refused the request, or None. Unreadable messages are missing."""
     dropped: tuple[str, ...] = ()
     """Fields of the request that had no effect, each with the reason: ``top_k: …``."""
     start_ns: int

@@ -87,7 +87,7 @@ class Transition:
     first_version: int | None = None
     """Version that sampled its first token, if the weights changed during sampling."""
     refusal: str | None = None
-    """Why it cannot be trained on, or None. Without token ids its arrays are empty."""
+    """The reason it cannot be trained on, or None. Without token ids its arrays are empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class RowStreams:
     cross_entropy: Floats | None = None
     """float32 [L]: the coefficient of each token's cross-entropy, sampled or not; 0: not in the loss. None: none is."""
     candidates: Mapping[str, Candidates] = field(default_factory=dict[str, Candidates])
-    """By call id, for the calls of the row's segments."""
+    """Candidate tokens of the calls of the row's segments, by call id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,7 @@ def trace_to_transitions(trace: Trace, *, agents: Collection[str], refused: bool
     """The trainable calls of ``agents`` (exact names), in order of arrival, without those answered from a record.
 
     See `refused_calls` for the rest. With ``refused`` they are included, each with its
-    ``refusal``, so that they can be inspected and credited: traces recorded by another
+    ``refusal``, so they can be inspected and credited: traces recorded by another
     instrumentation contain no other calls.
     """
     found: list[Transition] = []

@@ -28,7 +28,7 @@ required.
 _END = """
 `make test` runs the integrations' tests with the newest versions (exact versions in
 `constraints.txt`), `make test-lowest` the contract suite and the tests of each integration with the
-lowest versions that the extras allow, and `make test-lowest-long` all of them with those.
+lowest versions that the extras allow, and `make test-lowest-long` runs all tests with the lowest.
 
 ## Names of agents
 
@@ -121,7 +121,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _requirements(extra: str, extras: Mapping[str, Sequence[str]]) -> list[Requirement]:
-    """Requirements of ``extra``, sorted by name, including those of nested extras."""
+    """Requirements of ``extra``, sorted by name, including nested extras."""
     found: dict[str, Requirement] = {}
     for text in extras[extra]:
         needed = Requirement(text)

@@ -21,16 +21,16 @@ _PAGE = """\
 The embedded trainer trains causal language models of transformers, on one of two paths:
 
 - **Tree**: a step's rows are one packed sequence in which every shared prefix is computed once, and
-  sampling has a prefix cache of its own. For models whose layers are all plain attention, full or
+  sampling has its own prefix cache. For models whose layers are all plain attention, full or
   within a sliding window, with dense or expert layers in between.
-- **Plain**: Hugging Face's own forward pass and cache. Each row is a sequence of its own, and only
+- **Plain**: Hugging Face's own forward pass and cache. Each row is its own sequence, and only
   rows of the same length are sampled together. Exact too, but slower, since nothing is shared
   between turns. For hybrid, recurrent and latent attention, and for all else that the tree does not
   fit.
 
 The path is chosen when a model is loaded, by computing: the logits of branching sequences are
-compared with those of the model's own forward pass, then a few tokens are sampled and their
-logprobs compared with those of the pass that is trained; within 0.001 in float32, and in bfloat16
+compared with the logits of the model's own forward pass, then a few tokens are sampled and their
+logprobs compared with the trained pass's; within 0.001 in float32, and in bfloat16
 within what rounding explains. `lightning-rl train` prints which path was chosen and why:
 
 ```text
@@ -56,8 +56,8 @@ gradients within 1e-5 of the largest. `make models` repeats this and prints the 
 For other families the path is chosen in the same way. Models for images and text, such as SmolVLM
 and Qwen3-VL, are trained on text alone; the policy endpoint refuses requests with images. Not
 supported are models whose logits depend on later tokens, encoder-decoder models, models that need
-Python code of their own, and quantised weights. Weights in fp8, mxfp8 and mxfp4 are dequantised while
-they are loaded, with a warning; checkpoints and exports are then not quantised.
+their own Python code, and quantized weights. Weights in fp8, mxfp8 and mxfp4 are dequantized while
+they are loaded, with a warning; checkpoints and exports are then not quantized.
 
 A folder is refused if a file is damaged or missing, if a weight of the model is missing or has
 another shape, or if prompts can have tokens without an embedding. Weights that the model does not

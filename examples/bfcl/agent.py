@@ -91,7 +91,7 @@ def _tool(world: World, schema: Mapping[str, Any]) -> FunctionTool:
 
 
 async def solve(task: Mapping[str, Any]) -> float:
-    """Answer the user's turns; return the reward of the whole task, after those of its turns.
+    """Answer the user's turns; return the reward of the whole task, after the rewards of its turns.
 
     A turn earns its share of ``turn_reward`` if the wheel accepts all turns up to it, and the task ``1 - turn_reward`` if it accepts
     all. After a turn that is wrong, neither can be earned, so the user leaves. As in BFCL, an agent that makes ``steps`` model calls in

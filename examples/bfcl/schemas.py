@@ -14,8 +14,8 @@ _LEAD = "Tool description: "
 def schemas(functions: tuple[str, ...]) -> list[dict[str, Any]]:
     """Name, description and parameters of each function.
 
-    As in BFCL, without the schema of the result. The description of the class, which the wheel repeats in front of that of each of its
-    functions, is left out.
+    As in BFCL, without the schema of the result, and without the description of the class, which the wheel repeats in each
+    function.
     """
     return [_docs()[name] for name in functions]
 

@@ -80,7 +80,7 @@ def _tasks(
         if value is not None and value < 1:
             raise ValueError(f"{option} is {value}: expected 1 or more")
     tasks: list[Task] = []
-    members = [name for name, found in split_of().items() if found == split]
+    members = [name for name, part in split_of().items() if part == split]
     for name in sorted(members, key=_checksum):
         entry, answer = entries()[name], gold()[name][:turns]
         number = sum(map(len, answer))

@@ -4,7 +4,7 @@ The wheel keeps the instances of its classes in the globals of a module, under n
 task would share them. Here each `World` keeps its own instances, and puts them there for the duration of one call, under a lock.
 
 The wheel evaluates calls as Python source. That source is made here, from a known name, checked argument names and the ``repr`` of JSON
-values, so that a model cannot have other code evaluated.
+values, so a model cannot have other code evaluated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class World:
         self.calls: list[list[str]] = []
 
     def begin_turn(self) -> None:
-        """Add a turn, to which the following calls belong."""
+        """Start a turn; the following calls belong to it."""
         self.calls.append([])
 
     def call(self, name: str, arguments: str) -> str:

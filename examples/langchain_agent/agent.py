@@ -35,8 +35,8 @@ def look_up(item: str, column: str) -> str:
     """Looks up price, stock, shelf or maker."""
     if column not in COLUMNS:
         return f"there is no column {column!r}, only {', '.join(COLUMNS)}"
-    found = catalogue().get(item)
-    return f"there is no item {item!r}" if found is None else found[column]
+    row = catalogue().get(item)
+    return f"there is no item {item!r}" if row is None else row[column]
 
 
 def examples() -> list[AnyMessage]:

@@ -20,9 +20,7 @@ def catalogue() -> dict[str, Item]:
     rng = random.Random("catalogue")
     items: dict[str, Item] = {}
     for material, thing in product(_MATERIALS.split(), _THINGS.split()):
-        price, stock = rng.sample(
-            range(3, 100), 2
-        )  # never equal, so that the wrong column never gives the right answer
+        price, stock = rng.sample(range(3, 100), 2)  # never equal, so the wrong column never gives the right answer
         items[f"{material} {thing}"] = {
             "price": str(price),
             "stock": str(stock),

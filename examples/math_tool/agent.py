@@ -90,7 +90,7 @@ def examples(shown: Shown) -> list[LLMMessage]:
 
 @cache
 def client() -> OpenAIChatCompletionClient:
-    """The client shared by all agents. AutoGen warns if the name is not that of the model that answers."""
+    """The client shared by all agents. AutoGen warns if another model than the named one answers."""
     key = os.environ.get("OPENAI_API_KEY", "none")  # the client requires a key, even if the server does not
     info = ModelInfo(
         vision=False, function_calling=True, json_output=False, structured_output=False, family=ModelFamily.UNKNOWN

@@ -61,6 +61,6 @@ def _answer(item: dict[str, Any]) -> float | None:
         return parse_number(str(number))
     result = item.get("result")
     if result is None:
-        found = _RESULT.findall(item.get("chain") or "")
-        result = found[-1] if found else ""
+        results = _RESULT.findall(item.get("chain") or "")
+        result = results[-1] if results else ""
     return parse_number(str(result))

@@ -126,8 +126,8 @@ def _parse(item: dict[str, Any]) -> tuple[str, float, int, list[str]]:
     """Question, answer, number of operations, and the calculations that lead to the answer; none if they are not known."""
     if "Numbers" in item:
         numbers = item["Numbers"].split()
-        text = re.sub(r"number(\d+)", lambda found: numbers[int(found[1])], item["Question"])
-        symbols = re.sub(r"number(\d+)", lambda found: numbers[int(found[1])], item["Equation"]).split()
+        text = re.sub(r"number(\d+)", lambda match: numbers[int(match[1])], item["Question"])
+        symbols = re.sub(r"number(\d+)", lambda match: numbers[int(match[1])], item["Equation"]).split()
         equation = _infix(iter(symbols))
         return _joined(text), _number(item["Answer"]), len(_WORD_OPERATOR.findall(item["Equation"])), [equation]
     if "Body" in item:

@@ -38,7 +38,7 @@ from lightning_core.trainers import make_trainer
 TASKS_PER_STEP, GROUP_SIZE, MAX_TOKENS = 4, 4, 6
 RULES = CreditRules(rewards="broadcast", advantage="grpo")
 
-# --- The agent: ordinary code. The mark names it, so that its calls can be trained.
+# --- The agent: ordinary code. The mark names it, so its calls can be trained.
 
 client = OpenAI(api_key="any")
 
@@ -99,7 +99,7 @@ def to_episode(trace: Trace) -> Episode:
 def to_rows(episodes: Sequence[Episode]) -> list[Row]:
     """transitions → credit → rows.
 
-    Each call gets the reward of its episode (`broadcast`) as its value. Its advantage is the value relative to those of the other
+    Each call gets the reward of its episode (`broadcast`) as its value. Its advantage is the value relative to the other
     attempts at the task (`grpo`). A row joins calls whose prompts continue each other, and gives each sampled token the advantage of
     its call.
     """

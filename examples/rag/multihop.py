@@ -74,8 +74,8 @@ def gold_response(task: Mapping[str, Any], prompt: str) -> str:
 
 def search(folders: Sequence[str], query: str) -> str:
     """The title and the first words of the passage that matches best, among all passages of ``folders``."""
-    found = _index(tuple(folders)).search(query)
-    return f"{found[0].title}: {' '.join(found[0].text.split()[:PASSAGE_WORDS])}" if found else "Nothing found."
+    hits = _index(tuple(folders)).search(query)
+    return f"{hits[0].title}: {' '.join(hits[0].text.split()[:PASSAGE_WORDS])}" if hits else "Nothing found."
 
 
 def two_searches(question: Question, folders: Sequence[str]) -> list[str] | None:
@@ -91,11 +91,11 @@ def two_searches(question: Question, folders: Sequence[str]) -> list[str] | None
     if _shows(search(folders, question.text), question.answers):
         return None
     for first, second in itertools.permutations(_without_qualifiers(question.titles)):
-        found = search(folders, first)
+        hits = search(folders, first)
         if (
             _shows(search(folders, second), question.answers)
-            and not _shows(found, question.answers)
-            and _shows(found, (*question.bridges, second))
+            and not _shows(hits, question.answers)
+            and _shows(hits, (*question.bridges, second))
         ):
             return [first, second]
     return None

@@ -47,25 +47,25 @@ def questions(folder: Path, part: Part) -> list[Question]:
     """The answerable questions of a part. Raises ValueError if the folder has none of the files, or one that does not fit."""
     path = _file(folder, part)
     aliases = _aliases(folder)
-    found: list[Question] = []
+    questions: list[Question] = []
     for index, item in enumerate(_read(path)):
         try:
             if item.get("answerable", True):
-                found.append(_question(item, aliases))
+                questions.append(_question(item, aliases))
         except (KeyError, IndexError, TypeError) as error:
             raise ValueError(f"{path}, question {index + 1}: cannot be read: {error!r}") from error
-    return found
+    return questions
 
 
 def passages(folder: Path) -> list[Document]:
-    """The passages of a folder: ``corpus.jsonl``, or those of all questions in both parts, without repetitions."""
+    """The passages of a folder: ``corpus.jsonl``, or the passages of all questions in both parts, without repetitions."""
     corpus = folder / "corpus.jsonl"
     if corpus.is_file():
-        found = ((item["title"], item["text"]) for item in _read(corpus))
+        texts = ((item["title"], item["text"]) for item in _read(corpus))
     else:
         files = [_file(folder, part) for part in _FILES]
-        found = (passage for path in files for item in _read(path) for passage in _context(item))
-    return [Document(title=title, text=text) for title, text in dict.fromkeys(found)]
+        texts = (passage for path in files for item in _read(path) for passage in _context(item))
+    return [Document(title=title, text=text) for title, text in dict.fromkeys(texts)]
 
 
 def _question(item: dict[str, Any], aliases: dict[str, list[str]]) -> Question:

@@ -18,9 +18,9 @@ def normalize(text: str) -> list[str]:
 
 def f1(answer: str, gold: str) -> float:
     """The harmonic mean of precision and recall of the answer's words."""
-    found, wanted = normalize(answer), normalize(gold)
-    common = sum((Counter(found) & Counter(wanted)).values())
-    return 2 * common / (len(found) + len(wanted)) if common else 0.0
+    words, wanted = normalize(answer), normalize(gold)
+    common = sum((Counter(words) & Counter(wanted)).values())
+    return 2 * common / (len(words) + len(wanted)) if common else 0.0
 
 
 def best_f1(answer: str, golds: Sequence[str]) -> float:

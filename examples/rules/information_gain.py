@@ -28,10 +28,10 @@ def a2tgpo(
     after: After = "agent",
 ) -> list[Component]:
     """`A_episode + alpha · Σ_{k≥t} γ^(k−t) A_k / √n`, with A the advantages of the gains of `igpo` among calls at the same turn.
-    n is the number of gains from t on; `A_episode` is that of `broadcast` (A²TGPO, 2605.06200). Without the paper's clip range per
+    n is the number of gains from t on; `A_episode` is the advantage of `broadcast` (A²TGPO, 2605.06200). Without the paper's clip range per
     turn.
 
-    The paper also widens the clip range of turns with a large normalised gain, by the factor 1 + 0.3 (2σ(A_t) − 1); that is not
+    The paper also widens the clip range of turns with a large normalized gain, by the factor 1 + 0.3 (2σ(A_t) − 1); that is not
     implemented. ``measure`` and ``after``: see `information_gains`.
     """
     return [

@@ -46,7 +46,7 @@ def m2po(
     The mean is over the tokens of the mini-batch that `ppo` could clip: A > 0 and r > 1, or A < 0 and r < 1. Those with
     the largest (log r)² are removed (M2PO, 2510.01161). For stale rollouts.
 
-    Tokens with equal (log r)² are removed together, so that the result does not depend on their order.
+    Tokens with equal (log r)² are removed together, so the result does not depend on their order.
     """
     del logprobs_E
     drift_E = log_ratio_E.detach().double()
@@ -61,7 +61,7 @@ def m2po(
 
 
 def _rest(logprobs_E: Tensor) -> Tensor:
-    """The probability of all other tokens: above 0, so that its logarithm is finite."""
+    """The probability of all other tokens, above 0, so its logarithm is finite."""
     return (-logprobs_E.expm1()).clamp(min=1e-8)
 
 

@@ -49,8 +49,8 @@ def client(max_tokens: int, temperature: float | None = None) -> ChatOpenAI:
 
 def extract_query(text: str) -> str:
     """The first query in ``text`` on one line, or the whole text if there is none."""
-    found = _QUERY.search(text)
-    return " ".join((found[0] if found else text).split())
+    match = _QUERY.search(text)
+    return " ".join((match[0] if match else text).split())
 
 
 @trainable("writer")

@@ -54,13 +54,13 @@ def _labels(table: Table, count: int, rng: random.Random) -> list[str]:
 
 
 def _numbers(low: int, high: int, count: int, rng: random.Random) -> list[int]:
-    """Numbers of a range, distinct if possible, so that most superlatives are unique."""
+    """Numbers of a range, distinct if possible, so most superlatives are unique."""
     span = range(low, high + 1)
     return rng.sample(span, count) if len(span) >= 2 * count else rng.choices(span, k=count)
 
 
 def _rows(schema: Schema, filling: int) -> dict[str, list[tuple[str | int, ...]]]:
-    """The rows of all tables. Keys are shuffled, so that no column correlates with another."""
+    """The rows of all tables. Keys are shuffled, so no column correlates with another."""
     rng = random.Random(f"{schema.name}/{filling}")
     keys: dict[str, list[int]] = {}
     rows: dict[str, list[tuple[str | int, ...]]] = {}

@@ -25,7 +25,7 @@ def _outermost(sql: str) -> str:
 
 
 def is_ordered(sql: str) -> bool:
-    """Whether the outermost query has an ORDER BY, so that the order of its rows is part of the answer."""
+    """Whether the outermost query has an ORDER BY, so the order of its rows is part of the answer."""
     return re.search(r"\border\s+by\b", _outermost(sql)) is not None
 
 
@@ -38,7 +38,7 @@ def is_one_table(sql: str) -> bool:
 
 
 def defect(database: str, sql: str) -> str | None:
-    """Why wrong queries would match the gold query's result, or correct ones would not; None if the example is sound.
+    """The reason wrong queries would match the gold query's result, or correct ones would not, or None.
 
     The checks are the gold query's own: it runs within the limits of `execute`, returns rows other than NULL and 0, and returns
     the same rows when SQLite scans tables in reverse.

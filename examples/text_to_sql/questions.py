@@ -1,6 +1,6 @@
 """All questions that the templates generate for a schema, with their gold queries.
 
-A kind is a family of questions. A skeleton is a gold query without its constants. Splits are by skeleton (see `tasks`), so that no
+A kind is a family of questions. A skeleton is a gold query without its constants. Splits are by skeleton (see `tasks`), so no
 test question is a training question with a different number.
 """
 
@@ -34,7 +34,7 @@ class Question:
 
 
 def _thresholds(schema: Schema, table: Table, number: str, rng: random.Random) -> list[int]:
-    """Values that occur in rows, so that > and >= differ, excluding the extremes."""
+    """Values that occur in rows, so > and >= differ, excluding the extremes."""
     values = sorted({row[0] for row in execute(databases.names(schema)[0], f"SELECT {number} FROM {table.name}")})
     inner = values[len(values) // 6 : -len(values) // 6]
     return sorted(rng.sample(inner, min(6, len(inner))))
@@ -106,8 +106,10 @@ def _joins(child: Table, parent: Table) -> Iterator[Question]:
 def questions(schema: Schema) -> list[Question]:
     """All questions about a schema, in a deterministic order."""
     rng = random.Random(f"questions/{schema.name}")
-    found = [question for table in schema.tables for question in (*_filters(table, schema, rng), *_whole_table(table))]
+    questions = [
+        question for table in schema.tables for question in (*_filters(table, schema, rng), *_whole_table(table))
+    ]
     for table in schema.tables:
         if table.parent:
-            found += _joins(table, schema.table(table.parent))
-    return found
+            questions += _joins(table, schema.table(table.parent))
+    return questions

@@ -9,7 +9,7 @@ from typing import Any
 def schema_examples(schema: dict[str, Any], most: int) -> list[tuple[str, str]]:
     """Up to ``most`` pairs of a question and its query, for an entry of Spider's ``tables.json``.
 
-    The tables take turns, each time with another kind of query, so that the examples show all tables if there are enough.
+    The tables take turns, each time with another kind of query, so the examples show all tables if there are enough.
     """
     pools = [list(_about(schema, table)) for table in range(len(schema["table_names_original"]))]
     chosen: list[tuple[str, str]] = []
@@ -21,7 +21,7 @@ def schema_examples(schema: dict[str, Any], most: int) -> list[tuple[str, str]]:
 
 
 def _about(schema: dict[str, Any], table: int) -> Iterator[tuple[str, str]]:
-    """One question of each kind about a table, in its own words. Keys are not asked for if there are other columns."""
+    """One question of each kind about a table, in its own words. Questions about keys are made only if there are no other columns."""
     name, noun = _quoted(schema["table_names_original"][table]), schema["table_names"][table]
     keys = {*schema["primary_keys"], *(key for pair in schema["foreign_keys"] for key in pair)}
     of_table = [i for i, (owner, _) in enumerate(schema["column_names_original"]) if owner == table]

@@ -45,7 +45,7 @@ def train(
 
     ``subset``: ``one-table`` keeps the questions whose gold query reads one table (see `gold.is_one_table`). ``max_schema``: the most
     characters of a database's schema, as shown in the prompt. ``examples``: the ids of training examples to show in every prompt, such
-    as ``train-0761``, the number counted from 0; they are no tasks. ``own_examples``: the number of examples made from the schema of
+    as ``train-0761``, the number counted from 0; they are not tasks. ``own_examples``: the number of examples made from the schema of
     the question's own database (see `schema_examples`). Raises ValueError for a folder or id that does not fit.
     """
     return _Reader(folder, subset, max_schema, examples, own_examples).tasks("train")
@@ -123,7 +123,7 @@ class _Reader:
         return sorted(tasks, key=lambda task: hashlib.sha256(task["id"].encode()).digest())
 
     def _reason(self, item: dict[str, Any]) -> str | None:
-        """Why an example is not a task; None if it is."""
+        """The reason an example is not a task, or None."""
         if item["id"] in self.shown:
             return "shown in the prompt"
         if self.one_table and not is_one_table(item["query"]):

@@ -74,7 +74,7 @@ class Split:
     def of(self, name: str) -> Sequence[Question]:
         """The questions of split ``name``.
 
-        For ``test_schema`` these are all questions whose skeleton is not that of an example.
+        For ``test_schema`` these are all questions whose skeleton no example has.
         """
         if name != "test_schema":
             return self.train if name == "train" else self.test

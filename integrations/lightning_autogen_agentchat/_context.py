@@ -1,6 +1,6 @@
 """Model contexts and memories of an `AssistantAgent`: their own model calls are not the agent's.
 
-A model context may summarize the conversation with a model, a memory may call one to search. Their names are those of their classes.
+A model context may summarize the conversation with a model, a memory may call one to search. They are named after their classes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The names of the agents in a program, whether or not they speak."""
+"""The names of the agents in a program, whether or not they make calls."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The functions wrapped in AgentChat, with the reason for each.
 
 The agent's scope must enclose its run. Custom agents have their own ``on_messages`` and ``on_messages_stream``, so the functions
-that call these are wrapped, and those of `AssistantAgent`, which other agents call directly. A run passes through several of them
+that call these are wrapped, and `AssistantAgent`'s, which other agents call directly. A run passes through several
 but is recorded once.
 
 - Public: ``BaseChatAgent.run`` / ``run_stream``, ``AssistantAgent.on_messages`` / ``on_messages_stream``.

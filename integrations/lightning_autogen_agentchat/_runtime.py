@@ -1,4 +1,4 @@
-"""The scope of messages: a runtime handles each in a task of its own, which may have been started anywhere.
+"""The scope of messages: a runtime handles each in its own task, which may have been started anywhere.
 
 A message keeps the scope in which it was sent. An agent of a runtime is not inside the agent that sent it a message: both are
 inside the scope of the first message. Messages of a team are in the scope of the team's run.

@@ -50,13 +50,13 @@ def mark_members(obj: Any, specs: Sequence[TrainSpec]) -> Any:
     """
     if not isinstance(obj, BaseGroupChat):
         raise ConfigError(f"expected a team, found {type(obj).__name__}; agents=… marks a team's participants")
-    wanted = {spec.name: spec for spec in specs}
+    by_name = {spec.name: spec for spec in specs}
     participants = _participants(obj)
     names = [participant.name for participant in participants]
-    for name in wanted:
+    for name in by_name:
         if name not in names:
             raise ConfigError(f"there is no participant named {name!r}; the participants are {sorted(names)!r}")
-    return _copy_team(obj, [_mark_participant(p, wanted.get(p.name)) for p in participants])
+    return _copy_team(obj, [_mark_participant(p, by_name.get(p.name)) for p in participants])
 
 
 def _mark_participant(participant: Any, spec: TrainSpec | None) -> Any:

@@ -63,9 +63,9 @@ class HostSpan:
 
     def _open(self, outer: Any) -> Any:
         with _lock:
-            found = None if self._scope is not None else self._read()
-            if found is not None:
-                kind, name, _ = found
+            host = None if self._scope is not None else self._read()
+            if host is not None:
+                kind, name, _ = host
                 if kind == "node" and is_inside(outer, name):
                     self._scope = outer  # the integration of the host, or a mark, has opened it
                 else:
@@ -94,15 +94,15 @@ class HostSpan:
 
     def end(self) -> None:
         """Write the event of the ended span."""
-        found, span = self._read(), self._span
-        if found is not None and span is not None and find_rollout(self.base.run.rollout) is not None:
+        host, span = self._read(), self._span
+        if host is not None and span is not None and find_rollout(self.base.run.rollout) is not None:
             self.enter()
             if self._event is not None:
-                own = {key: value for key in _TOOL_ATTRIBUTES if (value := found[2].attributes.get(key)) is not None}
-                if found[0] == "tool":
-                    self._event.set_attributes(own)
-                if found[2].error is not None:
-                    self._event.set_status(Status(StatusCode.ERROR, found[2].error))
+                kept = {key: value for key in _TOOL_ATTRIBUTES if (value := host[2].attributes.get(key)) is not None}
+                if host[0] == "tool":
+                    self._event.set_attributes(kept)
+                if host[2].error is not None:
+                    self._event.set_status(Status(StatusCode.ERROR, host[2].error))
                 self._event.end(span.end_time)
         self._span = self._event = None
 

@@ -70,7 +70,7 @@ def _openinference(name: str, instrumentor: str) -> Callable[[Patches, Any], Non
 
     def switch(patches: Patches, module: Any) -> None:
         try:
-            found = getattr(importlib.import_module(package), instrumentor)()
+            instrument = getattr(importlib.import_module(package), instrumentor)()
         except ModuleNotFoundError:
             logger.warning(
                 "the agents of %s cannot be selected by name without its instrumentor: pip install 'lightning-rl[%s]'",
@@ -78,9 +78,9 @@ def _openinference(name: str, instrumentor: str) -> Callable[[Patches, Any], Non
                 name,
             )
             return
-        if not found.is_instrumented_by_opentelemetry:
-            found.instrument(tracer_provider=HOST_PROVIDER)
-            patches.on_undo(found.uninstrument)
+        if not instrument.is_instrumented_by_opentelemetry:
+            instrument.instrument(tracer_provider=HOST_PROVIDER)
+            patches.on_undo(instrument.uninstrument)
 
     return switch
 

@@ -1,4 +1,4 @@
-"""A tracer provider whose spans nobody exports, for hosts whose spans are switched on here, or that found no provider.
+"""A tracer provider whose spans are not exported, for hosts whose spans are switched on here, or that found no provider.
 
 The program's own provider stays the global one. If there is none, a host's spans are recorded inside rollouts without setting one:
 setting it would be final, and a program may set its own later.
@@ -30,7 +30,7 @@ class _Tracer(trace.Tracer):
         tracer = self._no_op if current_rollout() is None else self._recording
         return tracer.start_span(*args, **kwargs)
 
-    # As in the SDK's tracer, so that the result decorates coroutine functions too.
+    # As in the SDK's tracer, so the result decorates coroutine functions too.
     @_agnosticcontextmanager
     def start_as_current_span(self, *args: Any, **kwargs: Any) -> Iterator[trace.Span]:
         tracer = self._no_op if current_rollout() is None else self._recording

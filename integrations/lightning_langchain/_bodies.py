@@ -19,7 +19,7 @@ from lightning_core.capture.tools import arun_tool, keeps_result, run_tool
 def with_kept_body(run: Callable[..., Any], tool: BaseTool, handle: SpanHandle) -> Callable[..., Any]:
     """``run``, a method of ``tool``, whose results are kept if the configuration selects the tool.
 
-    The method is that of a copy of the tool; the body is the tool's own.
+    The method belongs to a copy of the tool; the body is the tool's own.
     """
     if not keeps_result(tool.name):
         return run
@@ -32,7 +32,7 @@ def with_kept_body(run: Callable[..., Any], tool: BaseTool, handle: SpanHandle) 
         return await arun_tool(handle, lambda: tool._arun(*args, **kwargs))  # pyright: ignore[reportPrivateUsage]
 
     kept = copy.copy(tool)
-    # LangChain inspects the signatures, which are those of the tool's own methods. Bypasses pydantic, which accepts fields only.
+    # LangChain inspects the signatures, which the tool's own methods define. Bypasses pydantic, which accepts fields only.
     for name, body in (("_run", call), ("_arun", coroutine)):
         object.__setattr__(kept, name, functools.wraps(getattr(tool, name))(body))
     return functools.partial(function, kept)

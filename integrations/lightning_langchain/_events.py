@@ -68,7 +68,7 @@ class LightningCallbackHandler(BaseCallbackHandler):
 
     It does not set the current agent, because a callback's context does not reach the model call in every host; use a mark or the
     installed integration for that. The installed integration records the same spans, with spans inside a tool as its children; the
-    handler then records nothing, so that no span is duplicated.
+    handler then records nothing, so no span is duplicated.
     """
 
     # Run in the caller's context and in order. By default, an async run calls synchronous handlers in a thread.

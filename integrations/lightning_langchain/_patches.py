@@ -38,7 +38,7 @@ _MODULES = (
     *("runnables.retry", "runnables.router", "language_models", "language_models.llms", "output_parsers"),
     *("output_parsers.transform", "prompts", "prompts.dict", "retrievers"),
 )
-"""Modules of langchain_core that define Runnables; it loads some of them late."""
+"""Modules of langchain_core that define Runnables; it loads some late."""
 
 _CHOOSERS = (RunnableBranch, RouterRunnable, RunnableWithFallbacks, DynamicRunnable)
 """Runnables that may leave some of their parts out of a run."""
@@ -66,8 +66,8 @@ def runnable_classes() -> Iterator[type[Any]]:
             if cls not in seen:
                 seen.add(cls)
                 waiting.append(cls)
-                own = issubclass(cls, BaseTool) or cls.__module__.partition(".")[0] == "langgraph" or get_mark(cls)
-                if not own:
+                scoped = issubclass(cls, BaseTool) or cls.__module__.partition(".")[0] == "langgraph" or get_mark(cls)
+                if not scoped:
                     yield cls
 
 
@@ -119,7 +119,7 @@ _run_named: dict[str, Wrapper] = {method: _make_run_named(method) for method in 
 
 
 def _is_mixed(runnable: Any, configs: Any) -> bool:
-    """Whether the inputs of a batch have several names, of which some are selected."""
+    """Whether the inputs of a batch have several names, some of which are selected."""
     if not isinstance(configs, Sequence):
         return False
     names = {run_name(runnable, config) for config in cast("Sequence[Any]", configs)}

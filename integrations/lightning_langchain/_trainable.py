@@ -118,9 +118,9 @@ def mark_members(obj: Any, specs: Sequence[TrainSpec]) -> Any:
         check_members(specs, steps)
         return RunnableParallel(steps | {spec.name: mark(steps[spec.name], spec) for spec in specs})
     if isinstance(obj, RunnableSequence):
-        wanted = {spec.name: spec for spec in specs}
+        by_name = {spec.name: spec for spec in specs}
         check_members(specs, [step.name for step in obj.steps if step.name])
-        marked = [mark(step, wanted[step.name]) if step.name in wanted else step for step in obj.steps]
+        marked = [mark(step, by_name[step.name]) if step.name in by_name else step for step in obj.steps]
         return RunnableSequence(*marked, name=obj.name)
     raise ConfigError(f"expected a graph, a RunnableParallel or a RunnableSequence, found {type(obj).__name__}")
 

@@ -77,7 +77,7 @@ def note_refusal(call: Any, refusal: Any) -> None:
 
 
 def _is_internal(name: str, config: Any) -> bool:
-    """Whether a task is internal to LangGraph or LangChain, so that it gets no scope."""
+    """Whether a task is internal to LangGraph or LangChain, so it gets no scope."""
     if name.startswith("__"):
         return True
     address = current_address()
@@ -88,7 +88,7 @@ def _is_internal(name: str, config: Any) -> bool:
 
 
 def graph_scope(graph: Any, config: Any) -> tuple[str, ScopeKind] | None:
-    """The name and the kind of the scope of a run of ``graph``; None if it has no name of its own.
+    """The name and the kind of the scope of a run of ``graph``; None if the graph has no name.
 
     It is an agent if the configuration selects its name, or if ``create_agent`` gave it a name. Declares the names in it.
     """
@@ -99,6 +99,6 @@ def graph_scope(graph: Any, config: Any) -> tuple[str, ScopeKind] | None:
             return name, "agent"
         if (created := agent_name(graph)) is not None:
             return created, "agent"
-        own = graph_name(graph)
-        return None if own is None else (own, "node")
+        own_name = graph_name(graph)
+        return None if own_name is None else (own_name, "node")
     return None

@@ -22,7 +22,7 @@ _declared: WeakKeyDictionary[Pregel[Any, Any, Any, Any], frozenset[str]] = WeakK
 
 
 def created_agent(config: Mapping[str, Any]) -> bool:
-    """Whether ``config`` is of a run inside an agent made by ``langchain.agents.create_agent``, also through deepagents."""
+    """Whether ``config`` belongs to a run inside an agent of ``langchain.agents.create_agent``, including deepagents'."""
     return (config.get("metadata") or {}).get("ls_integration") in _MADE_BY_CREATE_AGENT
 
 
@@ -66,9 +66,9 @@ def names_in_graph(graph: Pregel[Any, Any, Any, Any]) -> frozenset[str]:
 
 
 def _paths(graph: Any, outside: tuple[str, ...], inside: tuple[int, ...] = ()) -> Iterator[tuple[str, ...]]:
-    own = agent_name(graph) or graph_name(graph)
-    if own is not None and own not in outside[-1:]:
-        outside = (*outside, own)
+    own_name = agent_name(graph) or graph_name(graph)
+    if own_name is not None and own_name not in outside[-1:]:
+        outside = (*outside, own_name)
         yield outside
     for name in graph.nodes:
         if not name.startswith("__") and not (agent_name(graph) and is_part(name)):

@@ -94,8 +94,8 @@ def _astream(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
 
 
 def _in_scope(wrapped: Callable[..., Any], kind: Kind, graph: Any, args: Any, kwargs: Any) -> Any:
-    found = graph_scope(graph, args[1] if len(args) > 1 else kwargs.get("config"))
-    if found is None:
+    scope = graph_scope(graph, args[1] if len(args) > 1 else kwargs.get("config"))
+    if scope is None:
         return wrapped(*args, **kwargs)
-    name, scope_kind = found
+    name, scope_kind = scope
     return scope_function(wrapped, name, kind=kind, once=True, scope_kind=scope_kind)(*args, **kwargs)

@@ -82,7 +82,7 @@ def _mark_nodes(obj: Any, specs: Mapping[str, TrainSpec]) -> Any:
 def _mark_inside(name: str, node: Any, specs: Mapping[str, TrainSpec]) -> Any:
     if not isinstance(node, Pregel):
         raise ConfigError(
-            f"{next(iter(specs))!r} cannot be marked inside {name!r}: the node is no graph, but runs code of its own; "
+            f"{next(iter(specs))!r} cannot be marked inside {name!r}: the node is not a graph, but runs its own code; "
             "mark the node in its own graph, or select it in the configuration: agents.train"
         )
     return _mark_nodes(node, specs)

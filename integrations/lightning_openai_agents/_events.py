@@ -38,7 +38,7 @@ class AgentRun:
         return self._scope
 
     @contextmanager
-    def speak(self) -> Generator[None]:
+    def in_scope(self) -> Generator[None]:
         """Enter the current agent's scope."""
         if self._scope is None:
             yield
@@ -99,9 +99,9 @@ def agent_run(agent: Any) -> Generator[None]:
 def _names(agent: Any) -> set[str]:
     """The names of all agents that ``agent`` reaches, including handoffs whose target is not known yet."""
     agents = reachable(agent)
-    unknown = {item.agent_name for one in agents for item in one.handoffs if not isinstance(item, Agent)}
-    targets = {one.name for one in agents}
-    return {mark.name if (mark := get_mark(one)) else one.name for one in agents} | (unknown - targets)
+    unknown = {item.agent_name for member in agents for item in member.handoffs if not isinstance(item, Agent)}
+    targets = {member.name for member in agents}
+    return {mark.name if (mark := get_mark(member)) else member.name for member in agents} | (unknown - targets)
 
 
 def agent_turn(args: Any, kwargs: Any) -> AbstractContextManager[None]:
@@ -113,14 +113,14 @@ def agent_turn(args: Any, kwargs: Any) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def speaking() -> AbstractContextManager[None]:
+def current_agent_scope() -> AbstractContextManager[None]:
     """The scope of the current agent: its model calls, and the events that it causes."""
     run = _run.get()
-    return nullcontext() if run is None else run.speak()
+    return nullcontext() if run is None else run.in_scope()
 
 
 def guardrail_scope(guardrail: Any) -> AbstractContextManager[SpanHandle]:
-    """The scope of one guardrail: a node, so that its calls are not the agent's."""
+    """The scope of one guardrail: a node, so its calls are not the agent's."""
     with record("openai_agents.guardrail"):
         return scope(guardrail.get_name(), kind="node")
     return nullcontext(SpanHandle(None))
@@ -173,7 +173,7 @@ def tool_scope(arguments: Any) -> AbstractContextManager[SpanHandle]:
 @contextmanager
 def _enter(name: str, attributes: dict[str, Any]) -> Generator[SpanHandle]:
     """An event of the current agent; model calls inside it belong to ``name``."""
-    with speaking(), scope(name, kind="tool", attributes=attributes) as handle, run_as(name, owned=True):
+    with current_agent_scope(), scope(name, kind="tool", attributes=attributes) as handle, run_as(name, owned=True):
         yield handle
 
 

@@ -1,6 +1,6 @@
 """Names the program's functions that the SDK calls next to an agent's model.
 
-Their model calls are not the agent's: each function is a place of its own, with its own name. A function that is not listed here but
+Their model calls are not the agent's: each function is a separate scope, with its own name. A function that is not listed here but
 runs in a turn has the name of the turn. Wrapped, besides public methods:
 
 - ``gather_with_cancel``, which runs the methods of RunHooks and AgentHooks.
@@ -122,7 +122,7 @@ handle_tool_failure = _aside(_tool_failure)
 
 
 async def _gather(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    return await wrapped(*(_run_hook(one) if _is_hook(one) else one for one in args), **kwargs)
+    return await wrapped(*(_run_hook(hook) if _is_hook(hook) else hook for hook in args), **kwargs)
 
 
 def _is_hook(coroutine: Any) -> bool:

@@ -12,9 +12,9 @@ these are wrapped:
 - Private: ``_FunctionToolBatchExecutor._execute_single_tool_body``, one call of a function tool, and
   ``maybe_invoke_function_tool_failure_error_function``, which turns the tool's exception into a result for the model.
 - Private: ``_invoke_function_tool_with_metadata``, the body of a function tool, whose results can be kept and repeated. Guardrails and
-  hooks are outside of it.
+  hooks are outside it.
 - Private: ``execute_handoffs``, and ``process_model_response``, which detects calls of unknown tools.
-- Private: ``get_response_with_retry`` and ``stream_response_with_retry``, which call the agent's model: only there the agent speaks.
+- Private: ``get_response_with_retry`` and ``stream_response_with_retry``, which call the agent's model: the agent's only model calls.
 
 Functions of the program that the SDK calls in a turn are not the agent; ``_neighbours`` names them.
 
@@ -83,22 +83,22 @@ async def _run_turn(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
 async def _get_response(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     get_response = kwargs["get_response"]
 
-    async def speak() -> Any:
-        with events.speaking():
+    async def respond() -> Any:
+        with events.current_agent_scope():
             return await get_response()
 
-    return await wrapped(*args, **kwargs | {"get_response": speak})
+    return await wrapped(*args, **kwargs | {"get_response": respond})
 
 
 def _stream_response(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     get_stream = kwargs["get_stream"]
 
-    async def speak() -> AsyncGenerator[Any]:
-        with events.speaking():
+    async def stream_response() -> AsyncGenerator[Any]:
+        with events.current_agent_scope():
             stream = get_stream()
         try:
             while True:
-                with events.speaking():
+                with events.current_agent_scope():
                     event = await anext(stream, _END)
                 if event is _END:
                     return
@@ -107,7 +107,7 @@ def _stream_response(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
             if (close := getattr(stream, "aclose", None)) is not None:
                 await close()
 
-    return wrapped(*args, **kwargs | {"get_stream": speak})
+    return wrapped(*args, **kwargs | {"get_stream": stream_response})
 
 
 async def _run_tool(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

@@ -45,14 +45,14 @@ def mark_members(obj: Any, specs: Sequence[TrainSpec]) -> Any:
     """
     if not isinstance(obj, Agent):
         raise ConfigError(f"expected an agents.Agent, found {obj!r}; agents=… marks the agents reachable from one")
-    wanted = {spec.name: spec for spec in specs}
-    found: dict[int, Any] = {}
-    _collect(obj, found)
-    names = {agent.name for agent in found.values()}
-    for name in wanted:
+    by_name = {spec.name: spec for spec in specs}
+    agents_by_id: dict[int, Any] = {}
+    _collect(obj, agents_by_id)
+    names = {agent.name for agent in agents_by_id.values()}
+    for name in by_name:
         if name not in names:
             raise ConfigError(f"there is no agent named {name!r}; the agents are {sorted(names)!r}")
-    members = {key: (agent, _copy(agent, wanted.get(agent.name))) for key, agent in found.items()}
+    members = {key: (agent, _copy(agent, by_name.get(agent.name))) for key, agent in agents_by_id.items()}
     for _, copied in members.values():
         copied.handoffs = [_relink(handoff, members) for handoff in copied.handoffs]
         copied.tools = [_copy_tool(tool, members) for tool in copied.tools]
@@ -72,18 +72,18 @@ def _copy(agent: Any, spec: TrainSpec | None) -> Any:
 
 def reachable(agent: Any) -> list[Any]:
     """``agent`` and all agents that it reaches by handoffs or as tools."""
-    found: dict[int, Any] = {}
-    _collect(agent, found)
-    return list(found.values())
+    members: dict[int, Any] = {}
+    _collect(agent, members)
+    return list(members.values())
 
 
-def _collect(agent: Any, found: dict[int, Any]) -> None:
-    """Add ``agent`` and all agents reachable from it to ``found``. The graph may have cycles."""
-    if not isinstance(agent, Agent) or id(agent) in found:
+def _collect(agent: Any, members: dict[int, Any]) -> None:
+    """Add ``agent`` and all agents reachable from it to ``members``. The graph may have cycles."""
+    if not isinstance(agent, Agent) or id(agent) in members:
         return
-    found[id(agent)] = agent
+    members[id(agent)] = agent
     for item in (*agent.handoffs, *agent.tools):
-        _collect(_target(item), found)
+        _collect(_target(item), members)
 
 
 def _target(item: Any) -> Any:

@@ -24,7 +24,7 @@ FinishReason = Literal["stop", "length"]
 class SamplingParams:
     """Sampling parameters of one response.
 
-    Logprobs are those of the distribution that is sampled from.
+    Logprobs belong to the distribution that is sampled from.
     """
 
     max_tokens: int
@@ -47,8 +47,8 @@ class SamplingParams:
         """The constraint on tokens, as JSON; None if all tokens are allowed."""
         if self.json_schema is None:
             return None
-        wanted = {"json_schema": json.loads(self.json_schema), "stop_token_ids": sorted(self.stop_token_ids)}
-        return json.dumps(wanted)  # keeps the order of properties, which is that of the response
+        spec = {"json_schema": json.loads(self.json_schema), "stop_token_ids": sorted(self.stop_token_ids)}
+        return json.dumps(spec)  # keeps the order of properties, as the response has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ def sampling_digest(
     differ and the update is refused (``trainers/torch/proof.py``).
 
     Arguments: prompt ids [P] and output ids [T] (hashed as uint32), logprobs [T] and temperature
-    (as float32), policy version, constraint. Each is hashed with its length, so that no token can
+    (as float32), policy version, constraint. Each is hashed with its length, so no token can
     move from one to the next.
     """
     digest = hashlib.blake2b(digest_size=16)

@@ -69,7 +69,7 @@ class ByteTokenizer:
 
 
 class EveryModel(tuple[str, ...]):
-    """Contains every model name, so that no request is forwarded to a real provider."""
+    """Contains every model name, so no request is forwarded to a real provider."""
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str)
@@ -134,16 +134,16 @@ class ScriptedBackend:
 
 
 def _next_answer(answers: Iterator[str]) -> Callable[[str], str]:
-    given = itertools.count()
+    numbers = itertools.count()
 
     def play(prompt: str) -> str:
         try:
             answer = next(answers)
         except StopIteration:
             raise RuntimeError(
-                f"the script has no more answers after {next(given)}; the prompt of this request ends with {prompt[-200:]!r}"
+                f"the script has no more answers after {next(numbers)}; the prompt of this request ends with {prompt[-200:]!r}"
             ) from None
-        next(given)
+        next(numbers)
         return answer
 
     return play

@@ -104,8 +104,8 @@ class VerlBackend:
             )
         size = 1 if stream else len(output.token_ids)  # a fork repeats a stream in pieces of a token
         for start in range(0, len(output.token_ids), size):
-            own = slice(start, start + size)
-            yield Delta(token_ids=output.token_ids[own], logprobs=output.log_probs[own], version=int(first))
+            response = slice(start, start + size)
+            yield Delta(token_ids=output.token_ids[response], logprobs=output.log_probs[response], version=int(first))
         # verl reports "completed" for both.
         cut = len(output.token_ids) >= params.max_tokens and output.token_ids[-1] not in params.stop_token_ids
         yield Delta(token_ids=[], logprobs=[], version=int(last), finish_reason="length" if cut else "stop")

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Span
 
 _packed: dict[tuple[int, int], dict[str, bytes]] = {}
-"""By (trace id, span id)."""
+"""The attributes by (trace id, span id)."""
 
 
 def set_packed(span: Span, values: Mapping[str, bytes]) -> None:

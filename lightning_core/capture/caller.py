@@ -1,4 +1,4 @@
-"""Who makes a model call: a live rollout's agent, or unknown.
+"""The caller of a model call: a live rollout's agent, or unknown.
 
 The HTTP client layer looks at `speaking` before each model call and refuses a `Stray`.
 """
@@ -48,12 +48,12 @@ class Stray:
 
     reason: Reason
     candidates: tuple[Speaker, ...] = ()
-    """The agents that it may belong to."""
+    """The agents that the call may belong to."""
 
     def refuse(self, host: str) -> StrayCallError:
         """The exception to raise instead of sending the request to ``host``.
 
-        Counts an infrastructure failure on each live rollout that the call may belong to, which is any if nothing is known, so that
+        Counts an infrastructure failure on each live rollout that the call may belong to, or on all of them if nothing is known, so
         nothing is trained on what an agent made of the refusal.
         """
         message = describe_stray(self.reason, host, threading.current_thread().name, self.candidates)

@@ -35,7 +35,7 @@ class Container:
     args: tuple[str, ...] = ()
     """Further arguments for ``docker run`` or ``podman run``, before the image."""
     host_network: bool = True
-    """Whether it shares the network of this machine, so that it reaches an endpoint on 127.0.0.1."""
+    """Whether it shares the network of this machine, and so reaches an endpoint on 127.0.0.1."""
 
     def command(
         self,
@@ -50,7 +50,7 @@ class Container:
         """The command line that runs ``command`` in a new container called ``name``, which is removed when it ends.
 
         ``volumes``: folders and files that it shares under the same paths. ``work``: the working folder. ``private``: a folder for
-        files of this call, which it does not share; they hold ``variables``, so that no key is on a command line. Raises ValueError
+        files of this call, which it does not share; they hold ``variables``, so no key is on a command line. Raises ValueError
         for a variable with a line break.
         """
         environment = private / "environment"
@@ -72,7 +72,7 @@ class Container:
 
     def has_run(self, code: int, stderr: str, *, private: Path) -> bool:
         """Whether the program was started, by what ``run`` left, its exit code, and what it printed."""
-        # 126 and 127: it could not start the program, or the program is a shell that says the same.
+        # 126 and 127: the program could not be started, or it is a shell that returned the same code.
         return (private / "created").exists() and not (code in (126, 127) and _NOT_STARTED.match(stderr))
 
 

@@ -50,7 +50,7 @@ class Scope:
     base: Scope | None = None
     """The scope that a worker inherited, if it took items of agents from queues."""
     submitters: tuple[Scope, ...] = ()
-    """The other agents whose items the worker took. Its calls may belong to any of them, so they are refused."""
+    """The other agents whose items the worker took. Its calls may belong to any of these, so they are refused."""
 
     @property
     def run(self) -> ActiveRollout:
@@ -81,7 +81,7 @@ def is_same_agent(one: Scope, other: Scope) -> bool:
 
 
 def distinct_agents(scopes: Iterable[Scope]) -> tuple[Scope, ...]:
-    """One scope for each agent in ``scopes``, without those of rollouts that have ended."""
+    """One scope for each agent in ``scopes`` whose rollout has not ended."""
     return tuple({_agent_of(scope): scope for scope in scopes if not scope.run.ended}.values())
 
 
@@ -107,7 +107,7 @@ _unsettled: contextvars.ContextVar[Callable[[], None] | None] = contextvars.Cont
 
 
 def inherited_scope() -> Scope | None:
-    """The scope that this context holds, which may be that of an ended rollout."""
+    """The scope that this context holds, which may belong to an ended rollout."""
     if (settle := _unsettled.get()) is not None:
         settle()
     scope = current.get()

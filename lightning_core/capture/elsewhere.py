@@ -1,4 +1,4 @@
-"""Why a request did not go through the endpoint: the texts that are recorded."""
+"""The recorded reasons of requests that did not go through the endpoint."""
 
 IGNORED = "ignored"
 """Its host is under `rollouts.ignore_hosts`."""

@@ -1,6 +1,6 @@
 """Identifies the current thread and asyncio task.
 
-To tell them apart, neither identifiers of threads nor those of objects will do: both are reused.
+Identifiers of threads and of objects are reused, so neither distinguishes them.
 """
 
 from __future__ import annotations

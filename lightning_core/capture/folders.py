@@ -61,7 +61,7 @@ class ProgramFolder:
     def write(self, files: Mapping[str, str]) -> None:
         """Write ``files``, a mapping from path to text: ``~/…`` in the home, other paths in the working folder.
 
-        Raises ValueError for a path that leads elsewhere, also through a link.
+        Raises ValueError for a path that leads elsewhere, even through a link.
         """
         for path, text in files.items():
             if problem := path_problem(path):
@@ -74,7 +74,7 @@ class ProgramFolder:
             target.write_text(text, encoding="utf-8")
 
     def runs_in(self, runtime: str, name: str) -> None:
-        """Note the container that the program runs in, so that `remove` removes it, in any process."""
+        """Note the container that the program runs in, so `remove` removes it, in any process."""
         self._container.write_text(f"{runtime} {name}", encoding="utf-8")
 
     def remove(self) -> OSError | None:
@@ -105,7 +105,7 @@ class ProgramFolder:
 
 
 def path_problem(path: str) -> str | None:
-    """Why ``path`` is not the path of a file of a program, or None."""
+    """The reason ``path`` is not the path of a program's file, or None."""
     parts = PurePosixPath(path.removeprefix(_HOME))
     if parts.is_absolute() or ".." in parts.parts or not parts.parts:
         return "expected a path in the working folder, or ~/… for one in the program's home"

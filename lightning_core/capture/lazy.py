@@ -68,7 +68,7 @@ def _is_single_use(cls: type[Any]) -> bool:
     if issubclass(cls, _RUNNING):
         return False
     if _method(cls, "__await__") is not None:
-        # Awaitables written in C are handles of what runs elsewhere (Ray's), unless they are coroutines.
+        # Awaitables written in C, except coroutines, are handles of work elsewhere (Ray's).
         return inspect.isfunction(_method(cls, "__await__")) or _method(cls, "send") is not None
     if cls.__module__ == "builtins" and not issubclass(cls, _LAZY_BUILTINS):
         return False

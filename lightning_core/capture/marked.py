@@ -41,7 +41,7 @@ class _Mark:
 def get_mark(obj: Any) -> TrainSpec | None:
     """The mark of ``obj``, or None.
 
-    A method, partial, partialmethod, staticmethod or classmethod has that of its function. A wrapper has none of its own.
+    A method, partial, partialmethod, staticmethod or classmethod has its function's mark. A wrapper has none.
     """
     for cls in type(obj).__mro__:
         if isinstance(mark := vars(cls).get(_MARK), TrainSpec):
@@ -93,7 +93,7 @@ def _bind(self: _MarkedCallable, instance: Any, owner: type[Any] | None = None) 
 
 
 def _is_global(obj: Any) -> bool:
-    """Whether the module of ``obj`` has it under its qualified name, so that it pickles by reference."""
+    """Whether the module of ``obj`` has it under its qualified name, so it pickles by reference."""
     module, name = sys.modules.get(getattr(obj, "__module__", "")), getattr(obj, "__qualname__", None)
     try:
         return isinstance(name, str) and operator.attrgetter(name)(module) is obj
@@ -112,7 +112,7 @@ MakeClass = Callable[[type[Any], TrainSpec], type[Any]]
 def make_marked_class(
     cls: type[Any], spec: TrainSpec, make: MakeClass, methods: Mapping[str, Any] | None = None
 ) -> type[Any]:
-    """A subclass of ``cls`` with the mark and ``methods``. Its instances copy and pickle if those of ``cls`` do.
+    """A subclass of ``cls`` with the mark and ``methods``. Its instances copy and pickle if instances of ``cls`` do.
 
     ``make``: the function of a module that made this class, called again where a pickle is loaded.
     """

@@ -70,7 +70,7 @@ class Patches:
 
         ``everywhere``: regardless of ``enabled()``, for a function that finds out which rollout it works for, or that works for none.
         ``attribute`` may be a dotted path. Wrapping the same attribute with the same ``wrapper`` again does
-        nothing. Raises AttributeError or ImportError (wrapt's subclasses of them) if the attribute does not exist.
+        nothing. Raises AttributeError or ImportError (wrapt's subclasses) if the attribute does not exist.
         """
         owner, name, original = wrapt.resolve_path(target, attribute)
         with self._lock:

@@ -46,7 +46,7 @@ def call_id(response_id: str) -> str | None:
 
 @contextmanager
 def record(what: str) -> Generator[None]:
-    """Catch errors of Lightning's own code, so that they never reach the host.
+    """Catch errors of Lightning's own code before they reach the host.
 
     An error is counted on the rollout as ``what``, and logged the first time. The one exception to this is StrayCallError: the client
     layer raises it to refuse a model call that cannot be routed, or a request that may be one, because sending it would be worse.
@@ -65,7 +65,7 @@ def record(what: str) -> Generator[None]:
 
 
 def declare_agents(names: Iterable[str]) -> None:
-    """Declare the agents and nodes of the program that is running, whether or not they speak in this rollout.
+    """Declare the agents and nodes of the program that is running, whether or not they make calls in this rollout.
 
     A selected agent that was declared but made no call is reported as not reached, any other as unknown.
     """

@@ -1,4 +1,4 @@
-"""Counts what is logged repeatedly, so that a cause with thousands of effects takes a few lines."""
+"""Counts what is logged repeatedly, so a cause with thousands of effects takes a few lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping
 
 COUNTED: Mapping[str, object] = {"is_counted": True}
-"""The ``extra`` of a message whose repeats the caller counts with `Repeats`, so that `FirstOfEach` prints each one."""
+"""The ``extra`` of a message whose repeats are counted with `Repeats`, so `FirstOfEach` prints each one."""
 
 
 class Repeats:

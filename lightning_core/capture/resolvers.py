@@ -1,7 +1,7 @@
-"""Resolvers: who speaks, where no scope was opened.
+"""Resolvers: functions that find the active agent where no scope was opened.
 
 A resolver gets the current scope (`context.opened_scope`) and returns it, or a scope inside it that it opened with
-`scope.open_scope`: that of an agent or tool which the host knows, and which runs now. Model requests, new scopes and
+`scope.open_scope`: the scope of the agent or tool that the host runs now. Model requests, new scopes and
 threads then belong to the returned scope. A resolver is called for each of them, so it must be fast, and it must return
 the same object for the same agent run. It must not raise.
 """
@@ -17,19 +17,19 @@ _resolvers: tuple[Resolver, ...] = ()
 
 
 def resolve(scope: Any) -> Any:
-    """The scope that speaks inside ``scope``."""
+    """The active agent's scope inside ``scope``."""
     for resolver in _resolvers:
         scope = resolver(scope)
     return scope
 
 
 def register_resolver(resolver: Resolver) -> None:
-    """Ask ``resolver`` who speaks, until `unregister_resolver`."""
+    """Register a function that maps the current scope to the active agent's, until `unregister_resolver`."""
     global _resolvers
     _resolvers = (*_resolvers, resolver)
 
 
 def unregister_resolver(resolver: Resolver) -> None:
-    """Stop asking ``resolver``."""
+    """Undo `register_resolver`."""
     global _resolvers
     _resolvers = tuple(known for known in _resolvers if known is not resolver)

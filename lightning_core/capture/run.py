@@ -28,9 +28,9 @@ from lightning_core.errors import CaptureError, InfrastructureError, describe
 from lightning_core.trace import SpanRecord, Trace, spans_to_trace
 
 _MAX_FAILURES = 20
-"""Failures kept with their text; all of them are counted."""
+"""Failures kept with their text; all are counted."""
 _MAX_HOSTS = 100
-"""Hosts of a rollout that have spans of their own; a crawler's requests go to thousands."""
+"""Hosts of a rollout with a separate span; a crawler's requests go to thousands."""
 OTHER_HOSTS = "others"
 """The host of the requests of all hosts beyond these."""
 
@@ -186,7 +186,7 @@ class ActiveRollout:
         return max(matching, key=lambda s: (s.count("/"), s), default=None)
 
     def declare(self, names: Iterable[str]) -> None:
-        """Record the names of agents that exist in the program, whether or not they speak."""
+        """Record the names of agents that exist in the program, whether or not they make calls."""
         with self._lock:
             self._declared.update(names)
 
@@ -233,7 +233,7 @@ class ActiveRollout:
 
     @property
     def infrastructure(self) -> list[str]:
-        """The first infrastructure failures that no retry recovered. They are not the agent's: the attempt is repeated."""
+        """The first infrastructure failures that no retry recovered. The attempt is repeated."""
         with self._lock:
             return [*self._infrastructure, *([f"{self._unlisted} more"] if self._unlisted else [])]
 
@@ -243,7 +243,7 @@ class ActiveRollout:
             raise InfrastructureError(f"a model request of the agent failed: {'; '.join(failures)}")
 
     def count_infrastructure_failure(self, detail: str, *, times: int = 1) -> None:
-        """Count failures of the infrastructure, as opposed to those of the agent."""
+        """Count failures of the infrastructure, not of the agent."""
         with self._lock:
             self.counters["infrastructure"] += times
             listed = min(times, _MAX_FAILURES - len(self._infrastructure))
@@ -279,7 +279,7 @@ class ActiveRollout:
         for worker, agent in workers.items():
             if worker is not closing and is_running(worker):
                 self.count_infrastructure_failure(
-                    f"{name_of(worker)}, which agent {agent!r} started, made model calls and outlives the rollout: they may be those of "
+                    f"{name_of(worker)}, which agent {agent!r} started, made model calls and outlives the rollout: the calls may belong to "
                     "another agent. End it before the rollout ends, or start it before the rollouts and give it its work as "
                     "lightning_core.capture.bind(function)"
                 )
@@ -345,7 +345,7 @@ def unregister(run: ActiveRollout) -> None:
 
 
 def forget_all() -> list[ActiveRollout]:
-    """Make no run live in this process; returns those that were."""
+    """Unregister all runs of this process and return them."""
     forgotten = list(_live.values())
     _live.clear()
     return forgotten

@@ -36,7 +36,7 @@ _sequence = itertools.count(1)
 _control_flow: tuple[type[Exception], ...] = ()
 
 ScopeKind = Literal["agent", "node", "auxiliary", "tool", "function"]
-"""What a scope is: see `scope`."""
+"""The kind of a scope; see `scope`."""
 _INSIDE_AGENT = ("tool", "function")
 """Scope kinds that keep the enclosing agent's path."""
 
@@ -201,7 +201,7 @@ def scope(
 
 @contextmanager
 def run_as(name: str, *, owned: bool = False) -> Generator[None]:
-    """Run the body as ``name``, not as the current agent, and without a span of its own. A no-op outside a rollout.
+    """Run the body as ``name``, not as the current agent, and without a span. A no-op outside a rollout.
 
     It is for code that a host runs inside an agent but that is not the agent: callbacks, filters, the body of a tool. With
     ``owned``, model calls inside belong to the marked or selected agent around the current one, if there is one.

@@ -1,6 +1,6 @@
 """Selectors: how a configuration names agents.
 
-A selector is a name, or a path such as ``team/writer``. A ``*`` in it matches any characters of one name, so that agents that are
+A selector is a name, or a path such as ``team/writer``. A ``*`` in it matches any characters of one name, so agents that are
 created at run time can be listed: ``researcher-*`` selects ``researcher-1`` and ``researcher-2``.
 """
 
@@ -33,7 +33,7 @@ def may_overlap(first: str, second: str) -> bool:
 
 
 def find_selector(selectors: Iterable[str], name: str) -> str | None:
-    """The one of ``selectors`` that matches ``name``: itself, or else the longest pattern; None if none does."""
+    """The selector that matches ``name``: an exact match, else the longest pattern, else None."""
     found = [s for s in selectors if matches(s, name)]
     return max(found, key=lambda s: (s == name, len(s), s), default=None)
 

@@ -31,7 +31,7 @@ def sign(secret: str, purpose: str, *parts: str | None) -> str:
 
 
 def is_signed(secret: str, signature: str, purpose: str, *parts: str | None) -> bool:
-    """Whether ``signature`` is that of ``parts``."""
+    """Whether ``signature`` is the signature of ``parts``."""
     return hmac.compare_digest(sign(secret, purpose, *parts).encode(), signature.encode(errors="replace"))
 
 

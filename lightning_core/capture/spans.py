@@ -1,6 +1,6 @@
 """Creates spans with a private tracer provider and delivers them to their rollout.
 
-The provider is private, so that a host's own tracing neither sees these spans nor is changed by them. To export them as well, add
+The provider is private, so a host's own tracing neither sees these spans nor is changed by them. To export them as well, add
 an exporter with `add_span_processor`.
 """
 
@@ -45,7 +45,7 @@ def listen(rollout: str, listener: Callable[[SpanRecord], None]) -> None:
 
 
 def stop_listening(rollout: str) -> None:
-    """Stop delivering spans of ``rollout``. Spans that end later are not part of it."""
+    """Stop delivering spans of ``rollout``. Spans that end later are dropped."""
     _listeners.pop(rollout, None)
 
 
@@ -126,8 +126,8 @@ def _random_id(size: int) -> int:
 
 
 def make_provider() -> TracerProvider:
-    """A tracer provider that samples everything, exports nothing, and that no environment variable configures."""
-    # Limits are set explicitly, so that no environment variable can truncate token ids.
+    """A tracer provider that samples everything, exports nothing and ignores environment variables."""
+    # Limits are set explicitly, so no environment variable can truncate token ids.
     limits = SpanLimits(max_attributes=SpanLimits.UNSET, max_span_attribute_length=SpanLimits.UNSET)
     provider = TracerProvider(
         sampler=ALWAYS_ON,

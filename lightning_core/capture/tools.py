@@ -1,7 +1,7 @@
 """Runs the bodies of tools, or lets the rollout's `ToolRunner` do it.
 
-An integration calls a tool's body through `run_tool` or `arun_tool` in the tool's scope, so that what a framework does around the body
-happens in any case.
+An integration calls a tool's body through `run_tool` or `arun_tool` in the tool's scope, so the framework's own steps around the
+body always happen.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def scope_function(
     """Wrap ``function`` so that each run is in the scope ``name``.
 
     Kind, name, signature, results and errors stay the same. ``kind``: overrides the detected kind, for a plain function
-    that returns an iterator. ``once``: open no scope inside a scope of the same name, so that methods that call each other
+    that returns an iterator. ``once``: open no scope inside a scope of the same name, so methods that call each other
     count as one run. ``scope_kind``: the kind of scope.
     """
     is_open = is_current_agent if scope_kind == "agent" else is_current_scope

@@ -20,16 +20,16 @@ _NESTED = 16
 
 def parameters_of(tools: Sequence[Any]) -> dict[str, Mapping[str, Any]]:
     """The JSON schema of each tool's parameters, by the tool's name."""
-    found: dict[str, Mapping[str, Any]] = {}
+    properties: dict[str, Mapping[str, Any]] = {}
     for tool in tools:
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None
         if isinstance(function, Mapping) and isinstance(schema := function.get("parameters"), Mapping):
-            found[str(function.get("name"))] = schema
-    return found
+            properties[str(function.get("name"))] = schema
+    return properties
 
 
 def typed(call: ToolCall, schema: Mapping[str, Any] | None) -> ToolCall:
-    """``call`` with the types of ``schema``, that of its tool's parameters, if its arguments are text."""
+    """``call`` with the types of ``schema``, the schema of its tool's parameters, if its arguments are text."""
     if not call.untyped or not isinstance(call.arguments, Mapping):
         return call
     root: Mapping[str, Any] = schema or {}
@@ -51,8 +51,8 @@ def _value(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def _json(text: str) -> Any:
-    found = read_json(text, 0)
-    return found[0] if found is not None and not text[found[1] :].strip() else text
+    value = read_json(text, 0)
+    return value[0] if value is not None and not text[value[1] :].strip() else text
 
 
 def _as(kind: str, text: str) -> tuple[bool, Any]:
@@ -74,31 +74,31 @@ def _as(kind: str, text: str) -> tuple[bool, Any]:
 
 
 def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> list[str]:
-    """The types that ``schema`` allows, the most specific first; empty if it does not say."""
+    """The types that ``schema`` allows, the most specific first; empty if it does not restrict them."""
     if not isinstance(schema, Mapping) or depth > _NESTED:
         return []
     if isinstance(reference := schema.get("$ref"), str):
         return _types(_resolve(reference, root), root, depth + 1)
-    found: set[str] = set()
+    kinds: set[str] = set()
     kind = schema.get("type")
     if isinstance(kind, str):
-        found = {kind}
+        kinds = {kind}
     elif isinstance(kind, list):
-        found = {k for k in kind if isinstance(k, str)}
+        kinds = {k for k in kind if isinstance(k, str)}
     elif "enum" in schema or "const" in schema:
         values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
-        found = {_type_of(value) for value in values}
+        kinds = {_type_of(value) for value in values}
     else:
         for key in ("anyOf", "oneOf", "allOf"):
-            for one in schema.get(key) or ():
-                found |= set(_types(one, root, depth + 1))
-        if not found and "properties" in schema:
-            found = {"object"}
-        elif not found and "items" in schema:
-            found = {"array"}
+            for subschema in schema.get(key) or ():
+                kinds |= set(_types(subschema, root, depth + 1))
+        if not kinds and "properties" in schema:
+            kinds = {"object"}
+        elif not kinds and "items" in schema:
+            kinds = {"array"}
     if schema.get("nullable") is True:
-        found |= {"null"}
-    return [kind for kind in _ORDER if kind in found]
+        kinds |= {"null"}
+    return [kind for kind in _ORDER if kind in kinds]
 
 
 def _type_of(value: Any) -> str:
@@ -119,7 +119,7 @@ def _type_of(value: Any) -> str:
 
 def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
     """The part of ``root`` at a JSON pointer such as ``#/$defs/City``."""
-    found: Any = root
+    target: Any = root
     for key in reference.removeprefix("#/").split("/"):
-        found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-    return found
+        target = target.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
+    return target

@@ -41,7 +41,7 @@ class IdStyle(Enum):
 
 
 def acceptable_ids(messages: Sequence[Mapping[str, Any]], style: IdStyle) -> dict[str, str]:
-    """For each id of a call in ``messages``, one that the template accepts: itself, a hash, or a number in order."""
+    """Map each call id in ``messages`` to an id that the template accepts: the same, a hash, or a number in order."""
     accepted: dict[str, str] = {}
     index = 0
     for message in messages:

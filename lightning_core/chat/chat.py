@@ -46,14 +46,14 @@ class RenderedPrompt:
     text: str
     """The text that the template rendered, quoted (see ``quoting.py``). ``ids`` may hold recorded tokens instead."""
     messages: tuple[Message, ...]
-    """As they were rendered: with the reasoning of recorded responses."""
+    """The messages as rendered, with the reasoning of recorded responses."""
     tools: str
     context: Context
     reason: str | None = None
     thinking: bool = False
     """Whether the response starts inside its reasoning."""
     tail: str | None = None
-    """The end of ``text`` that was encoded after recorded tokens; None: all of it was encoded."""
+    """The end of ``text`` that was encoded after recorded tokens; None: the whole text was encoded."""
     first_recorded: int | None = None
     """The index of the first message that is a recorded response."""
 
@@ -90,10 +90,10 @@ class Chat:
 
     Stateless; the turns of a rollout are in its `Memory`. ``template``: what the chat template supports.
 
-    ``stop_token_ids``: tokens that end a response, in addition to those of the template and the tokenizer. ``name``: distinguishes the
+    ``stop_token_ids``: tokens that end a response, besides the stop tokens of the template and the tokenizer. ``name``: distinguishes the
     turns of several tokenizers in one rollout, which cannot continue each other. ``template_kwargs``: variables of the chat template,
-    such as ``enable_thinking``; those of a request replace them. Raises `ConfigError` if the tokenizer has no chat template, or one that
-    is not usable; see `ChatTemplate`.
+        such as ``enable_thinking``; the variables of a request replace them. Raises `ConfigError` if the tokenizer has no usable chat
+        template; see `ChatTemplate`.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Chat:
             memory.get(key) if m["role"] == "assistant" else None
             for m, key in zip(plain, keys(plain, setting), strict=True)
         ]
-        # Clients leave out reasoning; the template decides which of it is kept.
+        # Clients leave out reasoning; the template decides which reasoning is kept.
         complete = [
             m if turn is None else {**m, "reasoning_content": turn.response.get("reasoning_content")}
             for m, turn in zip(plain, turns, strict=True)
@@ -202,7 +202,7 @@ class Chat:
         return bool(getattr(self.tokenizer, "is_fast", False))
 
     def message_spans(self, prompt: RenderedPrompt, tools: Sequence[Any] | None) -> dict[int, tuple[int, int]] | None:
-        """Where the texts of the user's and the tools' messages are in ``prompt.ids``: index → (first token, one past the last).
+        """The spans of the user's and the tools' texts in ``prompt.ids``: message index → (first token, end).
 
         Without white space around a text, and without tokens that it shares with the text of the template. Only messages that
         were encoded for this prompt, and not recorded before. None if the template does not write the texts as they are.
@@ -219,22 +219,22 @@ class Chat:
             return None
         characters = self._encoder.spans(tail, start=prompt.tail is None)
         before, first = len(text) - len(tail), len(prompt.ids) - len(characters)
-        found: dict[int, tuple[int, int]] = {}
+        spans: dict[int, tuple[int, int]] = {}
         for index, (start, stop) in places.items():
-            own = [n for n, (a, b) in enumerate(characters, first) if start <= a + before < b + before <= stop]
-            if own:
-                found[index] = (own[0], own[-1] + 1)
-        return found
+            inside = [n for n, (a, b) in enumerate(characters, first) if start <= a + before < b + before <= stop]
+            if inside:
+                spans[index] = (inside[0], inside[-1] + 1)
+        return spans
 
     def encode_response(self, prompt: RenderedPrompt, response: Message, tools: Sequence[Any] | None) -> list[int]:
         """The tokens that this model would sample to give ``response``, a message of another model, with the end of the turn.
 
         Raises `PolicyRequestError` if the template does not write it as a continuation of ``prompt``.
         """
-        given = check_message(response, len(prompt.messages))
-        quoted = [self._quoting.quote(m) for m in (*prompt.messages, given)]
+        message = check_message(response, len(prompt.messages))
+        quoted = [self._quoting.quote(m) for m in (*prompt.messages, message)]
         quoted_tools = self._quoting.quote(list(tools)) if tools else None
-        results = [{"role": "tool", "content": "x", "tool_call_id": c.get("id")} for c in given.get("tool_calls", ())]
+        results = [{"role": "tool", "content": "x", "tool_call_id": c.get("id")} for c in message.get("tool_calls", ())]
         later = results or [{"role": "user", "content": "x"}]
 
         def text(messages: list[dict[str, Any]]) -> str:
@@ -281,7 +281,7 @@ class Chat:
         return ids, start
 
     def remember(self, prompt: RenderedPrompt, output_ids: Sequence[int], response: Message, memory: Memory) -> None:
-        """Record a response to ``prompt``, so that the next turn continues its tokens."""
+        """Record a response to ``prompt``, so the next turn continues its tokens."""
         turn = _Turn(
             text=prompt.text,
             ids=array("I", (*prompt.ids, *output_ids)),
@@ -334,9 +334,9 @@ class Chat:
         turn: _Turn,
         variables: Mapping[str, Any] | None,
     ) -> tuple[str | None, str | None]:
-        """The text after the response at ``last``, and why earlier turns are rendered differently.
+        """The text after the response at ``last``, and the reason earlier turns are rendered differently.
 
-        The text is None if they differ in more than white space, so that the recorded ids cannot be reused.
+        The text is None if they differ in more than white space, so the recorded ids cannot be reused.
         """
         response = _marked(messages[last], thinking=self.template.has_field and self._opens(turn.text))
         if self.tool_format.one_call and len(response.get("tool_calls") or ()) > 1:
@@ -353,7 +353,7 @@ class Chat:
         if response.get("reasoning_content") and _THOUGHT not in before:
             return None, "the template leaves out earlier reasoning"
         prompt, start = _squeeze(turn.text), _squeeze(before)
-        # The model itself may have written what is between prompt and response: reasoning tags, the start of a call.
+        # The model may have written the text between prompt and response: reasoning tags, the start of a call.
         lead = start.removeprefix(prompt)
         for written in (_THOUGHT, *self.tool_format.frame, *self._around):
             lead = lead.replace(_squeeze(written), "")
@@ -362,7 +362,7 @@ class Chat:
         calls = bool(response.get("tool_calls"))
         if not ends or not start.startswith(prompt) or (not calls and (lead or after[:at].strip())):
             return None, "the template renders earlier turns differently than it did"
-        # The sampled stop token replaces that of the template, unless that also starts the next message.
+        # The sampled stop token replaces the template's, unless the template's also starts the next message.
         stop = after[at : at - length]
         replaced = turn.ended and (
             stop in self.template.enders or turn.ids[-1] == self.tokenizer.convert_tokens_to_ids(stop)

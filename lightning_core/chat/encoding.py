@@ -1,4 +1,4 @@
-"""Encodes rendered text in parts, so that quoted special tokens stay plain text, and decodes sampled tokens."""
+"""Encodes rendered text in parts, so quoted special tokens stay plain text, and decodes sampled tokens."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Encoder:
         self._plain: dict[str, list[int]] = {}
         # SentencePiece adds a space before a text, so parts of a text are encoded after a line feed.
         self._line: list[int] = []
-        x, line, both = (self.encode(t) for t in ("x", "\n", "\nx"))
-        if both != line + x:
+        x, line, line_x = (self.encode(t) for t in ("x", "\n", "\nx"))
+        if line_x != line + x:
             self._line = line
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
@@ -36,17 +36,17 @@ class Encoder:
 
     def spans(self, text: str, *, start: bool = True) -> list[tuple[int, int]]:
         """The characters of ``text`` that each id of `encode` covers. Needs a fast tokenizer."""
-        found: list[tuple[int, int]] = []
+        spans: list[tuple[int, int]] = []
         at = 0
         with self.lock:
             for piece, quoted in self._quoting.pieces(text):
                 width = len(self._quoting.quote(piece)) if quoted else len(piece)
                 if quoted:
-                    found += [(at, at + width)] * len(self._encode_plain(piece))
+                    spans += [(at, at + width)] * len(self._encode_plain(piece))
                 else:
-                    found += [(at + a, at + b) for a, b in self._piece_spans(piece, start=start and not found)]
+                    spans += [(at + a, at + b) for a, b in self._piece_spans(piece, start=start and not spans)]
                 at += width
-        return found
+        return spans
 
     def decode(self, token_ids: list[int], *, skip: bool = False) -> str:
         """The text of tokens. ``skip``: without special tokens."""
@@ -75,10 +75,10 @@ class Encoder:
     def _piece_spans(self, text: str, *, start: bool) -> list[tuple[int, int]]:
         """The characters of each id of `_encode_piece`."""
         if self._line and not start:
-            found = self._offsets(f"\n{text}")
+            offsets = self._offsets(f"\n{text}")
             ids = self._tokenizer.encode(f"\n{text}", add_special_tokens=False, split_special_tokens=False)
             if ids[: len(self._line)] == self._line:
-                return [(a - 1, b - 1) for a, b in found[len(self._line) :]]
+                return [(a - 1, b - 1) for a, b in offsets[len(self._line) :]]
         return self._offsets(text)
 
     def _offsets(self, text: str) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Normalises the messages of a chat, and computes keys of conversations."""
+"""Normalizes the messages of a chat, and computes keys of conversations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ READS_TEXT = (
     "the model reads text only. Describe images, audio and files in text, or put the agent under agents.frozen with a model of its "
     "provider, which gets them as they are"
 )
-"""Why other parts are refused, and what to do."""
+"""The error for other parts, with advice."""
 
 _KEPT = ("role", "name", "tool_call_id", "tool_calls")
 
@@ -100,14 +100,14 @@ def functions_of(message: Message) -> list[Any]:
 
 
 def keys(messages: Sequence[Message], setting: str) -> list[str]:
-    """For each message, a key of the conversation up to it.
+    """The keys of the conversation up to each message.
 
     ``setting``: the tools and the instruction.
 
     The key does not depend on the ids of calls, on white space around a response, on how arguments are serialized, on reasoning,
     which clients leave out, or on the name of an assistant message, which LangChain adds.
     """
-    found: list[str] = []
+    conversation_keys: list[str] = []
     state = blake2b(setting.encode(), digest_size=16)
     for message in messages:
         is_response = message["role"] == "assistant"
@@ -120,5 +120,5 @@ def keys(messages: Sequence[Message], setting: str) -> list[str]:
             message.get("tool_call_id"),
         ]
         state.update(json.dumps(parts, sort_keys=True).encode())
-        found.append(state.hexdigest())
-    return found
+        conversation_keys.append(state.hexdigest())
+    return conversation_keys

@@ -1,6 +1,6 @@
-"""Quotes text that looks like a special token, so that it is encoded as plain text.
+"""Quotes text that looks like a special token, so it is encoded as plain text.
 
-While a template is rendered, a quoted token is replaced by its number in brackets. The brackets are printable, so that templates may
+While a template is rendered, a quoted token is replaced by its number in brackets. The brackets are printable, so templates may
 serialize them as JSON or Python; brackets in the text itself are quoted too.
 """
 
@@ -39,7 +39,7 @@ def take_spans(text: str) -> tuple[str, dict[int, tuple[int, int]]]:
     """
     parts: list[str] = []
     open_at: dict[int, int] = {}
-    found: dict[int, tuple[int, int]] = {}
+    spans: dict[int, tuple[int, int]] = {}
     length = 0
     pieces = _SPAN.split(text)
     for i in range(0, len(pieces), 3):
@@ -50,8 +50,8 @@ def take_spans(text: str) -> tuple[str, dict[int, tuple[int, int]]]:
             if pieces[i + 1] == "from":
                 open_at[number] = length
             elif number in open_at:
-                found.setdefault(number, (open_at[number], length))
-    return "".join(parts), found
+                spans.setdefault(number, (open_at[number], length))
+    return "".join(parts), spans
 
 
 class Quoting:
@@ -80,12 +80,12 @@ class Quoting:
     def _quote(self, text: str) -> str:
         parts: list[str] = []
         done = 0
-        for found in self._first.finditer(text):
-            at = found.start()
+        for match in self._first.finditer(text):
+            at = match.start()
             if at < done:
                 continue
             # The longest token at this position
-            token = next((t for n in self._lengths[found[0]] if (t := text[at : at + n]) in self._numbers), None)
+            token = next((t for n in self._lengths[match[0]] if (t := text[at : at + n]) in self._numbers), None)
             if token is not None:
                 parts += [text[done:at], self._numbers[token]]
                 done = at + len(token)

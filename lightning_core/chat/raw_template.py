@@ -23,7 +23,7 @@ _SHORT: list[list[dict[str, Any]]] = [
     [{"role": "system", "content": "x"}, _USER],
     [_USER, {"role": "assistant", "content": "x"}, _USER],
 ]
-"""The shortest conversations: a template that renders none of them is damaged."""
+"""The shortest conversations; a template that cannot render any is damaged."""
 
 
 class Tokenizer(Protocol):
@@ -49,7 +49,7 @@ class Tokenizer(Protocol):
 
 
 class RawTemplate:
-    """The template as the model's makers wrote it.
+    """The unmodified chat template of the model.
 
     ``variables``: for all renderings. Raises `ConfigError` if the tokenizer has no template, or one with a syntax error, or the template
     does not have one of the variables or renders no message. Not thread-safe, because tokenizers are not.

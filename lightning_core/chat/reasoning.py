@@ -60,6 +60,6 @@ def find_delimiters(before: str, after: str) -> Delimiters | None:
     for known in KNOWN:
         if before.endswith(known.open) and after.startswith(known.close):
             return known
-    opening = [found for found in _TAG.finditer(before) if found.end() == len(before)]
+    opening = [match for match in _TAG.finditer(before) if match.end() == len(before)]
     closing = _TAG.match(after)
     return Delimiters(opening[0][0], closing[0]) if opening and closing else None

@@ -33,9 +33,9 @@ def continuation(prompt: str, conversation: str, stops: Sequence[str], go_on: Ca
 
 
 def _first(text: str, stops: Sequence[str]) -> int | None:
-    """Where the first of ``stops`` in ``text`` ends."""
-    found = [(at, -len(stop)) for stop in stops if (at := text.find(stop)) >= 0]
-    if not found:
+    """The end of the first of ``stops`` in ``text``."""
+    positions = [(at, -len(stop)) for stop in stops if (at := text.find(stop)) >= 0]
+    if not positions:
         return None
-    at, length = min(found)
+    at, length = min(positions)
     return at - length

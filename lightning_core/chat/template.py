@@ -1,7 +1,7 @@
 """Renders a model's chat template.
 
 Templates differ in their support for tools (as an argument, in the system message, or not at all), tool calls (arguments as an object or
-as text, one call or several), tool results, system messages and reasoning. ``traits.py`` detects it; what a template does not support is
+as text, one call or several), tool results, system messages and reasoning. ``template_probe.py`` detects it; unsupported content is
 written into the text of messages.
 """
 
@@ -225,9 +225,9 @@ def _parts(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
         "assistant": "the text of the assistant",
         "tool": "the result of a tool",
     }
-    found = [(names[m["role"]], m["content"]) for m in messages if m["content"]]
+    parts = [(names[m["role"]], m["content"]) for m in messages if m["content"]]
     calls = [call for m in messages for call in m.get("tool_calls", ())]
-    return [*found, *(("a tool call", call["function"]["arguments"]["probe_key"]) for call in calls)]
+    return [*parts, *(("a tool call", call["function"]["arguments"]["probe_key"]) for call in calls)]
 
 
 def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -46,7 +46,7 @@ class CallStyle:
     with_text: bool = False
     """Whether a message may have text before its calls."""
     apart: bool = False
-    """Whether the text before calls may be a message of its own, of which the calls continue the turn."""
+    """Whether the text before calls may be a separate message of the same turn."""
 
     def write(self, call: Mapping[str, Any]) -> dict[str, Any]:
         """``call`` with its arguments in this form."""
@@ -80,28 +80,28 @@ class Traits:
         """The special tokens that end a response, as text."""
         self.system = "probe_system" in self._try([{"role": "system", "content": "probe_system"}, _USER])
         self.declares = self._find_declaration()
-        """Where the template takes tools from."""
+        """The variable in which the template expects tools."""
         # Some tokenizers have another template for requests with tools.
         self.styles: dict[bool, CallStyle | None] = {}
-        found = None
+        call_format = None
         for tools in (False, True):
-            self.styles[tools], found = self._find_style(tools=tools, form=found)
-        if found is None:
+            self.styles[tools], call_format = self._find_style(tools=tools, form=call_format)
+        if call_format is None:
             if written := self._unread_call():
                 raise ConfigError(
                     f"the chat template of the tokenizer writes tool calls that cannot be read back, such as {written!r}; the formats that "
                     f"are read: {', '.join(form.name for form in FORMATS)}. Set tokenizer.chat_template to a template in one of them, or "
                     "to one without tool calls, and Hermes calls are described in the prompt"
                 )
-            found = next((f for f in FORMATS if f.opens[0] in known), None)
-        self.format = found
+            call_format = next((f for f in FORMATS if f.opens[0] in known), None)
+        self.format = call_format
         """The format of tool calls that the template writes, or has the marks of; None if there is none."""
-        if found is None:
+        if call_format is None:
             self.declares = None
         self.ids = next(
             (style.ids for style in self.styles.values() if style and style.ids is not IdStyle.ANY), IdStyle.ANY
         )
-        self.results = found is not None and self._renders_results()
+        self.results = call_format is not None and self._renders_results()
         """Whether the template renders messages of the role ``tool``."""
         self.call_enders = self._find_call_enders(specials)
         """The special tokens that end a response with calls."""
@@ -120,7 +120,7 @@ class Traits:
         if not enders:
             raise ConfigError(
                 f"the chat template ends a response with {after[:40]!r}, which is not a special token, and the tokenizer has no eos "
-                "token, so that responses would not end; set tokenizer.chat_template or tokenizer.eos_token"
+                "token, so responses would not end; set tokenizer.chat_template or tokenizer.eos_token"
             )
         return enders
 
@@ -129,8 +129,8 @@ class Traits:
         if style is None or self.format is None:
             return frozenset()
         tail = self._render_result(style).partition("probe_value")[2].partition("probe_result")[0]
-        found = [(tail.find(s), -len(s), s) for s in specials if s in tail and s not in self.format.marks]
-        return frozenset({min(found)[2]}) if found else frozenset()
+        candidates = [(tail.find(s), -len(s), s) for s in specials if s in tail and s not in self.format.marks]
+        return frozenset({min(candidates)[2]}) if candidates else frozenset()
 
     def _find_declaration(self) -> Declaration | None:
         if "probe_tool" in self._try([_USER], generate=True, tools=[_TOOL]):
@@ -221,9 +221,9 @@ class Traits:
                     continue
                 if self.format is not None and self.format.split is not None:
                     return field, None
-                if (found := find_delimiters(before, after)) is not None:
-                    return field, found
-        return None, next((one for one in KNOWN if one.close in known), None)
+                if (delimiters := find_delimiters(before, after)) is not None:
+                    return field, delimiters
+        return None, next((pair for pair in KNOWN if pair.close in known), None)
 
     def _joins_thought(self) -> bool:
         if self.field is None:

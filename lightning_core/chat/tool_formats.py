@@ -37,30 +37,30 @@ def read_message(
     message: dict[str, Any] = {"role": "assistant", "content": (content.rstrip() or None) if calls else content}
     if calls:
         parameters = parameters_of(tools) if any(call.untyped for call in calls) else {}
-        own = _own_ids(calls, ids)
+        written_ids = _own_ids(calls, ids)
         message["tool_calls"] = [
             _to_openai(typed(call, parameters.get(call.name)), ids, identifier)
-            for call, identifier in zip(calls, own, strict=True)
+            for call, identifier in zip(calls, written_ids, strict=True)
         ]
     return message
 
 
 def _own_ids(calls: Sequence[ToolCall], ids: IdStyle) -> list[str | None]:
-    """The ids that the model wrote, so that it finds them in the results; None where they are unusable or repeated."""
+    """The ids that the model wrote, so it finds them in the results; None where they are unusable or repeated."""
     seen: set[str | None] = {None}
-    own: list[str | None] = []
+    ids_in_order: list[str | None] = []
     for call in calls:
         usable = call.id is not None and ids is not IdStyle.ANY and ids.accepts(call.id) and call.id not in seen
-        own.append(call.id if usable else None)
+        ids_in_order.append(call.id if usable else None)
         seen.add(call.id)
-    return own
+    return ids_in_order
 
 
-def _to_openai(call: ToolCall, ids: IdStyle, own: str | None) -> dict[str, Any]:
+def _to_openai(call: ToolCall, ids: IdStyle, identifier: str | None) -> dict[str, Any]:
     written = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments, ensure_ascii=False)
     made = uuid.uuid4().hex[:9] if ids is IdStyle.SHORT else f"call_{uuid.uuid4().hex[:24]}"
     return {
-        "id": own or made,
+        "id": identifier or made,
         "type": "function",
         "function": {"name": _valid_unicode(call.name), "arguments": _valid_unicode(written)},
     }

@@ -12,7 +12,7 @@ __all__ = ["Config", "dump_config", "load_config"]
 
 
 def __getattr__(name: str) -> object:
-    # Loaded on demand: signals import the base class of sections while the sections are assembled, and worker processes none of them.
+    # Loaded on demand: signals import the base class of sections while sections are assembled; worker processes need no sections.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("lightning_core.config.config"), name)

@@ -60,7 +60,7 @@ class Algorithm(Section):
     clip_dual: Annotated[float, Gt(1)] = CLIP_DUAL
     """bound on the loss of a token with a negative advantage A, as clip_dual · |A|."""
     sequence: SequenceKind | None = None
-    """With `gspo` and `sequence-mean`: what counts as a sequence. A rollout may have several rows: one per agent, and
+    """With `gspo` and `sequence-mean`: the extent of a sequence. A rollout may have several rows: one per agent, and
     another each time a prompt does not continue the context. A row may have several calls."""
     aggregation: Aggregation = "rollout-mean"
     """`rollout-mean`: equal weight per rollout. `sequence-mean`: equal weight per sequence. `token-mean`: equal weight
@@ -79,7 +79,7 @@ class Algorithm(Section):
     """Passes over a step's rows (PPO epochs), each with one optimizer update per mini-batch."""
     mini_batches: Count = 1
     """Number of parts that a step's rollouts are split into, each with its own optimizer update. The rows of a rollout
-    stay together. Each part is weighted as a step of its own."""
+    stay together. Each part is weighted as a separate step."""
     truncated: Literal["train", "mask"] = "train"
     """Responses that reached the token limit. `mask`: not trained on; their tokens remain context of later calls.
     Advantages are computed before."""

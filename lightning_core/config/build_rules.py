@@ -69,7 +69,7 @@ def loss_rule(a: Algorithm) -> Loss:
 
 
 def checked_loss(a: Algorithm) -> Loss:
-    """The loss that ``a`` names. Raises `ConfigError` also if it does not fit the other settings."""
+    """The loss that ``a`` names. Raises `ConfigError`, also for a loss that does not fit the other settings."""
     loss = loss_rule(a)
     _raise_first(check_algorithm(a, loss))
     return loss

@@ -37,7 +37,7 @@ class MonitorRule(DeclaredRule):
     """``monitor(history, held_out, *, …)`` returns a message, or None."""
 
     each_policy: bool = False
-    """With several policies: call it for each, with the metrics ``NAME/metric`` of the policy as ``metric``."""
+    """Whether it is called per policy, with the metrics ``NAME/metric`` as ``metric``."""
 
 
 MONITORS: Registry[MonitorRule] = Registry(
@@ -73,12 +73,12 @@ def watched(
     Raises `CreditError` for an unknown argument, a function with another signature, and for two monitors of one name.
     """
     args = args or {}
-    found = {name: rule for name, rule in MONITORS.items() if rule.is_builtin and name not in disable}
+    builtin = {name: rule for name, rule in MONITORS.items() if rule.is_builtin and name not in disable}
     taken = {rule.name for rule in MONITORS.values() if rule.is_builtin}
     for key, function in (add or {}).items():
         rule = MONITORS.find(function)
         if rule.name in taken:
             raise CreditError(f"the monitor {key!r} has the name {rule.name!r}, which is taken; rename the function")
         taken.add(rule.name)
-        found[key] = rule
-    return [Watched(rule=rule, arguments=rule.arguments({}, args.get(key, {}))) for key, rule in found.items()]
+        builtin[key] = rule
+    return [Watched(rule=rule, arguments=rule.arguments({}, args.get(key, {}))) for key, rule in builtin.items()]

@@ -160,7 +160,7 @@ def describe(value: object) -> str:
 
 
 def key_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """The dotted keys of ``model`` and the sections in it, without those of named sections such as policies."""
+    """The dotted keys of ``model`` and the sections in it, without the keys of named sections such as policies."""
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}"
         inner = _section_at(model, (name,))

@@ -107,7 +107,7 @@ class Auxiliary(Section):
 
 class Agents(Section):
     """The agents to train, by name.
-    A name is that of a `@trainable` mark, or of a framework's node or agent. A `*` matches any characters of a name:
+    A name is the name of a `@trainable` mark, or of a framework's node or agent. A `*` matches any characters of a name:
     `researcher-*` stands for `researcher-1` and `researcher-2`, which may be created at run time. An exact name takes
     precedence over a pattern, a longer pattern over a shorter one, and `frozen` over `train`."""
 
@@ -149,7 +149,7 @@ class Vllm(Section):
 
 
 class Policy(Section):
-    """The model to train. With `policies`, the defaults for each of them."""
+    """The model to train. With `policies`, the defaults for each."""
 
     model: ModelName
     """A folder in Hugging Face format, a name on the Hub, or `smollm2-135m-instruct` (the demo model, downloaded from
@@ -211,10 +211,10 @@ class Rollouts(Section):
     """Time limit of a rollout, and of the reward function."""
     on_timeout: Literal["fail", "leave_out"] = "fail"
     """The outcome of a rollout that exceeds the time limit. `fail`: failed, with the reward so far, else 0, if a model
-    call of it was answered. `leave_out`: an infrastructure failure. Without an answered call, or if one call took more
+    call was answered. `leave_out`: an infrastructure failure. Without an answered call, or if one call took more
     than half of the time, it always is one."""
     executor: Literal["auto", "task", "thread", "process", "command"] = "auto"
-    """Where agents run; see docs/executors.md. `process`: worker processes. `task`: this process, with one event loop
+    """The executor of agents; see docs/executors.md. `process`: worker processes. `task`: this process, with one event loop
     for all async agents. `thread`: this process, with a thread for each rollout. `command`: as `process`, for an agent
     that is a program (`agent.command`). `auto`: `process` if the agent and the reward function can be imported by name,
     else `task`."""
@@ -258,7 +258,7 @@ class Eval(Section):
     every: CountOrZero = 0
     """Also evaluate every `every` steps; 0: only before and after training."""
     early_stop: EarlyStop | None = None
-    """When to end the run early; null: never. Requires `every`."""
+    """Conditions to end the run early; null: never. Requires `every`."""
 
 
 class Otlp(Section):
@@ -280,7 +280,7 @@ class EndpointSection(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port to listen on; 0: a free one."""
     public_url: Annotated[str, Field(pattern=r"^https?://")] | None = None
-    """URL that the programs of agents get, such as `http://host.docker.internal:8000` or that of a tunnel; null:
+    """URL that the programs of agents get, such as `http://host.docker.internal:8000` or a tunnel's; null:
     `http://127.0.0.1:PORT`."""
 
 
@@ -334,7 +334,7 @@ class RunSection(Section):
 
 AgentEntry = Annotated[
     Annotated[CallableName, Tag("[callable]")] | Annotated[CommandSection, Tag("[command]")],
-    # One kind is expected, so that errors are about that one.
+    # One kind is expected, so errors are about that kind.
     Discriminator(lambda data: "[command]" if isinstance(data, (Mapping, CommandSection)) else "[callable]"),
 ]
 

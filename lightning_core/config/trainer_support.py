@@ -1,4 +1,4 @@
-"""What each trainer does not support, which it declares in its `supports.py`."""
+"""The settings that each trainer rejects, which it declares in its `supports.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_support(
 ) -> Iterator[tuple[KeyPath, str]]:
     """Yield the settings that the trainer of ``c`` does not support.
 
-    ``rules``, ``loss``: those of ``c``, if their functions are imported. It loads neither torch nor verl.
+    ``rules``, ``loss``: taken from ``c``, if their functions are imported. It loads neither torch nor verl.
     """
     yield from import_module(f"lightning_core.trainers.{c.trainer.name}.supports").supports(c, rules, loss)
 

@@ -19,7 +19,7 @@ class Credit:
     """The value of each call, before any baseline."""
     advantages: Mapping[str, float]
     targets: Mapping[str, float] = field(default_factory=dict[str, float])
-    """With a critic: the regression targets of its values."""
+    """The regression targets of a critic's values."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
 

@@ -54,7 +54,7 @@ def _expected(episode: Episode, rule: str, values: Mapping[str, float]) -> list[
 
 
 def common_components(rewarded: Mapping[str, Sequence[Component]]) -> Sequence[Component]:
-    """The first episode's components. Raises `CreditError` if those of another differ."""
+    """The first episode's components. Raises `CreditError` if another episode's differ."""
     kinds = {
         tuple((p.name, p.weight, p.share, p.group_by, p.accumulate) for p in components)
         for components in rewarded.values()

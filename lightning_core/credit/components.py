@@ -1,4 +1,4 @@
-"""From rewards to compared values: one component after the other."""
+"""Turns rewards into compared values, one component after the other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Compared:
     own: Mapping[str, float]
     """The result of the advantage rule, by id of the calls that were compared."""
     advantages: Mapping[str, float]
-    """By call id, without the component's weight. A term has those of its own calls. They differ from ``own`` if the component
+    """By call id, without the component's weight. A term has values for its own calls only. They differ from ``own`` if the component
     accumulates them (`Component.accumulate`)."""
     weights: Mapping[str, float]
     """The coefficients of the advantages by call id, without the calls that the component does not count for (`Component.share`)."""
@@ -38,16 +38,16 @@ class ValueComparison:
     """The values of all calls, and how the advantage rule compared them."""
 
     values: Mapping[str, float]
-    """By call id: the value of the first component, plus those of the terms times their weights."""
+    """The value of the first component plus the terms' values times their weights, by call id."""
     targets: Mapping[str, float]
-    """With a critic: the regression targets of its values, by call id."""
+    """The regression targets of a critic's values, by call id."""
     compared: Sequence[Compared]
 
 
 def compare_episodes(
     episodes: Sequence[Episode], rules: CreditRules, *, values: Mapping[str, float] | None = None
 ) -> ValueComparison:
-    """The values of the calls of ``episodes``, compared by ``rules``: first all rewards that are no term, then each term."""
+    """The values of the calls of ``episodes``, compared by ``rules``: first all rewards outside terms, then each term."""
     episodes = with_facts(episodes)
     totals = {t.call: 0.0 for e in episodes for t in e.transitions}
     targets: dict[str, float] = {}
@@ -107,7 +107,7 @@ def _accumulated(
 
 
 def _weights(found: Sequence[tuple[Component, list[list[Value]]]], rules: CreditRules) -> list[dict[str, float]]:
-    """For each component and its groups, the coefficients of its advantages; see `Component.share`."""
+    """The coefficients of each component's advantages, by group; see `Component.share`."""
     counted: list[set[str]] = []
     total: Counter[str] = Counter()
     for component, groups in found:

@@ -48,17 +48,17 @@ class Episode:
 
     @cached_property
     def repeated(self) -> list[Call]:
-        """In a fork, the calls of trained agents that it repeats: no transitions, since they were sampled in another rollout."""
+        """The calls of trained agents that a fork repeats: no transitions, since they were sampled in another rollout."""
         return [call for call in self.trace.calls if call.replays is not None and call.trained]
 
     @property
     def turns(self) -> list[int]:
-        """For each transition, the number of earlier calls of its agent in this rollout, repeated ones included."""
+        """The number of earlier calls of each transition's agent in this rollout, including repeated calls."""
         return [self._places[t.call][1] for t in self.transitions]
 
     @property
     def turns_left(self) -> list[int]:
-        """For each transition, the number of later calls of its agent in this rollout, repeated ones included."""
+        """The number of later calls of each transition's agent in this rollout, including repeated calls."""
         total = Counter(agent for agent, _ in self._places.values())
         return [total[t.agent] - 1 - turn for t, turn in zip(self.transitions, self.turns, strict=True)]
 
@@ -93,16 +93,16 @@ class Episode:
 
     @cached_property
     def observations(self) -> list[str]:
-        """For each transition, the new messages of its prompt as JSON.
+        """The new messages of each transition's prompt as JSON.
 
-        New messages are those after the last response in the prompt.
+        New messages follow the last response in the prompt.
         """
         calls = {call.id: call for call in self.trace.calls}
         return [json.dumps(_new_messages(calls[t.call]), sort_keys=True) for t in self.transitions]
 
 
 def episode_return(episode: Episode, agent: str) -> float:
-    """The return of ``episode`` for ``agent``: `R +` all rewards of calls `+` those of the agent."""
+    """The return of ``episode`` for ``agent``: `R +` all rewards of calls `+` rewards of the agent."""
     return math.fsum([episode.reward, *(r.value for r in episode.rewards if r.call is not None or r.agent == agent)])
 
 
@@ -114,7 +114,7 @@ def _new_messages(call: Call) -> list[Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accumulate:
-    """From the advantages of a rollout's calls to `Σ_{k≥t} γ^(k−t) A_k` for each call t."""
+    """The sums `Σ_{k≥t} γ^(k−t) A_k` of the advantages of a rollout's calls, for each call t."""
 
     gamma: float
     rescale: bool = False
@@ -145,7 +145,7 @@ class Component:
     weight: float = 1.0
     """Coefficient of the component's advantages."""
     share: float | None = None
-    """With a share, components are levels of a weighted mean: a call's coefficient is ``weight · share / Σ share`` over the levels
+    """If set, components are levels of a weighted mean: a call's coefficient is ``weight · share / Σ share`` over the levels
     that compare the call, where its group is not flat."""
     group_by: Sequence[str | Callable[[Episode], Sequence[str]]] = ()
     """Group keys in addition to the rule's. Functions must be equal in all episodes."""

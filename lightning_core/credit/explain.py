@@ -1,4 +1,4 @@
-"""Why a call got its advantage: episode → value → baseline → advantage."""
+"""Explains a call's advantage: episode → value → baseline → advantage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_core.trace import Reward
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupExplanation:
-    """The comparison of a call's value with those of its group, for one component of the reward rule."""
+    """The comparison of a call's value with its group's, for one component of the reward rule."""
 
     component: str
     """The component's name; empty for a rule with one component."""

@@ -24,7 +24,7 @@ def step_fact(name: str) -> Callable[[F], F]:
 
 
 def with_facts(episodes: Sequence[Episode]) -> list[Episode]:
-    """``episodes``, each with the facts of all of them, unless they have facts: those of more rollouts."""
+    """``episodes``, each with the facts of all, unless they have facts of more rollouts."""
     if all(STEP_FACTS.keys() <= e.facts.keys() for e in episodes):
         return list(episodes)
     facts = {name: compute(episodes) for name, compute in STEP_FACTS.items()}

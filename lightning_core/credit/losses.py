@@ -136,7 +136,7 @@ def dppo_tv(
 ) -> TokenLosses:
     """−r A, without tokens with A > 0 and policy − old > ε_high, or A < 0 and old − policy > ε_low.
     The total variation between the sampled token and all others bounds the step (DPPO, binary TV; 2602.04879). When
-    the ratio of rare tokens clips too much and that of likely tokens too little, as with mixtures of experts. Use
+    the ratio clips rare tokens too much and likely tokens too little, as with mixtures of experts. Use
     clips of about 0.15.
     """
     change_E = logprobs_E.detach().exp() - (logprobs_E - log_ratio_E).detach().exp()

@@ -63,7 +63,7 @@ class DeclaredRule:
 
     @property
     def is_builtin(self) -> bool:
-        """Whether Lightning declares the rule, so that its name is known in every process."""
+        """Whether Lightning declares the rule, which makes its name known in every process."""
         return self.function.__module__.partition(".")[0] == __name__.partition(".")[0]
 
     def __call__(self, *inputs: object, **arguments: object) -> Any:
@@ -96,7 +96,7 @@ class DeclaredRule:
         return {p.name: Parameter(name=p.name, annotation=types[p.name], default=p.default) for p in keywords}
 
     def arguments(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        """The function's keyword arguments: ``own``, and those of ``common`` that it accepts.
+        """The function's keyword arguments: ``own``, and the arguments in ``common`` that it accepts.
 
         Raises `CreditError` for an unknown argument in ``own`` and for a missing one.
         """
@@ -167,7 +167,7 @@ class Loss(DeclaredRule):
     ratio: Literal["token", "sequence"] | None = "token"
     """The unit of the ratio in ``log_ratio_E``. None: the loss uses no ratio, so only the first update of a step is correct."""
     whole_batch: bool = False
-    """Whether a token's loss depends on the other tokens of its mini-batch. If so, the function is called with all of them."""
+    """Whether a token's loss depends on the other tokens of its mini-batch. If so, the function is called with all tokens."""
 
 
 _RULES_OF_SIGNALS = tuple(f"lightning_core.signals.{name}.rules" for name in SIGNALS)

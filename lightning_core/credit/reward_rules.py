@@ -20,7 +20,7 @@ def rewards_of(episode: Episode) -> Hashable:
 
 @reward_rule("broadcast", depends_on=rewards_of)
 def broadcast(episode: Episode) -> list[float]:
-    """`R +` all rewards of calls `+` those of its agent.
+    """`R +` all rewards of calls `+` its agent's rewards.
     Identical assignment (2508.03680 §3.3): every call gets the episode's return.
 
     Rewards of calls count towards the return. Rewards of an agent count for that agent's calls only.
@@ -39,7 +39,7 @@ def last_call(episode: Episode) -> list[float]:
 
 @reward_rule("explicit", group=("task", "agent", "turn"), depends_on=rewards_of)
 def explicit(episode: Episode) -> list[float]:
-    """Its own rewards `+` those of its agent.
+    """Its own rewards `+` its agent's rewards.
     The episode's reward `R` is reported, but not trained on.
     """
     own = _by_agent(episode)

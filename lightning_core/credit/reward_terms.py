@@ -1,6 +1,6 @@
 """Rewards that are compared on their own, such as the criteria of a judge.
 
-Each is normalised within its groups before the advantages are added with their weights (GDPO, arXiv 2601.05242): in the sum of all
+Each is normalized within its groups before the advantages are added with their weights (GDPO, arXiv 2601.05242): in the sum of all
 rewards, one with a small variance would hardly count.
 """
 
@@ -16,7 +16,7 @@ from lightning_core.trace import Reward
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardTerm:
-    """The rewards named ``name``: their advantages are computed apart from those of other rewards, and added."""
+    """The rewards named ``name``: their advantages are computed apart from other rewards, and added."""
 
     name: str
     weight: float = 1.0
@@ -44,7 +44,7 @@ def split_terms(
 
 
 def _keep_rewards(episodes: Sequence[Episode], kept: Callable[[Reward], bool]) -> list[Episode]:
-    """``episodes`` with the rewards that are ``kept``, and so are those of their facts."""
+    """``episodes`` and their facts with the rewards that are ``kept``."""
     facts = {
         name: fact.keep_rewards(kept) for e in episodes[:1] for name, fact in e.facts.items() if name in STEP_FACTS
     }

@@ -29,7 +29,7 @@ class CreditRules:
     step_weight: float | None = None
     """ω of ``gigpo``: the weight of the steps' advantages, added to the episode's."""
     anchor: str | None = None
-    """With ``gigpo``: ``exact`` or ``normalised`` as in the configuration, or the name of a group key. None: ``exact``."""
+    """For ``gigpo``: ``exact`` or ``normalised`` as in the configuration, or the name of a group key. None: ``exact``."""
     advantage: str | Callable[..., Any] = "grpo"
     """A name in `ADVANTAGE_RULES`, or a function with the same signature."""
     group_by: Sequence[str | Callable[..., Any]] | None = None

@@ -40,7 +40,7 @@ BLOCKS: Mapping[str, Fields] = {
         refused={"toolset_name": _TOOLSET},
     ),
     "tool_reference": Fields(supported=frozenset({"type", "tool_name"}), ignored=frozenset({"cache_control"})),
-    # Reasoning sampled here is known to the endpoint; that of other models is not shown to this one.
+    # Reasoning sampled here is known to the endpoint; other models' reasoning is not shown to this model.
     "thinking": Fields(supported=frozenset({"type"}), ignored=frozenset({"thinking", "signature"})),
     "redacted_thinking": Fields(supported=frozenset({"type"}), ignored=frozenset({"data"})),
 }
@@ -66,7 +66,7 @@ def to_chat(
 ) -> Sequence[Message]:
     """The chat messages of ``messages``. ``definitions``: of the tools that a tool search may have found.
 
-    Raises `PolicyRequestError` for what is not supported; with ``check`` False it becomes text.
+    Raises `PolicyRequestError` for unsupported content; with ``check`` False it becomes text.
     """
     chat: list[Message] = []
     ids: set[str] = set()
@@ -148,10 +148,10 @@ def _user(role: str, blocks: Sequence[Any], path: str, definitions: Mapping[str,
         match block:
             case {"type": "tool_result", "tool_use_id": str(id)}:
                 flush()
-                found = block.get("content")
-                if isinstance(found, list):
-                    found = [_found(part, definitions) for part in cast("list[Any]", found)]
-                result = text_of(found, f"{where}.content", check=check)
+                inner = block.get("content")
+                if isinstance(inner, list):
+                    inner = [_found(part, definitions) for part in cast("list[Any]", inner)]
+                result = text_of(inner, f"{where}.content", check=check)
                 content = f"Error: {result}" if block.get("is_error") else result
                 chat.append({"role": "tool", "tool_call_id": id, "content": content})
             case _:

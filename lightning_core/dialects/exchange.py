@@ -44,9 +44,9 @@ class ChatRequest:
     template_variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Variables of the chat template, which replace the configured ones."""
     upstream_url: Callable[[str], str] | None = None
-    """The URL of the forwarded request, from that of the server, for formats with the model in the URL."""
+    """The URL of the forwarded request, built from the server's, for formats with the model in the URL."""
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Why fields were dropped, by their path."""
+    """The reasons fields were dropped, by path."""
     body: Mapping[str, Any] = field(repr=False)
     """The body as the client sent it, for fields that only the dialect reads."""
 

@@ -244,10 +244,10 @@ def stops(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
     Raises `PolicyRequestError` for other types and for empty strings.
     """
     value = body.get(name)
-    found = (value,) if isinstance(value, str) else strings(body, name)
-    if "" in found:
+    texts = (value,) if isinstance(value, str) else strings(body, name)
+    if "" in texts:
         raise PolicyRequestError(f"{name} is {value!r}; expected non-empty strings", param=name)
-    return found
+    return texts
 
 
 def objects(body: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:

@@ -131,8 +131,8 @@ _NAME = re.compile(r"(?:^|.*?/)models/(?P<model>.+)|(?:.*/)?(?P<last>[^/]+)")
 
 def model_of(name: str) -> str:
     """The model in a resource name, such as ``models/M`` and ``projects/P/locations/L/publishers/google/models/M``."""
-    found = _NAME.fullmatch(name)
-    return "" if found is None else found["model"] or found["last"]
+    match = _NAME.fullmatch(name)
+    return "" if match is None else match["model"] or match["last"]
 
 
 def with_url(body: Any, path: str, *, stream: bool) -> Any:
@@ -153,9 +153,9 @@ def url_for_model(url: str, *, model: str, method: str) -> str:
 def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
     """See `Dialect.parse_request`."""
     del conversations
-    given = _given(body)
-    FIELDS.check(given)
-    contents = objects(given, "contents")
+    present = _given(body)
+    FIELDS.check(present)
+    contents = objects(present, "contents")
     if not contents:
         raise PolicyRequestError("contents is empty; expected at least one content", param="contents")
     if contents[-1].get("role") == "model":
@@ -163,12 +163,12 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
             "contents ends with a content of the model, which cannot be continued; end with one of the user",
             param="contents",
         )
-    config = {f"{_CONFIG}.{name}": value for name, value in (given.get(_CONFIG) or {}).items()}
-    tools = functions(given, check=True)
+    config = {f"{_CONFIG}.{name}": value for name, value in (present.get(_CONFIG) or {}).items()}
+    tools = functions(present, check=True)
     check_tools(tools)
-    tool, shown = _tool_choice(given, tools)
-    messages, system = to_chat(contents, check=True), system_text(given.get("systemInstruction"), check=True)
-    _thoughts(given)
+    tool, shown = _tool_choice(present, tools)
+    messages, system = to_chat(contents, check=True), system_text(present.get("systemInstruction"), check=True)
+    _thoughts(present)
     return ChatRequest(
         model=model_name(body),
         messages=[{"role": "system", "content": system}, *messages] if system else messages,
@@ -189,17 +189,17 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
 def read_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
     """See `Dialect.read_request`."""
     del conversations
-    given = _given(body)
-    messages = to_chat(objects(given, "contents"), check=False)
-    system = system_text(given.get("systemInstruction"), check=False)
-    config = given.get(_CONFIG)
+    present = _given(body)
+    messages = to_chat(objects(present, "contents"), check=False)
+    system = system_text(present.get("systemInstruction"), check=False)
+    config = present.get(_CONFIG)
     count = config.get("candidateCount") if isinstance(config, Mapping) else None
     stream = flag(body, "stream") or False
     method = f"{STREAM}?alt=sse" if stream else METHODS[0]
     return ChatRequest(
         model=model_name(body),
         messages=[{"role": "system", "content": system}, *messages] if system else messages,
-        tools=functions(given, check=False) or None,
+        tools=functions(present, check=False) or None,
         n=count if isinstance(count, int) and count > 0 else 1,
         stream=stream,
         upstream_url=partial(url_for_model, model=model_name(body), method=method),
@@ -213,11 +213,11 @@ def _given(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _tool_choice(
-    given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+    present: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
 ) -> tuple[str | None, Sequence[Mapping[str, Any]]]:
     """The required tool, and the tools that the model is shown."""
     path = "toolConfig.functionCallingConfig"
-    config = (given.get("toolConfig") or {}).get("functionCallingConfig") or {}
+    config = (present.get("toolConfig") or {}).get("functionCallingConfig") or {}
     if not isinstance(config, Mapping):
         raise PolicyRequestError(f"{path} is {config!r}; expected an object", param=path)
     CALLING.check(config, path)
@@ -241,12 +241,12 @@ def _schema(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The JSON schema of the response; empty for any JSON object, None for text."""
     mime, names = f"{_CONFIG}.responseMimeType", [f"{_CONFIG}.responseSchema", f"{_CONFIG}.responseJsonSchema"]
     kind = text(config, mime) or "text/plain"
-    found = [(name, config[name]) for name in names if config.get(name) is not None]
+    settings = [(name, config[name]) for name in names if config.get(name) is not None]
     if kind not in ("text/plain", "application/json"):
         raise PolicyRequestError(f"{mime} is {kind!r}; expected 'text/plain' or 'application/json'", param=mime)
-    if not found:
+    if not settings:
         return None if kind == "text/plain" else {}
-    (name, schema), *more = found
+    (name, schema), *more = settings
     if more or not isinstance(schema, Mapping) or kind == "text/plain":
         raise PolicyRequestError(
             f"{name} is {schema!r}; expected one schema, with responseMimeType 'application/json'", param=name
@@ -254,10 +254,10 @@ def _schema(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return json_schema(schema) if name == names[0] else lower_types(schema)
 
 
-def _thoughts(given: Mapping[str, Any]) -> bool:
+def _thoughts(present: Mapping[str, Any]) -> bool:
     """Whether the response contains reasoning."""
     path = f"{_CONFIG}.thinkingConfig"
-    config = (given.get(_CONFIG) or {}).get("thinkingConfig") or {}
+    config = (present.get(_CONFIG) or {}).get("thinkingConfig") or {}
     if not isinstance(config, Mapping):
         raise PolicyRequestError(f"{path} is {config!r}; expected an object", param=path)
     THINKING.check(config, path)
@@ -274,9 +274,9 @@ def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[
 
 
 def _candidate(index: int, parts: Sequence[Mapping[str, Any]], choice: Choice | None) -> dict[str, Any]:
-    """A candidate, or a part of it if there is no ``choice`` yet."""
-    found = {"content": {"role": "model", "parts": parts}, "index": index}
-    return found if choice is None else {**found, "finishReason": _WRITTEN_REASONS[choice.finish_reason]}
+    """A candidate, partial if there is no ``choice`` yet."""
+    candidate = {"content": {"role": "model", "parts": parts}, "index": index}
+    return candidate if choice is None else {**candidate, "finishReason": _WRITTEN_REASONS[choice.finish_reason]}
 
 
 def _response(context: ResponseContext, candidates: Sequence[Mapping[str, Any]], sampled: int) -> dict[str, Any]:
@@ -330,7 +330,7 @@ def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
     if (body.get("promptFeedback") or {}).get("blockReason"):
         return [UpstreamResponse(message={"role": "assistant", "content": ""}, finish_reason="content_filter")]
     usage = body.get("usageMetadata") or {}
-    found: list[UpstreamResponse] = []
+    responses: list[UpstreamResponse] = []
     for candidate in body.get("candidates") or ():
         reason = candidate.get("finishReason")
         if not reason:
@@ -338,7 +338,7 @@ def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
         content = {**(candidate.get("content") or {}), "role": "model"}
         (message,) = to_chat([content], check=False)
         finish = _FINISH_REASONS.get(reason, str(reason).lower())
-        found.append(
+        responses.append(
             UpstreamResponse(
                 message=message,
                 finish_reason="tool_calls" if finish == "stop" and message.get("tool_calls") else finish,
@@ -347,7 +347,7 @@ def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
                 output_tokens=usage.get("candidatesTokenCount"),
             )
         )
-    return found
+    return responses
 
 
 class _Reader:

@@ -34,7 +34,7 @@ PART = Fields(
         "text", "thought", "functionCall.id", "functionCall.name", "functionCall.args", "functionResponse.id", "functionResponse.name",
         "functionResponse.response",
     }),
-    # Reasoning sampled here is known to the endpoint; that of other models is not shown to this one.
+    # Reasoning sampled here is known to the endpoint; other models' reasoning is not shown to this model.
     ignored=frozenset({
         "audioMetadata", "documentMetadata", "mediaProcessing", "mediaResolution", "partMetadata", "speechMetadata",
         "spreadsheetMetadata", "thoughtSignature", "videoMetadata", "functionResponse.scheduling",
@@ -80,7 +80,7 @@ def to_chat(contents: Sequence[Mapping[str, Any]], *, check: bool) -> Sequence[M
     """The chat messages of ``contents``. Contents of the model that follow each other are one message.
 
     A call without an id gets one from its position; a result without an id belongs to the first call of its function that has
-    none. Raises `PolicyRequestError` for what is not supported; with ``check`` False it becomes text.
+    none. Raises `PolicyRequestError` for unsupported content; with ``check`` False it becomes text.
     """
     chat: list[Message] = []
     calls = _Calls()
@@ -236,22 +236,20 @@ def call_part(call: Mapping[str, Any]) -> dict[str, Any]:
 def functions(body: Mapping[str, Any], *, check: bool) -> list[Mapping[str, Any]]:
     """The functions in ``tools``, as chat completions define them."""
     tools: list[Mapping[str, Any]] = []
-    given = objects(body, "tools")
-    if check and (searches := [name for tool in given for name in tool if name in TOOL.dropped]):
-        check_left_out(searches, left=any(tool.get("functionDeclarations") for tool in given))
-    for i, tool in enumerate(given):
+    declarations = objects(body, "tools")
+    if check and (searches := [name for tool in declarations for name in tool if name in TOOL.dropped]):
+        check_left_out(searches, left=any(tool.get("functionDeclarations") for tool in declarations))
+    for i, tool in enumerate(declarations):
         path = f"tools.{i}"
         if check:
             TOOL.check(tool, path)
         declared = tool.get("functionDeclarations")
         if declared is None and not check:
             tools.append(tool)
-        if not isinstance(declared, (list, type(None))) or not all(isinstance(one, Mapping) for one in declared or ()):
+        if not isinstance(declared, (list, type(None))) or not all(isinstance(f, Mapping) for f in declared or ()):
             where = f"{path}.functionDeclarations"
             raise PolicyRequestError(f"{where} is {declared!r}; expected a list of objects", param=where)
-        tools += [
-            _function(one, f"{path}.functionDeclarations.{j}", check=check) for j, one in enumerate(declared or ())
-        ]
+        tools += [_function(f, f"{path}.functionDeclarations.{j}", check=check) for j, f in enumerate(declared or ())]
     return tools
 
 

@@ -12,35 +12,35 @@ _SHOWN = frozenset({
 
 
 def json_schema(schema: Any) -> Any:
-    """The JSON schema of Google's ``schema``. Values that are no objects are returned unchanged."""
+    """The JSON schema of Google's ``schema``. Values other than objects are returned unchanged."""
     if not isinstance(schema, Mapping):
         return schema
-    found: dict[str, Any] = {}
+    converted: dict[str, Any] = {}
     for key, value in schema.items():
         match _camel(key), value:
             case "type", str(kind):
-                found["type"] = kind.lower()
+                converted["type"] = kind.lower()
             case "properties", Mapping():
                 order = schema.get("propertyOrdering") or schema.get("property_ordering") or ()
                 names = [*(name for name in order if name in value), *(name for name in value if name not in order)]
-                found["properties"] = {name: json_schema(value[name]) for name in names}
+                converted["properties"] = {name: json_schema(value[name]) for name in names}
             case "items" | "additionalProperties" as name, inner:
-                found[name] = json_schema(inner)
+                converted[name] = json_schema(inner)
             case "anyOf", list(options):
-                found["anyOf"] = [json_schema(option) for option in options]
+                converted["anyOf"] = [json_schema(option) for option in options]
             case "defs" | "$defs", Mapping():
-                found["$defs"] = {name: json_schema(inner) for name, inner in value.items()}
+                converted["$defs"] = {name: json_schema(inner) for name, inner in value.items()}
             case "ref" | "$ref", _:
-                found["$ref"] = value
+                converted["$ref"] = value
             case name, str(count) if name in _COUNTS and count.isdecimal():  # JSON of a 64-bit integer
-                found[name] = int(count)
+                converted[name] = int(count)
             case name, _ if name in _SHOWN:
-                found[name] = value
+                converted[name] = value
             case _:
                 pass
     if schema.get("nullable") is True:
-        return _nullable(found)
-    return found
+        return _nullable(converted)
+    return converted
 
 
 _TYPES = frozenset({"OBJECT", "ARRAY", "STRING", "INTEGER", "NUMBER", "BOOLEAN", "NULL"})

@@ -12,13 +12,7 @@ from typing import Any
 
 from lightning_core.chat.messages import Message
 from lightning_core.dialects.dialect import sse
-from lightning_core.dialects.exchange import (
-    ChatRequest,
-    Choice,
-    ResponseContext,
-    UpstreamResponse,
-    model_name,
-)
+from lightning_core.dialects.exchange import ChatRequest, Choice, ResponseContext, UpstreamResponse, model_name
 from lightning_core.dialects.fields import (
     NO_SEARCH,
     OFF_POLICY,
@@ -66,7 +60,7 @@ SAMPLER = {
     "top_k": UnsupportedField(OFF_POLICY, unless=(0, -1)),
     "min_p": UnsupportedField(OFF_POLICY, unless=(0,)),
 }
-"""Settings of samplers. ``repetition_penalty``, ``top_k`` and ``min_p`` are those of vLLM and other servers."""
+"""Settings of samplers. vLLM and other servers define ``repetition_penalty``, ``top_k`` and ``min_p``."""
 GUIDED = {
     name: UnsupportedField("only response_format with a JSON schema constrains a response")
     for name in ("guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs")
@@ -162,10 +156,12 @@ def read_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequenc
 
 
 def _template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
-    given = body.get("chat_template_kwargs")
-    if given is not None and not isinstance(given, Mapping):
-        raise PolicyRequestError(f"chat_template_kwargs is {given!r}; expected an object", param="chat_template_kwargs")
-    return {**effort_variable(text(body, "reasoning_effort")), **(given or {})}
+    variables = body.get("chat_template_kwargs")
+    if variables is not None and not isinstance(variables, Mapping):
+        raise PolicyRequestError(
+            f"chat_template_kwargs is {variables!r}; expected an object", param="chat_template_kwargs"
+        )
+    return {**effort_variable(text(body, "reasoning_effort")), **(variables or {})}
 
 
 def _requirements(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> OutputRequirements:
@@ -317,7 +313,7 @@ def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
             message=choice.get("message") or {},
             finish_reason=choice.get("finish_reason"),
             model=body.get("model"),
-            # The counts are those of all choices together.
+            # The counts are totals over all choices.
             input_tokens=counts.get("prompt_tokens") if i == 0 else None,
             output_tokens=counts.get("completion_tokens") if i == 0 else None,
         )

@@ -26,7 +26,7 @@ MESSAGES: Mapping[str, Fields] = {
     "user": _INPUT,
     "assistant": Fields(
         supported=frozenset({"role", "content", "name", "refusal", "tool_calls", "reasoning_content"}),
-        # Reasoning sampled here is known to the endpoint; that of other models is not shown to this one.
+        # Reasoning sampled here is known to the endpoint; other models' reasoning is not shown to this model.
         ignored=_BOOKKEEPING | {"parsed", "reasoning", "reasoning_details", "thinking_blocks"},
         refused={
             "audio": UnsupportedField(TEXT_ONLY),

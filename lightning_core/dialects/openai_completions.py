@@ -97,7 +97,7 @@ def _prompts(prompt: Any) -> Sequence[TextPrompt]:
     """The prompts: a string, its token ids, or a list of either."""
     if isinstance(prompt, str) or _is_ids(prompt):
         return [prompt]
-    if isinstance(prompt, list) and prompt and all(isinstance(one, str) or _is_ids(one) for one in prompt):
+    if isinstance(prompt, list) and prompt and all(isinstance(part, str) or _is_ids(part) for part in prompt):
         return cast("list[TextPrompt]", prompt)
     raise PolicyRequestError(
         f"prompt is {prompt!r}; expected a string, a list of token ids, or a list of either", param="prompt"
@@ -196,7 +196,7 @@ def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
             message={"role": "assistant", "content": choice.get("text") or ""},
             finish_reason=choice.get("finish_reason"),
             model=body.get("model"),
-            # The counts are those of all choices together.
+            # The counts are totals over all choices.
             input_tokens=counts.get("prompt_tokens") if i == 0 else None,
             output_tokens=counts.get("completion_tokens") if i == 0 else None,
         )

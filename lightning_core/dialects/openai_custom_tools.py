@@ -27,7 +27,7 @@ def custom_function(name: Any, description: Any, *, grammar: Mapping[str, Any] |
 
 
 def read_input(arguments: str) -> str:
-    """The input in the ``arguments`` of a call; all of them if the model wrote something else."""
+    """The input in the ``arguments`` of a call; the whole text if the model wrote something else."""
     try:
         match json.loads(arguments):
             case {"input": str(text)}:

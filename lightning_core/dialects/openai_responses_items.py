@@ -45,7 +45,7 @@ ITEMS: Mapping[str, Fields] = {
         supported=frozenset({"type", "call_id", "tools"}), ignored=_BOOKKEEPING | {"execution"}
     ),
     "additional_tools": Fields(supported=frozenset({"type", "role", "tools"}), ignored=_BOOKKEEPING),
-    # Reasoning sampled here is known to the endpoint; that of other models is not shown to this one.
+    # Reasoning sampled here is known to the endpoint; other models' reasoning is not shown to this model.
     "reasoning": Fields(
         supported=frozenset({"type"}), ignored=_BOOKKEEPING | {"content", "encrypted_content", "summary"}
     ),

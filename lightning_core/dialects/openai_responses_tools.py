@@ -80,7 +80,7 @@ def shown_name(name: str, namespace: str | None) -> str:
 
 
 def request_tools(body: Mapping[str, Any], *, check: bool, earlier: Sequence[Mapping[str, Any]] = ()) -> list[Tool]:
-    """The tools of a request, and those of its ``additional_tools`` items and tool searches.
+    """The tools of a request, including its ``additional_tools`` items and tool searches.
 
     ``earlier``: the history that ``previous_response_id`` names, whose items are read in the same way. Raises `PolicyRequestError` for
     tools that are not supported, and for different tools with the same shown name; with ``check`` False, the former are left out.
@@ -175,15 +175,15 @@ def _defines_tools(item: Any) -> bool:
 
 def definitions(tools: Any, path: str) -> str:
     """The text that shows the model tools that are not in the prompt's list."""
-    found = read_tools(objects({path: tools}, path), path, [], check=False)
-    return json.dumps([tool.function["function"] for tool in found], ensure_ascii=False)
+    read = read_tools(objects({path: tools}, path), path, [], check=False)
+    return json.dumps([tool.function["function"] for tool in read], ensure_ascii=False)
 
 
 def read_tools(
     tools: Sequence[Mapping[str, Any]], path: str, left_out: list[str], *, check: bool, namespace: str | None = None
 ) -> list[Tool]:
     """The tools in a list, with those in namespaces. Types of hosted tools that are dropped are added to ``left_out``."""
-    return [one for i, tool in enumerate(tools) for one in _read(tool, f"{path}.{i}", left_out, check, namespace)]
+    return [read for i, tool in enumerate(tools) for read in _read(tool, f"{path}.{i}", left_out, check, namespace)]
 
 
 def _read(

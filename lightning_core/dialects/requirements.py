@@ -28,7 +28,7 @@ class OutputRequirements:
     tool: str | None = None
     """The name of the tool to call, or `ANY_TOOL`."""
     one_call: bool = False
-    """At most one tool call in a response."""
+    """Whether a response has at most one tool call."""
 
     def instruction(self) -> str:
         """The instruction at the end of the system message; empty if nothing is required."""

@@ -1,4 +1,4 @@
-"""A wire format that the endpoint does not have, such as that of Ollama, Cohere or Bedrock.
+"""A wire format that the endpoint does not have, such as Ollama's, Cohere's or Bedrock's.
 
 Its requests are recorded and forwarded. They cannot be answered here.
 """
@@ -37,8 +37,8 @@ class OtherFormat:
 
     def read_request(self, body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
         """The messages, as far as they are where other formats have them."""
-        found = next((body[name] for name in ("messages", "contents", "input", "prompt") if name in body), [])
-        messages = found if isinstance(found, list) else [{"role": "user", "content": found}]
+        prompt = next((body[name] for name in ("messages", "contents", "input", "prompt") if name in body), [])
+        messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         return ChatRequest(model=model_name(body), messages=messages, body=body)
 
     def write_response(self, context: ResponseContext, choices: Sequence[Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 A program that cannot send headers is named by ``/a/<name>/v1/…`` or by a key that is bound to an address (`child_keys`). Both are
 translated into the headers that clients in the agent's process send, so the rest of the endpoint knows only those. An agent that is
-named in a header keeps that name; the name in the URL has precedence over that of the key.
+named in a header keeps that name; the name in the URL has precedence over the key's.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class AddressedApp:
         session = self._sessions.find({"authorization": f"Bearer {key}"})
         if session is None:
             return False
-        # Without a secret there are no origins, and any request may say which agent it is of.
+        # Without a secret there are no origins, and any request may name its agent.
         return session.secret is None or is_signed_with(session.secret, key, text, signature)
 
 
@@ -80,27 +80,26 @@ def name_agent(headers: Mapping[str, str], name: str | None, key: KeyAddress, ro
     address = Address.from_headers(headers)
     inside = address is not None and address.rollout == rollout
     agent = key.agent if name is None else name
-    said = Address(
-        rollout=rollout,
-        span=key.span or "0" * 16,
-        agent=agent,
-        mark=key.mark if agent == key.agent else mark_of(agent),
+    addressed = Address(
+        rollout=rollout, span=key.span or "0" * 16, agent=agent, mark=key.mark if agent == key.agent else mark_of(agent)
     ).to_headers()
     if inside or key.span is None:
-        del said["traceparent"]
+        del addressed["traceparent"]
     if AGENT_HEADER in headers:
-        said = {name: value for name, value in said.items() if name == "traceparent"}
-    return {**headers, **said}
+        addressed = {name: value for name, value in addressed.items() if name == "traceparent"}
+    return {**headers, **addressed}
 
 
 def _origin(session: Session, key: KeyAddress, path: str, query: str) -> dict[str, str]:
-    """The origin that the parent of a program kept for it, signed; without one, nothing: its calls have no other credentials."""
+    """The signed origin that a program's parent kept for it; empty without one, since its calls have no other credentials."""
     run = find_rollout(session.root.rollout)
     originals = None if run is None or key.origin is None else run.origin(key.origin)
     if session.secret is None or originals is None:
         return {}
-    asked = urlencode([(name, value) for name, value in parse_qsl(query, keep_blank_values=True) if name != "key"])
-    url, credentials = origin_url(originals, path, asked)
+    query_without_key = urlencode(
+        [(name, value) for name, value in parse_qsl(query, keep_blank_values=True) if name != "key"]
+    )
+    url, credentials = origin_url(originals, path, query_without_key)
     origin = {ORIGIN: url} | ({} if credentials is None else {ORIGIN_AUTHORIZATION: credentials})
     return sign_origin(session.secret, session.root.rollout, origin)
 

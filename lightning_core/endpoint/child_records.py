@@ -65,8 +65,8 @@ class ChildSpan(_Strict):
         operation = a.get(tr.OPERATION, "")
         if not isinstance(operation, str) or operation in _CALLS:
             raise ValueError(f"a child process records no spans of operation {operation!r:.80}")
-        if found := sorted(_OWN & a.keys()):
-            raise ValueError(f"a child process records no spans with {found!r}")
+        if extra := sorted(_OWN & a.keys()):
+            raise ValueError(f"a child process records no spans with {extra!r}")
         if wrong := [name for name in _OPTIONAL_TEXTS if not isinstance(a.get(name, ""), str)]:
             raise ValueError(f"expected texts in {wrong!r}")
         if operation == "reward":

@@ -1,4 +1,4 @@
-"""Requests that are about a model call but are none: counting the tokens of a prompt, and compaction.
+"""Requests about a model call that sample nothing: counting the tokens of a prompt, and compaction.
 
 They are answered by the model that would answer the call, and recorded as events. Nothing is sampled, so nothing is trained.
 """
@@ -19,7 +19,7 @@ from lightning_core.endpoint.forward import Forwarder
 from lightning_core.endpoint.record import AuxiliarySpan
 from lightning_core.endpoint.request import IncomingRequest
 from lightning_core.endpoint.respond import Responder
-from lightning_core.endpoint.upstream import Target
+from lightning_core.endpoint.upstream import Remote
 from lightning_core.errors import PolicyRequestError, UpstreamRefusal
 from lightning_core.trace import COUNT
 
@@ -48,10 +48,7 @@ def _generate_content(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 GEMINI = TokenCount(
-    dialect=gemini,
-    path=gemini.PATH,
-    to_request=_generate_content,
-    to_response=lambda tokens: {"totalTokens": tokens},
+    dialect=gemini, path=gemini.PATH, to_request=_generate_content, to_response=lambda tokens: {"totalTokens": tokens}
 )
 COUNTS = (
     TokenCount(
@@ -78,7 +75,7 @@ async def count_tokens(
     call = replace(incoming, body=body)
     model, request, _ = responder.read(count.dialect, call, count.path)
     incoming.address = call.address
-    if isinstance(model, Target):
+    if isinstance(model, Remote):
         if request.upstream_url is not None:
             url = gemini.url_for_model(model.url, model=request.model, method="countTokens")
             sent = {name: value for name, value in incoming.body.items() if name not in gemini.FROM_URL}
@@ -96,7 +93,7 @@ async def count_tokens(
 async def compact(responder: Responder, forwarder: Forwarder, incoming: IncomingRequest) -> Response:
     """Forward a request for compaction; models here have no compacted items."""
     model, request, _ = responder.read(responses, incoming, COMPACT)
-    if isinstance(model, Target):
+    if isinstance(model, Remote):
         sent = {**incoming.body, "model": request.model}
         return await _forward(forwarder, incoming, _COMPACT, request.model, model, sent)
     raise PolicyRequestError(
@@ -107,13 +104,13 @@ async def compact(responder: Responder, forwarder: Forwarder, incoming: Incoming
 
 
 async def _forward(
-    forwarder: Forwarder, incoming: IncomingRequest, operation: str, model: str, target: Target, body: Mapping[str, Any]
+    forwarder: Forwarder, incoming: IncomingRequest, operation: str, model: str, remote: Remote, body: Mapping[str, Any]
 ) -> Response:
-    """The response of ``target``, unchanged. Its refusals, such as an unknown path, are no infrastructure failures."""
+    """The response of ``remote``, unchanged. Its HTTP errors, such as an unknown path, are not infrastructure failures."""
     span = AuxiliarySpan(incoming.address, operation, model, model)
     incoming.spans.append(span)
     try:
-        data, response = await forwarder.complete(target, body)
+        data, response = await forwarder.complete(remote, body)
     except UpstreamRefusal as error:
         if error.status >= 500:
             raise

@@ -17,7 +17,7 @@ from lightning_core.dialects.dialect import Dialect, StreamWriter
 from lightning_core.dialects.exchange import ChatRequest, Choice, ResponseContext, UpstreamResponse, model_name
 from lightning_core.endpoint.record import CallSpan, EmbeddingsSpan
 from lightning_core.endpoint.request import EventStream, IncomingRequest
-from lightning_core.endpoint.upstream import Target, UpstreamClient, UpstreamServer, origin_target, with_headers
+from lightning_core.endpoint.upstream import Remote, UpstreamClient, UpstreamServer, origin_remote, with_headers
 from lightning_core.errors import PolicyRequestError, UpstreamError
 
 EMBEDDINGS = "/embeddings"
@@ -36,46 +36,46 @@ class Forwarder:
         """Whether requests go to a configured server instead of their provider."""
         return self._server is not None
 
-    async def send(self, target: Target, headers: Mapping[str, str], data: bytes) -> httpx.Response:
+    async def send(self, remote: Remote, headers: Mapping[str, str], data: bytes) -> httpx.Response:
         """See `UpstreamClient.send`."""
-        return await self._client.send(target, headers, data)
+        return await self._client.send(remote, headers, data)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.close()
 
-    def target(
+    def remote(
         self, headers: Mapping[str, str], path: str, *, key_header: str, forwarded_headers: Sequence[str]
-    ) -> Target | None:
-        """Where to forward a request to ``path``; None if there is no server for it."""
+    ) -> Remote | None:
+        """The server and URL for a request to ``path``, or None."""
         forwarded = {name: headers[name] for name in forwarded_headers if name in headers}
         if self._server is not None:
-            return with_headers(self._server.target(path, key_header), forwarded)
+            return with_headers(self._server.remote(path, key_header), forwarded)
         origin = headers.get(ORIGIN) if self.to_origins else None
-        return with_headers(origin_target(origin, headers.get(ORIGIN_AUTHORIZATION)), forwarded) if origin else None
+        return with_headers(origin_remote(origin, headers.get(ORIGIN_AUTHORIZATION)), forwarded) if origin else None
 
     async def forward(
-        self, dialect: Dialect, incoming: IncomingRequest, request: ChatRequest, target: Target
+        self, dialect: Dialect, incoming: IncomingRequest, request: ChatRequest, remote: Remote
     ) -> Response:
-        """The response of ``target``, unchanged."""
+        """The response of ``remote``, unchanged."""
         if request.upstream_url is not None:
-            target = replace(target, url=request.upstream_url(target.url))
-        spans = [CallSpan(incoming.address, request, request.model, i, target=target) for i in range(request.choices)]
+            remote = replace(remote, url=request.upstream_url(remote.url))
+        spans = [CallSpan(incoming.address, request, request.model, i, remote=remote) for i in range(request.choices)]
         incoming.spans += spans
         if request.stream:
-            events = self._stream(dialect, spans, request.body, target)
+            events = self._stream(dialect, spans, request.body, remote)
             first = await anext(events, b"")  # HTTP errors are raised here, before the status is sent
             return EventStream(_continue(first, events), close=events.aclose)
-        data, response = await self._client.complete(target, request.body)
-        _record(spans, dialect.read_response(response), target)
+        data, response = await self._client.complete(remote, request.body)
+        _record(spans, dialect.read_response(response), remote)
         return Response(data, media_type="application/json")
 
-    async def complete(self, target: Target, body: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:
+    async def complete(self, remote: Remote, body: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:
         """See `UpstreamClient.complete`."""
-        return await self._client.complete(target, body)
+        return await self._client.complete(remote, body)
 
     async def _stream(
-        self, dialect: Dialect, spans: list[CallSpan], body: Mapping[str, Any], target: Target
+        self, dialect: Dialect, spans: list[CallSpan], body: Mapping[str, Any], remote: Remote
     ) -> AsyncGenerator[bytes]:
         """The events, unchanged.
 
@@ -83,23 +83,23 @@ class Forwarder:
         """
         reader = dialect.stream_reader()
         recorded = False
-        async for event, data in self._client.stream(target, body):
+        async for event, data in self._client.stream(remote, body):
             if data is not None:
                 reader.read(data)
             if not recorded and (reader.over or (data is None and b"[DONE]" in event)):
-                _record(spans, reader.responses(), target)
+                _record(spans, reader.responses(), remote)
                 recorded = True
             yield event
         if not recorded:
-            _record(spans, reader.responses(), target)
+            _record(spans, reader.responses(), remote)
 
     async def embed(self, dialect: Dialect, incoming: IncomingRequest) -> Response:
         """Forward a request for embeddings, which no model here computes."""
         model = model_name(incoming.body)
-        target = self.target(
+        remote = self.remote(
             incoming.headers, EMBEDDINGS, key_header=dialect.KEY_HEADER, forwarded_headers=dialect.FORWARDED_HEADERS
         )
-        if target is None:
+        if remote is None:
             raise PolicyRequestError(
                 f"the models here compute no embeddings, and there is no server to forward the request for {model!r} to: set "
                 "policy.upstream, or give the agent's embeddings client the URL of its provider",
@@ -108,7 +108,7 @@ class Forwarder:
             )
         span = EmbeddingsSpan(incoming.address, incoming.body, model)
         incoming.spans.append(span)
-        data, response = await self._client.complete(target, incoming.body)
+        data, response = await self._client.complete(remote, incoming.body)
         usage = response.get("usage")
         span.counted(response.get("model"), usage.get("prompt_tokens") if isinstance(usage, Mapping) else None)
         span.end()
@@ -121,20 +121,20 @@ async def _continue(first: bytes, events: AsyncGenerator[bytes]) -> AsyncGenerat
         yield event
 
 
-def _record(spans: list[CallSpan], responses: list[UpstreamResponse], target: Target) -> None:
-    """Record the responses of ``target``.
+def _record(spans: list[CallSpan], responses: list[UpstreamResponse], remote: Remote) -> None:
+    """Record the responses of ``remote``.
 
     Raises `UpstreamError` if there are more or fewer than requested.
     """
     if len(responses) != len(spans):
-        raise UpstreamError(f"{target.shown} returned {len(responses)} complete responses; expected {len(spans)}")
+        raise UpstreamError(f"{remote.shown} returned {len(responses)} complete responses; expected {len(spans)}")
     for span, response in zip(spans, responses, strict=True):
         span.forwarded(response)
         span.end()
 
 
 def answer_recorded(
-    dialect: Dialect, incoming: IncomingRequest, request: ChatRequest, target: Target
+    dialect: Dialect, incoming: IncomingRequest, request: ChatRequest, remote: Remote
 ) -> Response | None:
     """The recorded responses to a request that would be forwarded; None if one of them is not recorded."""
     recorded, agent = incoming.session.recorded, incoming.address.agent
@@ -144,7 +144,7 @@ def answer_recorded(
     calls = [call for call in found if call is not None]
     if len(calls) < len(found):
         return None
-    spans = [CallSpan(incoming.address, request, request.model, i, target=target) for i in range(request.choices)]
+    spans = [CallSpan(incoming.address, request, request.model, i, remote=remote) for i in range(request.choices)]
     choices = [
         Choice(message=dict(c.response or {}), token_ids=[], logprobs=[], finish_reason=c.finish_reason or "stop")
         for c in calls

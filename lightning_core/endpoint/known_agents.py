@@ -4,8 +4,8 @@ No call reaches a provider because of a wrong selection:
 
 - Until every configured name is known to exist (it made a call, is marked, or was declared by an integration), calls of agents that are
   not configured are answered here. The attempt is repeated once all names are known; if some stay unknown, the run stops.
-- If nothing is selected or marked, every call is answered by the policy. If the program has a single speaker, that agent is trained.
-  If a mark appears during the first attempts, those are repeated; if it appears later, or if there are several speakers, the run stops.
+- If nothing is selected or marked, every call is answered by the policy. If the program has a single agent, it is trained.
+  If a mark appears during the first attempts, those are repeated; if it appears later, or if there are several agents, the run stops.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Decision:
     """The model that answers an agent that is not trained, because it is not known yet where its calls go."""
 
 
-class Speakers:
+class KnownAgents:
     """The agents of a program. Not thread-safe, except `verdict`."""
 
     def __init__(self) -> None:
-        self._heard: set[str] = set()
+        self._seen: set[str] = set()
         self._unselected: set[str] = set()
         self._kept: set[str] = set()
         """The agents without a mark whose attempts count."""
@@ -51,7 +51,7 @@ class Speakers:
     def decide(self, session: Session, address: Address, *, names_served_model: bool) -> Decision:
         """The agent of the call at ``address``, and the policy that answers it.
 
-        ``names_served_model``: the request names another model served here than a policy, so that no provider is involved.
+        ``names_served_model``: the request names another model served here than a policy, so no provider is involved.
         """
         routing = session.routing
         if address.agent is None and routing.unnamed is not None:
@@ -60,7 +60,7 @@ class Speakers:
         if agent == REWARD_FUNCTION:
             return Decision(address=address, policy=None)
         if agent is not None:
-            self._heard.add(agent)
+            self._seen.add(agent)
             if address.mark is not None:
                 self._marked.add(agent)
         policy = routing.policy_of(agent, address.mark)
@@ -79,7 +79,7 @@ class Speakers:
     def verdict(self, session: Session) -> Verdict:
         """Whether the calls of a finished attempt were answered by the right models.
 
-        ``repeat``: not all of them, but they will be in another attempt. An error: the selection is wrong.
+        ``repeat``: not all, but another attempt will have them. An error: the selection is wrong.
         """
         routing = session.routing
         if routing.select == "marked" and self._kept and (marks := self._marks(routing)):
@@ -91,7 +91,7 @@ class Speakers:
             if self._marks(routing):
                 return "repeat"
             if len(self._unselected) > 1:
-                return several_speakers(self._unselected)
+                return several_agents(self._unselected)
             self._kept |= self._unselected
             return "keep"
         if not self._unknown(routing):
@@ -108,7 +108,7 @@ class Speakers:
         return [name for name in self._marked | marked_agents().keys() if routing.frozen_model(name) is None]
 
     def _known(self) -> set[str]:
-        return self._heard | marked_agents().keys() | self._declared
+        return self._seen | marked_agents().keys() | self._declared
 
     def _unknown(self, routing: Routing) -> list[str]:
         return unknown_selectors(routing.trained | routing.frozen.keys(), self._known()) if routing.confirm else []
@@ -145,11 +145,11 @@ def late_mark(marks: Iterable[str], kept: Iterable[str]) -> ConfigError:
     )
 
 
-def several_speakers(names: Iterable[str]) -> ConfigError:
-    """The error for a program of several agents of which none is selected."""
-    found = sorted(set(names))
+def several_agents(names: Iterable[str]) -> ConfigError:
+    """The error for a program of several agents if none is selected."""
+    agents = sorted(set(names))
     return ConfigError(
-        f"no agent is selected for training, and the program has several: {found!r}. Name those to train, such as "
-        f"agents: {{train: [{found[0]}]}}, mark them in code with @trainable, or train all with agents: {{train: all}}. "
+        f"no agent is selected for training, and the program has several: {agents!r}. Name those to train, such as "
+        f"agents: {{train: [{agents[0]}]}}, mark them in code with @trainable, or train all with agents: {{train: all}}. "
         "The endpoint forwarded no call."
     )

@@ -1,7 +1,7 @@
 """``POST /v1/traces``: receives OTLP/HTTP from other processes of an agent.
 
 The API key names the rollout of the spans. They are kept until the rollout closes and all its calls are known, and then joined to its trace
-(``otel/joining.py``). Later spans are refused, because the trace is complete. Responses are those of OTLP.
+(``otel/joining.py``). Later spans are refused, because the trace is complete. Responses follow OTLP.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class OtlpReceiver:
 
     def close(self, root: Address) -> None:
         """Join the received spans to the trace of the rollout, which makes no more calls."""
-        theirs = self._waiting.pop(root.rollout, None)
+        foreign = self._waiting.pop(root.rollout, None)
         run = find_rollout(root.rollout)
-        if not theirs or run is None:
+        if not foreign or run is None:
             return
         try:
-            for span in join_spans(root, run.spans, theirs):
+            for span in join_spans(root, run.spans, foreign):
                 deliver(span)
         except Exception as error:
             logger.exception("spans from other processes could not be joined to rollout %s", root.rollout)

@@ -1,6 +1,6 @@
-"""Model calls in wire formats that the endpoint does not have, such as those of Ollama, Cohere and Bedrock.
+"""Model calls in wire formats that the endpoint does not have, such as Ollama's, Cohere's and Bedrock's.
 
-Calls of agents that are not trained are forwarded to their provider byte for byte, with all their headers, so that signatures stay valid.
+Calls of agents that are not trained are forwarded to their provider byte for byte, with all their headers, so signatures stay valid.
 They are recorded without a response. Calls that a model of the run must answer are refused.
 """
 
@@ -24,12 +24,12 @@ from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.request import EventStream, IncomingRequest, RequestHandler
 from lightning_core.endpoint.respond import Responder
 from lightning_core.endpoint.sessions import Sessions
-from lightning_core.endpoint.upstream import Target, check_status
+from lightning_core.endpoint.upstream import Remote, check_status
 from lightning_core.errors import PolicyRequestError, UpstreamRefusal
 from lightning_core.propagation.shapes import ORIGIN_PATH
 
 _OWN = frozenset({ORIGIN, ORIGIN_AUTHORIZATION, SIGNATURE, AGENT_HEADER, MARK_HEADER, "authorization", "traceparent"})
-# Headers of one connection, which are not forwarded; ``host`` and ``content-length`` are those of the new one.
+# Headers of one connection, which are not forwarded; the new connection has its own ``host`` and ``content-length``.
 _HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade"}
 )  # fmt: skip
@@ -57,7 +57,7 @@ class Passthrough:
 
     async def _respond(self, api: OtherFormat, incoming: IncomingRequest) -> Response:
         model, request, _ = self._responder.read(api, incoming, api.PATH)
-        if not isinstance(model, Target):  # not reached: such a request is refused while it is parsed
+        if not isinstance(model, Remote):  # not reached: such a request is refused while it is parsed
             raise TypeError(f"expected an upstream server, found the model {model!r}")
         frozen = incoming.session.routing.frozen_model(incoming.address.agent)
         if self._forwarder.has_server or frozen is not None:
@@ -66,7 +66,7 @@ class Passthrough:
                 f"calls of agent {incoming.address.agent!r} go to {where}, which cannot be done for the API {api.PATH}. Use a client of "
                 f"{SUPPORTED}"
             )
-        span = CallSpan(incoming.address, request, request.model, target=model)
+        span = CallSpan(incoming.address, request, request.model, remote=model)
         incoming.spans.append(span)
         response = await self._forwarder.send(model, _headers(incoming, model), incoming.data)
         try:
@@ -87,9 +87,9 @@ def _is_forwarded(name: str) -> bool:
     return name.lower() not in _HOP_BY_HOP
 
 
-def _headers(incoming: IncomingRequest, target: Target) -> dict[str, str]:
+def _headers(incoming: IncomingRequest, remote: Remote) -> dict[str, str]:
     kept = {name: value for name, value in incoming.headers.items() if name not in (*_OWN, *_HOP_BY_HOP, "host")}
-    return {**kept, **target.headers}
+    return {**kept, **remote.headers}
 
 
 async def _parts(response: httpx.Response, span: CallSpan) -> AsyncGenerator[bytes]:

@@ -12,8 +12,8 @@ from lightning_core.dialects.fields import note
 
 def note_unknown_variables(chat: Chat, body: Mapping[str, Any]) -> None:
     """Note the variables in ``body`` that the template of ``chat`` does not use."""
-    given = body.get("chat_template_kwargs")
-    for name in given if isinstance(given, Mapping) else ():
+    variables = body.get("chat_template_kwargs")
+    for name in variables if isinstance(variables, Mapping) else ():
         if not chat.has_variable(name):
             note(f"chat_template_kwargs.{name}", "not a variable of the model's chat template")
 

@@ -17,7 +17,7 @@ from lightning_core.capture.binary_attributes import set_packed
 from lightning_core.capture.spans import start_span
 from lightning_core.chat.chat import RenderedPrompt
 from lightning_core.dialects.exchange import ChatRequest, Choice, UpstreamResponse
-from lightning_core.endpoint.upstream import Target
+from lightning_core.endpoint.upstream import Remote
 from lightning_core.errors import OverloadError, PolicyRequestError, describe
 from lightning_core.propagation.providers import host_of
 from lightning_core.trace import pack
@@ -78,7 +78,7 @@ class AuxiliarySpan(ModelSpan):
 
 
 def _clip(text: str) -> str:
-    """At most 200 characters of what a client sent."""
+    """The start of what a client sent, up to 200 characters."""
     return text[:200]
 
 
@@ -108,9 +108,9 @@ class CallSpan(ModelSpan):
         choice: int = 0,
         *,
         trained: bool = False,
-        target: Target | None = None,
+        remote: Remote | None = None,
     ) -> None:
-        """``trained``: the agent is trained. ``target``: the server that the call is forwarded to."""
+        """``trained``: the agent is trained. ``remote``: the server that the call is forwarded to."""
         attributes: dict[str, Any] = {
             tr.SEQUENCE: next_sequence(),
             tr.PROVIDER: "lightning",
@@ -124,8 +124,8 @@ class CallSpan(ModelSpan):
             attributes[tr.TRAINED] = True
         if request.notes:
             attributes[tr.DROPPED] = [f"{path}: {reason}" for path, reason in request.notes.items()]
-        if target is not None:
-            attributes |= {tr.HOST: host_of(urlsplit(target.url)), tr.CREDENTIALS: target.credentials}
+        if remote is not None:
+            attributes |= {tr.HOST: host_of(urlsplit(remote.url)), tr.CREDENTIALS: remote.credentials}
         self._request = request
         super().__init__(address, "chat", model, attributes)
 
@@ -161,11 +161,11 @@ class CallSpan(ModelSpan):
             self._span.set_attribute(tr.FIRST_VERSION, first_version)
 
     def replays(self, call: str) -> None:
-        """Record that the response is that of ``call``, which is in another rollout."""
+        """Record that the response was taken from ``call`` of another rollout."""
         self._span.set_attribute(tr.REPLAYS, call)
 
     def forks(self, call: str) -> None:
-        """Record that the response takes the place of that of ``call``, which is in another rollout."""
+        """Record that the response replaces the response of ``call``, which is in another rollout."""
         self._span.set_attribute(tr.FORKS, call)
 
     def answered(self, message: Mapping[str, Any], finish_reason: str | None) -> None:

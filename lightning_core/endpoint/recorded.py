@@ -17,7 +17,7 @@ class RecordedResponses(Protocol):
         ...
 
     def take_forwarded(self, agent: str | None, messages: Sequence[object]) -> Call | None:
-        """The recorded call that answers one that is forwarded; None to forward it."""
+        """The recorded call that answers a forwarded call; None to forward it."""
         ...
 
     def reach(self, agent: str | None, model: str, prompt_ids: Sequence[int]) -> str | None:
@@ -28,7 +28,7 @@ class RecordedResponses(Protocol):
 async def recorded_deltas(call: Call, *, stream: bool) -> AsyncGenerator[Delta]:
     """The response of ``call`` as a backend would generate it.
 
-    ``stream``: in one piece per token, so that an agent that uses a part of a stream gets the part that it used.
+    ``stream``: in one piece per token, so an agent that used a part of a stream gets the same part.
     """
     assert call.output_ids is not None
     assert call.logprobs is not None

@@ -268,7 +268,7 @@ def address_of(headers: Mapping[str, str], session: Session) -> Address:
     address = Address.from_headers(headers)
     if address is not None and address.rollout == session.root.rollout:
         return address
-    # A separate process knows its key and perhaps its agent, but not its span; its traceparent may be that of other tracing.
+    # A separate process knows its key and perhaps its agent, but not its span; its traceparent may belong to other tracing.
     root = session.root.to_headers()
     address = Address.from_headers({**root, **headers, "traceparent": root["traceparent"]})
     assert address is not None

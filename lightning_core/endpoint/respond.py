@@ -15,31 +15,36 @@ from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.exchange import ChatRequest, ResponseContext, model_name
 from lightning_core.dialects.fields import collect_notes
 from lightning_core.endpoint.forward import Forwarder, answer_recorded
-from lightning_core.endpoint.known_agents import Decision, Speakers
+from lightning_core.endpoint.known_agents import Decision, KnownAgents
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.prompts import note_unknown_variables, render_prompts
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.request import EventStream, IncomingRequest
 from lightning_core.endpoint.sample import Sampler, SamplingJob, seeded
-from lightning_core.endpoint.upstream import Target
+from lightning_core.endpoint.upstream import Remote
 from lightning_core.errors import PolicyRequestError
 from lightning_core.trace import POLICY
 
 _LARGE = 256 << 10
-"""Bytes of a request from which on tokenizing would delay other requests, so that it runs on another thread."""
+"""Requests of at least this many bytes are tokenized on another thread, since they would delay others."""
 
 
 class Responder:
     """Responds from ``backend``, in the chat format of the model, or forwards the request."""
 
     def __init__(
-        self, backend: Backend, chats: Mapping[str, Chat], forwarder: Forwarder, speakers: Speakers, limits: Limits
+        self,
+        backend: Backend,
+        chats: Mapping[str, Chat],
+        forwarder: Forwarder,
+        known_agents: KnownAgents,
+        limits: Limits,
     ) -> None:
         self._backend = backend
         self._chats = chats
         self._sampler = Sampler(backend)
         self._forwarder = forwarder
-        self._speakers = speakers
+        self._known_agents = known_agents
         self._limits = limits
 
     async def respond(self, dialect: Dialect, incoming: IncomingRequest) -> Response:
@@ -48,15 +53,15 @@ class Responder:
         Raises `PolicyRequestError` for requests that are not supported, and the errors of the backend and the upstream server.
         """
         model, request, trained = self.read(dialect, incoming, dialect.PATH)
-        if isinstance(model, Target):
+        if isinstance(model, Remote):
             recorded = answer_recorded(dialect, incoming, request, model)
             return recorded or await self._forwarder.forward(dialect, incoming, request, model)
         return await self._sample(dialect, incoming, request, model, trained=trained)
 
     def _decide(self, incoming: IncomingRequest, requested: str) -> Decision:
-        """The agent of the call. An auxiliary call of a trained agent gets a name of its own, and is not trained on."""
+        """The agent of the call. An auxiliary call of a trained agent gets its own name, and is not trained on."""
         models, policies = self._backend.models, {POLICY, *incoming.session.routing.policies.values()}
-        decision = self._speakers.decide(
+        decision = self._known_agents.decide(
             incoming.session, incoming.address, names_served_model=requested in models and requested not in policies
         )
         rule = incoming.session.routing.auxiliary_rule(decision.address.agent, incoming.body)
@@ -65,7 +70,7 @@ class Responder:
         address = replace(decision.address, agent=f"{decision.address.agent}/{rule}", mark=None)
         return Decision(address=address, policy=None, here=decision.policy)
 
-    def read(self, dialect: Dialect, incoming: IncomingRequest, path: str) -> tuple[str | Target, ChatRequest, bool]:
+    def read(self, dialect: Dialect, incoming: IncomingRequest, path: str) -> tuple[str | Remote, ChatRequest, bool]:
         """The model that answers the request ``incoming``, and whether it is trained. ``path``: of an upstream server."""
         requested, routing = model_name(incoming.body), incoming.session.routing
         decision = self._decide(incoming, requested)
@@ -75,7 +80,7 @@ class Responder:
         # A server may have a default model for requests without one.
         body = {**incoming.body, "model": model_requested} if model_requested else incoming.body
         model = decision.policy or decision.here or self._route(dialect, incoming, model_requested, path)
-        read = dialect.read_request if isinstance(model, Target) else dialect.parse_request
+        read = dialect.read_request if isinstance(model, Remote) else dialect.parse_request
         with collect_notes() as notes:
             request = replace(read(body, conversations=incoming.session.conversations), notes=notes)
             if isinstance(model, str):
@@ -83,13 +88,13 @@ class Responder:
         self._limits.check(request)
         return model, request, decision.policy is not None
 
-    def _route(self, dialect: Dialect, incoming: IncomingRequest, requested: str, path: str) -> str | Target:
+    def _route(self, dialect: Dialect, incoming: IncomingRequest, requested: str, path: str) -> str | Remote:
         if requested in self._backend.models:
             return requested
-        target = self._forwarder.target(
+        remote = self._forwarder.remote(
             incoming.headers, path, key_header=dialect.KEY_HEADER, forwarded_headers=dialect.FORWARDED_HEADERS
         )
-        if target is None:
+        if remote is None:
             missing = f"model {requested!r} is not served here; the models are {list(self._backend.models)!r}"
             if self._forwarder.to_origins:
                 missing = (
@@ -97,7 +102,7 @@ class Responder:
                     "agents.frozen, or set policy.upstream"
                 )
             raise PolicyRequestError(missing, status=404, param="model")
-        return target
+        return remote
 
     async def render(self, incoming: IncomingRequest, request: ChatRequest, model: str) -> list[RenderedPrompt]:
         """The prompts of ``request`` for ``model``."""

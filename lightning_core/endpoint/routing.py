@@ -11,7 +11,7 @@ from lightning_core.capture.selectors import find_selector, matches
 from lightning_core.trace import POLICY, REWARD_FUNCTION
 
 DEFAULT_AGENT = "agent"
-"""The name of a call that has none, if all agents are trained."""
+"""The name of calls without one, if all agents are trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +46,11 @@ class Routing:
     """The model of each agent under ``agents.frozen``."""
     auxiliary: Sequence[AuxiliaryCalls] = ()
     unnamed: str | None = None
-    """The agent of calls without a name, such as those of a child process: the one that the rollout was opened for."""
+    """The agent of calls without a name, such as a child process's: the agent that the rollout was opened for."""
     confirm: bool = False
     """Forward no call of an agent that is not listed before all names in ``trained`` and ``frozen`` are known to exist."""
     temperature: float | None = None
-    """Sampling temperature of trained agents; None uses that of the request."""
+    """Sampling temperature of trained agents; None: as requested."""
     max_tokens: int = 1024
     """Most tokens of a response that is sampled here."""
     default_temperature: float = 1.0

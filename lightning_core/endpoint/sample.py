@@ -66,9 +66,9 @@ class Sampler:
         # With the agent's own seed, all attempts at a task would be identical, and there would be nothing to learn from them.
         runs_seed = request.seed is None or (trained and session.seed is not None)
         schema = request.requirements.schema
-        wanted = request.max_tokens or routing.default_max_tokens or routing.max_tokens
+        max_tokens = request.max_tokens or routing.default_max_tokens or routing.max_tokens
         params = SamplingParams(
-            max_tokens=min(wanted, routing.max_tokens, room),
+            max_tokens=min(max_tokens, routing.max_tokens, room),
             temperature=temperature,
             # Training assumes the whole distribution.
             top_p=1.0 if trained or request.top_p is None else request.top_p,
@@ -143,13 +143,13 @@ class Sampler:
         return choice
 
     async def respond_to_all(self, jobs: Sequence[SamplingJob], spans: Sequence[CallSpan]) -> list[Choice]:
-        """Sample all responses to a request. If one fails, the others are cancelled."""
+        """Sample all responses to a request. If one fails, cancel the others."""
         return await _gather(self.respond(job, span) for job, span in zip(jobs, spans, strict=True))
 
     async def stream(
         self, jobs: Sequence[SamplingJob], spans: Sequence[CallSpan], writer: StreamWriter
     ) -> AsyncGenerator[bytes]:
-        """The server-sent events of a response; see `HeldText` for what is held back."""
+        """The server-sent events of a response; `HeldText` decides which text is held back."""
         events: asyncio.Queue[bytes | None] = asyncio.Queue()
 
         def send(event: bytes) -> None:
@@ -182,7 +182,7 @@ class Sampler:
         try:
             over = False
             while not over:
-                # All waiting events are sent together, so that a slow endpoint catches up.
+                # All waiting events are sent together, so a slow endpoint catches up.
                 waiting = [await events.get(), *(events.get_nowait() for _ in range(events.qsize()))]
                 over = waiting[-1] is None
                 if ready := b"".join(event for event in waiting if event):
@@ -194,7 +194,7 @@ class Sampler:
 
 
 def _recorded(job: SamplingJob, span: CallSpan) -> Call | None:
-    """The recorded call that answers ``job``, if any; records it, or which recorded call ``job`` takes the place of."""
+    """The recorded call that answers ``job``, if any; records it, or the recorded call that ``job`` replaces."""
     if job.session.recorded is None:
         return None
     asked = (job.address.agent, job.model, job.prompt.ids)

@@ -45,7 +45,7 @@ from lightning_core.endpoint.child_records import ChildRecords
 from lightning_core.endpoint.count import COMPACT, COUNTS, GEMINI, compact, count_tokens
 from lightning_core.endpoint.forward import EMBEDDINGS, Forwarder
 from lightning_core.endpoint.google import google_routes, is_google
-from lightning_core.endpoint.known_agents import Speakers, Verdict
+from lightning_core.endpoint.known_agents import KnownAgents, Verdict
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.passthrough import Passthrough
 from lightning_core.endpoint.receive import connection_class
@@ -109,8 +109,8 @@ class PolicyEndpoint:
         self.url = f"http://{_reachable(host)}:{self._socket.getsockname()[1]}/v1"
         self.public_url = None if public_url is None else f"{public_url.rstrip('/').removesuffix('/v1')}/v1"
         chats = defaultdict(lambda: chat) if isinstance(chat, Chat) else chat
-        self._speakers = Speakers()
-        responder = Responder(backend, chats, self._forwarder, self._speakers, limits)
+        self._known_agents = KnownAgents()
+        responder = Responder(backend, chats, self._forwarder, self._known_agents, limits)
 
         def serve(path: str, dialect: Dialect, respond: Any, operation: str = "chat") -> Route:
             handler = RequestHandler(dialect, respond, self._sessions, limits, operation=operation)
@@ -119,7 +119,7 @@ class PolicyEndpoint:
         count = partial(count_tokens, responder, self._forwarder)
         routes = [
             *(serve(dialect.PATH, dialect, partial(responder.respond, dialect)) for dialect in DIALECTS),
-            *(serve(one.path, one.dialect, partial(count, one), COUNT) for one in COUNTS),
+            *(serve(counter.path, counter.dialect, partial(count, counter), COUNT) for counter in COUNTS),
             serve(COMPACT, responses, partial(compact, responder, self._forwarder)),
             serve(EMBEDDINGS, chat_completions, partial(self._forwarder.embed, chat_completions), "embeddings"),
             *google_routes(partial(responder.respond, gemini), partial(count, GEMINI), self._sessions, limits),
@@ -163,7 +163,7 @@ class PolicyEndpoint:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
-        # Requests that are forwarded are no agent's: the agent made them before.
+        # Forwarded requests belong to no agent: the agent has already made them.
         with outside_rollout(), asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._server.serve(sockets=[self._socket]))
             runner.run(self._forwarder.close())
@@ -203,7 +203,7 @@ class PolicyEndpoint:
     def verdict(self, key: str) -> Verdict:
         """Whether the calls so far were answered by the right models; to be called before `close`."""
         session = self._sessions.get(key)
-        return "keep" if session is None else self._speakers.verdict(session)
+        return "keep" if session is None else self._known_agents.verdict(session)
 
     def close(self, key: str, timeout_seconds: float = 60.0) -> None:
         """Stop admitting ``key``.

@@ -35,7 +35,7 @@ class Session:
     routing: Routing
     seed: int | None
     secret: str | None = field(default=None, repr=False)
-    """That of the rollout, `ActiveRollout.secret`. None: the rollout is not in this process, and its requests have no origin."""
+    """The rollout's secret. None: the rollout is not in this process, and its requests have no origin."""
     seen: Counter[str] = field(default_factory=Counter[str])
     memory: Memory = field(default_factory=Memory)
     conversations: dict[str, Sequence[Message]] = field(default_factory=dict[str, Sequence[Message]])
@@ -45,7 +45,7 @@ class Session:
     requests: int = 0
     """The number of requests being received or answered."""
     active: float = field(default_factory=time.monotonic)
-    """When the last request or record came or was answered, by the monotonic clock."""
+    """Time of the last request, record or response, by the monotonic clock."""
     work: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
     """The tasks of the requests being answered."""
     failed: dict[RequestKey, list[str]] = field(default_factory=dict["RequestKey", list[str]])
@@ -56,7 +56,7 @@ class Session:
     """The responses to answer with in place of the model, while there are any."""
     closed: bool = False
     provisional: bool = False
-    """A call was answered before it was known which model must answer it; see `speakers`."""
+    """A call was answered before it was known which model must answer it; see `known_agents`."""
 
 
 class Sessions:

@@ -11,7 +11,7 @@ from lightning_core.chat.formats.base import ToolFormat
 class RunningText:
     """The text of a response that is being sampled.
 
-    Only new tokens are decoded, so that the cost is not quadratic.
+    Only new tokens are decoded, so the cost is not quadratic.
     """
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
@@ -22,7 +22,7 @@ class RunningText:
         self._start = self._end = 0
 
     def __call__(self, token_ids: list[int]) -> str:
-        """The text of ``token_ids``, which start with those of the last call."""
+        """The text of ``token_ids``, which extend the ids of the previous call."""
         before = self._decode(token_ids[self._start : self._end])
         fresh = self._decode(token_ids[self._start :])[len(before) :]
         if fresh and not fresh.endswith("\ufffd"):  # an unfinished character
@@ -127,8 +127,8 @@ class HeldText:
 
 def cut(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
     """``text`` before the first of ``stops``, and that stop string."""
-    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
-    if not found:
+    matches = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    if not matches:
         return text, None
-    at, stop = min(found)
+    at, stop = min(matches)
     return text[:at], stop

@@ -21,7 +21,7 @@ _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Remote:
     """The URL and credentials of a forwarded call."""
 
     url: str
@@ -36,16 +36,16 @@ class Target:
         return url._replace(netloc=host_of(url), query="", fragment="").geturl()
 
 
-def origin_target(url: str, credentials: str | None) -> Target:
+def origin_remote(url: str, credentials: str | None) -> Remote:
     """The original provider of a redirected call.
 
     ``credentials``: an ``Authorization`` value, or the name of another header and its value.
     """
     url, key = without_key(url)
     if credentials is None:
-        return Target(url=url) if key is None else Target(url=url, headers={GOOGLE_KEY: key}, credentials="your key")
+        return Remote(url=url) if key is None else Remote(url=url, headers={GOOGLE_KEY: key}, credentials="your key")
     name, _, value = credentials.partition(" ")
-    return Target(
+    return Remote(
         url=url,
         headers={name: value} if name in KEY_HEADERS else {"authorization": credentials},
         credentials="your key",
@@ -60,13 +60,13 @@ class UpstreamServer:
     """The URL before the path of a wire format, such as ``https://api.openai.com/v1``."""
     api_key: str | None = field(default=None, repr=False)
 
-    def target(self, path: str, key_header: str) -> Target:
-        """The target of a call to ``path``, with the key in ``key_header``."""
+    def remote(self, path: str, key_header: str) -> Remote:
+        """The URL and credentials of a call to ``path``, with the key in ``key_header``."""
         url = f"{self.base_url.rstrip('/')}{path}"
         if self.api_key is None:
-            return Target(url=url)
+            return Remote(url=url)
         value = f"Bearer {self.api_key}" if key_header == "authorization" else self.api_key
-        return Target(url=url, headers={key_header: value}, credentials="the key of policy.upstream")
+        return Remote(url=url, headers={key_header: value}, credentials="the key of policy.upstream")
 
 
 def upstream_target(base_url: str, api_key_env: str | None) -> UpstreamServer:
@@ -78,9 +78,9 @@ def upstream_target(base_url: str, api_key_env: str | None) -> UpstreamServer:
     return UpstreamServer(base_url=base_url, api_key=key)
 
 
-def with_headers(target: Target, headers: Mapping[str, str]) -> Target:
-    """``target`` with additional ``headers``."""
-    return replace(target, headers={**headers, **target.headers})
+def with_headers(remote: Remote, headers: Mapping[str, str]) -> Remote:
+    """``remote`` with additional ``headers``."""
+    return replace(remote, headers={**headers, **remote.headers})
 
 
 class UpstreamClient:
@@ -89,50 +89,50 @@ class UpstreamClient:
     def __init__(self, timeout_seconds: float = 120.0) -> None:
         self._client = httpx.AsyncClient(timeout=timeout_seconds)
 
-    async def complete(self, target: Target, body: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:
+    async def complete(self, remote: Remote, body: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:
         """Forward a request without streaming. Returns the response as bytes and as JSON.
 
         Raises `UpstreamError` if there is no usable response, `UpstreamRefusal` for HTTP errors.
         """
         try:
-            response = await self._client.post(target.url, json=body, headers=_raw(target.headers))
+            response = await self._client.post(remote.url, json=body, headers=_raw(remote.headers))
         except httpx.HTTPError as error:
-            raise UpstreamError(_unreachable(target, error)) from error
+            raise UpstreamError(_unreachable(remote, error)) from error
         if response.status_code != 200:
-            raise _refusal(target, response)
-        return response.content, _load(target, response.content)
+            raise _refusal(remote, response)
+        return response.content, _load(remote, response.content)
 
     async def stream(
-        self, target: Target, body: Mapping[str, Any]
+        self, remote: Remote, body: Mapping[str, Any]
     ) -> AsyncGenerator[tuple[bytes, Mapping[str, Any] | None]]:
         """Forward a streamed request. Yields each event as bytes, with its JSON if it has any."""
         try:
-            async with self._client.stream("POST", target.url, json=body, headers=_raw(target.headers)) as response:
+            async with self._client.stream("POST", remote.url, json=body, headers=_raw(remote.headers)) as response:
                 if response.status_code != 200:
                     await response.aread()
-                    raise _refusal(target, response)
+                    raise _refusal(remote, response)
                 buffer = b""
                 async for part in response.aiter_bytes():
                     buffer += part
                     while end := _EVENT_END.search(buffer):
                         event, buffer = buffer[: end.end()], buffer[end.end() :]
-                        yield event, _data(target, event)
+                        yield event, _data(remote, event)
                 if buffer.strip():
-                    yield buffer, _data(target, buffer)
+                    yield buffer, _data(remote, buffer)
         except httpx.HTTPError as error:
-            raise UpstreamError(_unreachable(target, error)) from error
+            raise UpstreamError(_unreachable(remote, error)) from error
 
-    async def send(self, target: Target, headers: Mapping[str, str], data: bytes) -> httpx.Response:
+    async def send(self, remote: Remote, headers: Mapping[str, str], data: bytes) -> httpx.Response:
         """Forward a request with exactly these ``headers`` and bytes. Returns the response as soon as it starts.
 
-        Raises `UpstreamError` if there is none.
+        Raises `UpstreamError` without a response.
         """
         try:
             return await self._client.send(
-                httpx.Request("POST", target.url, headers=_raw(headers), content=data), stream=True
+                httpx.Request("POST", remote.url, headers=_raw(headers), content=data), stream=True
             )
         except httpx.HTTPError as error:
-            raise UpstreamError(_unreachable(target, error)) from error
+            raise UpstreamError(_unreachable(remote, error)) from error
 
     async def close(self) -> None:
         """Close the connections."""
@@ -140,55 +140,55 @@ class UpstreamClient:
 
 
 def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """``headers`` as bytes. Those of a request were decoded as Latin-1, so that they are sent on as they arrived."""
+    """``headers`` as bytes. A request's headers were decoded as Latin-1, so they are forwarded unchanged."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
-def check_status(target: Target, response: httpx.Response) -> None:
+def check_status(remote: Remote, response: httpx.Response) -> None:
     """Raise `UpstreamRefusal` for HTTP errors; the body is not read."""
     if response.status_code >= 400:
-        raise UpstreamRefusal(_refused(target, response.status_code), status=response.status_code)
+        raise UpstreamRefusal(_refused(remote, response.status_code), status=response.status_code)
 
 
-def _refused(target: Target, status: int, text: str = "") -> str:
-    """The message for an HTTP error, with what to check if every attempt gets it."""
+def _refused(remote: Remote, status: int, text: str = "") -> str:
+    """The message for an HTTP error, with advice if every attempt would fail."""
     if status in (401, 402, 403):
-        advice = f". Check the credentials for {host_of(urlsplit(target.url))} (sent: {target.credentials})"
+        advice = f". Check the credentials for {host_of(urlsplit(remote.url))} (sent: {remote.credentials})"
     elif status in (404, 405, 410):
         advice = ". Check the URL, and that the server has this model"
     else:
         advice = ""
-    return f"{target.shown} returned status {status}{text}{advice}"
+    return f"{remote.shown} returned status {status}{text}{advice}"
 
 
-def _refusal(target: Target, response: httpx.Response) -> UpstreamRefusal:
+def _refusal(remote: Remote, response: httpx.Response) -> UpstreamRefusal:
     return UpstreamRefusal(
-        _refused(target, response.status_code, f": {fold(response.text, 240)}"),
+        _refused(remote, response.status_code, f": {fold(response.text, 240)}"),
         status=response.status_code,
         body=response.content,
         headers={name: response.headers[name] for name in _PASSED_BACK if name in response.headers},
     )
 
 
-def _data(target: Target, event: bytes) -> Mapping[str, Any] | None:
+def _data(remote: Remote, event: bytes) -> Mapping[str, Any] | None:
     """The JSON of a server-sent event; None for comments and ``[DONE]``."""
     lines = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
     data = b"\n".join(lines)
-    return None if data in (b"", b"[DONE]") else _load(target, data)
+    return None if data in (b"", b"[DONE]") else _load(remote, data)
 
 
-def _load(target: Target, data: bytes) -> Mapping[str, Any]:
+def _load(remote: Remote, data: bytes) -> Mapping[str, Any]:
     try:
         value = json.loads(data)
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise UpstreamError(f"{target.shown} returned {data[:300]!r}; expected a JSON object")
+        raise UpstreamError(f"{remote.shown} returned {data[:300]!r}; expected a JSON object")
     return value
 
 
-def _unreachable(target: Target, error: Exception) -> str:
+def _unreachable(remote: Remote, error: Exception) -> str:
     return (
-        f"could not reach {target.shown}: {describe(error)}. Check that the model server is running. To answer these calls with the base "
-        "model of the run, set the agent's model to 'base' under agents.frozen, or train the agent."
+        f"could not reach {remote.shown}: {describe(error)}. Check that the model server is running. To answer these calls with "
+        "the base model of the run, set the agent's model to 'base' under agents.frozen, or train the agent."
     )

@@ -34,7 +34,7 @@ from lightning_core.errors import ConfigError, TrainingError
 
 _UNDECIDED: Final = object()
 _LONG = 32
-"""Average run length, in tokens, from which on adapters are computed run by run."""
+"""Minimum average run length, in tokens, to compute adapters run by run."""
 
 
 _Runs = list[tuple[str | None, slice]]
@@ -45,7 +45,7 @@ class _Adapter:
     rank: int
     scale: float
     weights: Mapping[str, tuple[Parameter, Parameter]]
-    """By layer: A [R, I] and B [O, R]."""
+    """A [R, I] and B [O, R] by layer."""
 
 
 class Adapters:
@@ -78,7 +78,7 @@ class Adapters:
         The weights have the dtype of the model's.
 
         ``targets``: names of layers, or their last parts; None for every linear layer except the output layer. B is
-        initialized to 0, so the output is that of the base until the first update. Raises `ConfigError` for a name that
+        initialized to 0, so the output equals the base model's until the first update. Raises `ConfigError` for a name that
         matches no layer.
         """
         if name in self._adapters:
@@ -220,7 +220,7 @@ def linear_layers(model: Any) -> dict[str, Linear]:
 
 @torch.no_grad()
 def _is_product(module: Linear) -> bool:
-    """Whether ``module`` computes what `Linear` does; a class with a forward pass of its own, as Falcon's, is tried out."""
+    """Whether ``module`` computes what `Linear` does; a class with its own forward pass, as Falcon's, is tried out."""
     if type(module).forward is Linear.forward:
         return True
     if module.weight.is_meta:  # a model without its weights
@@ -230,8 +230,8 @@ def _is_product(module: Linear) -> bool:
     inputs_SI = torch.randn(3, module.in_features).to(module.weight)
     expected_SO = F.linear(inputs_SI, module.weight, module.bias)
     try:
-        found: Any = module.forward(inputs_SI)  # without the hooks of adapters
-        return bool((found - expected_SO).norm() <= 0.01 * expected_SO.norm())
+        output: Any = module.forward(inputs_SI)  # without the hooks of adapters
+        return bool((output - expected_SO).norm() <= 0.01 * expected_SO.norm())
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
         return False
 

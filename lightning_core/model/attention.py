@@ -160,7 +160,7 @@ class _View(NamedTuple):
 class _Attend(torch.autograd.Function):
     """Attention block by block; only the inputs are saved for the backward pass.
 
-    With plain autograd every block would save a copy of all keys and values that it attends to, and each slice of them
+    With plain autograd every block would save a copy of all keys and values that it attends to, and each slice
     would have a gradient as long as the whole sequence: memory and time would be quadratic in its length. Instead, the
     backward pass recomputes each block.
     """
@@ -193,16 +193,16 @@ class _Attend(torch.autograd.Function):
             with torch.enable_grad():
                 leaves = [part.detach().requires_grad_() for part in parts]
                 output = _attend_block(leaves[0], leaves[1], leaves[2], mask, ctx.scaling)
-            found = torch.autograd.grad(output, leaves, grad_SHD[block.start : block.stop])
-            grad_query[:, block.start : block.stop] = found[0]
+            gradients = torch.autograd.grad(output, leaves, grad_SHD[block.start : block.stop])
+            grad_query[:, block.start : block.stop] = gradients[0]
             ranges = seen(block)
             # Columns are aligned at the end: a cached prefix comes first, and a window skips leading ones.
-            column = found[1].shape[1] - sum(stop - start for start, stop in ranges)
+            column = gradients[1].shape[1] - sum(stop - start for start, stop in ranges)
             for start, stop in ranges:
                 first, end = max(0, column), column + stop - start
                 if end > 0:
-                    grad_key[:, start + first - column : stop] += found[1][:, first:end]
-                    grad_value[:, start + first - column : stop] += found[2][:, first:end]
+                    grad_key[:, start + first - column : stop] += gradients[1][:, first:end]
+                    grad_value[:, start + first - column : stop] += gradients[2][:, first:end]
                 column = end
         return grad_query, grad_key, grad_value, None, None, None, None
 

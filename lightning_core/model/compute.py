@@ -1,9 +1,9 @@
 """The two ways to compute a model, and the choice between them.
 
-*Tree*: one packed sequence with our attention function, which computes shared prefixes once and has a cache of its own. It
+*Tree*: one packed sequence with our attention function, which computes shared prefixes once and has its own cache. It
 fits models whose layers are all plain attention, full or within a sliding window, with dense or expert layers in between.
 
-*Plain*: Hugging Face's own forward pass and cache, on sequences of their own. It fits every causal model, is slower, and
+*Plain*: Hugging Face's own forward pass and cache, with one row per sequence. It fits every causal model, is slower, and
 shares nothing between rows.
 
 The tree path is used if it gives the logits of the model's own forward pass on branching sequences.
@@ -27,7 +27,7 @@ from lightning_core.model.precision import exact_products
 
 _KINDS = {"full_attention", "sliding_attention"}
 _WINDOW = 8
-"""The sliding window during the check, so that few tokens suffice to leave it."""
+"""The sliding window during the check, so few tokens suffice to leave it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class ComputePlan:
     """On the plain path: the argument for the model's cache, which the output has under the same name. None: sampling
     recomputes the whole context for each token."""
     reason: str = ""
-    """Why a faster path does not fit."""
+    """The reason a faster path does not fit."""
     replaced: str | None = None
     """On the tree path: the name of the model's own attention function."""
 
@@ -80,11 +80,11 @@ def logits(model: Any, path: ComputePlan, tokens_S: Tensor) -> Tensor:
 
 def inputs(path: ComputePlan, tokens_S: Tensor) -> dict[str, Any]:
     """The arguments of a model, or of its decoder, for one sequence."""
-    found: dict[str, Any] = {"input_ids": tokens_S[None], "use_cache": False}
+    arguments: dict[str, Any] = {"input_ids": tokens_S[None], "use_cache": False}
     if path.geometry is not None:
-        found["position_ids"] = torch.arange(len(tokens_S), device=tokens_S.device)[None]
-        found[NAME] = causal(len(tokens_S), groups=path.geometry.groups, device=tokens_S.device)
-    return found
+        arguments["position_ids"] = torch.arange(len(tokens_S), device=tokens_S.device)[None]
+        arguments[NAME] = causal(len(tokens_S), groups=path.geometry.groups, device=tokens_S.device)
+    return arguments
 
 
 def _cache_name(model: Any, tokens: Tensor) -> str | None:
@@ -114,7 +114,7 @@ def _own_logits(model: Any, tokens: Tensor) -> Tensor:
     second = model(input_ids=torch.cat([tokens[:12], tokens[20:]])[None], use_cache=False).logits[0].float()
     if not relative_error(second[:12], first[:12]) < tolerance(model):
         raise TrainingError(
-            f"the logits of {type(model).__name__} depend on later tokens, so that it cannot be sampled token by token; "
+            f"the logits of {type(model).__name__} depend on later tokens, so it cannot be sampled token by token; "
             "use a causal language model"
         )
     return torch.cat([first, second[12:]])
@@ -182,7 +182,7 @@ class _Probe:
 
 @contextmanager
 def small_windows(model: Any) -> Generator[None]:
-    """Make all sliding windows of ``model`` 8 tokens wide, so that a short check leaves them."""
+    """Make all sliding windows of ``model`` 8 tokens wide, so a short check leaves them."""
     changed: list[tuple[Any, int]] = []
     for holder in (model.config, model.config.get_text_config(), *model.modules()):
         if isinstance(vars(holder).get("sliding_window"), int):
@@ -195,9 +195,9 @@ def small_windows(model: Any) -> Generator[None]:
             holder.sliding_window = before
 
 
-def relative_error(found: Tensor, expected: Tensor) -> float:
+def relative_error(actual: Tensor, expected: Tensor) -> float:
     """The mean difference, relative to the spread of the expected values."""
-    return ((found - expected).abs().mean() / expected.std()).item()
+    return ((actual - expected).abs().mean() / expected.std()).item()
 
 
 def decoder_name(model: Any) -> str:
@@ -206,10 +206,10 @@ def decoder_name(model: Any) -> str:
     Raises `TrainingError` if it cannot be found.
     """
     named: str = model.base_model_prefix
-    found = next((name for name in (named, "model", "transformer", "backbone") if name in model._modules), None)
-    if found is None:
+    decoder = next((name for name in (named, "model", "transformer", "backbone") if name in model._modules), None)
+    if decoder is None:
         raise TrainingError(f"{type(model).__name__} has no decoder that can be found in its parts {[*model._modules]}")
-    return found
+    return decoder
 
 
 def tolerance(model: Any) -> float:

@@ -1,7 +1,7 @@
 """The tokens that a JSON schema allows next, for sampling and for training.
 
 A constrained response is sampled from the policy's distribution over the allowed tokens, and its recorded logprobs are
-those of this distribution, not of the full softmax. The trainer follows the schema along the sampled tokens and takes the
+computed over this distribution, not the full softmax. The trainer follows the schema along the sampled tokens and takes the
 gradient of the same distribution. The automaton is llguidance's (https://github.com/guidance-ai/llguidance).
 """
 
@@ -48,7 +48,7 @@ class Constraints:
             return Walk(matcher.deep_copy())
 
     def allowed(self, constraint: str, output_ids: Sequence[int]) -> Iterator[NDArray[np.bool_]]:
-        """For each of ``output_ids``, bool [V]: the tokens that were allowed in its place."""
+        """Masks [V], bool, of the tokens that were allowed in the place of each of ``output_ids``."""
         walk = self.start(constraint)
         for token in output_ids:
             yield walk.allowed()
@@ -60,13 +60,13 @@ class Constraints:
             from llguidance.hf import from_tokenizer
         except ModuleNotFoundError as error:
             raise MissingExtra(error.name or "llguidance", "torch", "structured output") from error
-        wanted = json.loads(constraint)
-        stops = tuple(wanted["stop_token_ids"])
+        spec = json.loads(constraint)
+        stops = tuple(spec["stop_token_ids"])
         if stops not in self._tokenizers:
             self._tokenizers[stops] = from_tokenizer(
                 self._tokenizer, n_vocab=self._vocabulary, eos_token=list(stops) or None
             )
-        grammar = LLMatcher.grammar_from_json_schema(wanted["json_schema"], overrides=_COMPACT)
+        grammar = LLMatcher.grammar_from_json_schema(spec["json_schema"], overrides=_COMPACT)
         matcher = LLMatcher(self._tokenizers[stops], grammar, log_level=0)
         if matcher.is_error():
             problem = matcher.get_error()

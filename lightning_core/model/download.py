@@ -44,7 +44,7 @@ def download(requirement: str, folder: Path, *options: str, sha256: str, advice:
     if done.returncode != 0 or archive is None:
         raise InfrastructureError(f"pip could not download {requirement!r}: {done.stderr.strip()[-500:]}\n{advice}")
     with archive.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        raise InfrastructureError(f"{archive.name} has sha256 {found}, expected {sha256}: not using it")
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != sha256:
+        raise InfrastructureError(f"{archive.name} has sha256 {digest}, expected {sha256}: not using it")
     return archive

@@ -18,8 +18,8 @@ _PARTIAL = ".partial"
 def whole(folder: Path) -> Generator[Path]:
     """Yield a temporary sibling folder, which replaces ``folder`` once the block succeeds and its files are on disk.
 
-    Also removes the temporary folders that killed processes left for ``folder``. Raises `OSError` if the disk is full, also
-    if it was safetensors that found it full.
+    Also removes the temporary folders that killed processes left for ``folder``. Raises `OSError` if the disk is full, even
+    if safetensors detects it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(folder)
@@ -34,7 +34,7 @@ def whole(folder: Path) -> Generator[Path]:
             for path in (*scratch.rglob("*"), scratch):
                 _sync(path)
         replaced = scratch.with_name(f"{scratch.name}-replaced")
-        if folder.exists():  # moved aside, so that one of the two is whole at any time
+        if folder.exists():  # moved aside, so one of the two is whole at any time
             folder.rename(replaced)
         scratch.rename(folder)
         _sync(folder.parent)
@@ -85,11 +85,11 @@ def _os_errors(folder: Path) -> Generator[None]:
         if error.filename is None and error.errno is not None:
             error.filename = str(folder)
         raise
-    except Exception as error:  # tokenizers raises no class of its own
-        found = re.search(r"\(os error (\d+)\)$", str(error))
-        if found is None:
+    except Exception as error:  # tokenizers has no exception class
+        match = re.search(r"\(os error (\d+)\)$", str(error))
+        if match is None:
             raise
-        number = int(found[1])
+        number = int(match[1])
         raise OSError(number, os.strerror(number), str(folder)) from error
 
 

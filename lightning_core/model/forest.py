@@ -24,7 +24,7 @@ class Forest:
     parents: Sequence[int]
     """Index of the run that this one continues, smaller than its own; -1 for a root."""
     prefixes: Sequence[int] = ()
-    """For each root, the cached prefix that it continues; roots of one prefix are adjacent. Empty: no prefixes."""
+    """The cached prefix that each root continues; roots of one prefix are adjacent. Empty: no prefixes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Block:
 
 
 def plan_blocks(forest: Forest, *, limit: int = BLOCK_TOKENS) -> list[Block]:
-    """Cut a forest into blocks, so that each token is in exactly one."""
+    """Cut a forest into blocks, so each token is in exactly one."""
     lengths, parents = _split_long_runs(forest, limit)
     starts = np.concatenate([[0], np.cumsum(lengths)]).tolist()
     sizes = list(lengths)  # tokens of each run's subtree
@@ -118,3 +118,10 @@ def _split_long_runs(forest: Forest, limit: int) -> tuple[list[int], list[int]]:
 def seen(block: Block) -> tuple[tuple[int, int], ...]:
     """The ranges of the packed sequence that a block attends to; its own is last."""
     return _append(block.ancestors, (block.start, block.stop))
+
+
+def common_prefix(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:
+    """The number of first tokens that ``a`` and ``b`` share."""
+    length = min(len(a), len(b))
+    differs = np.flatnonzero(a[:length] != b[:length])
+    return int(differs[0]) if len(differs) else length

@@ -11,7 +11,7 @@ a trained layer the backward pass recomputes the logits of each part, for the gr
 their logits (soft caps, scales, adapters on the output layer) compute them with their own code, for a part of the places at
 a time.
 
-Dimensions: E trained tokens, P places, H hidden width, V vocabulary, C columns of a part of it, N constrained places.
+Dimensions: E trained tokens, P places, H hidden width, V vocabulary, C columns of a vocabulary part, N constrained places.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class OutputHead:
         self._model = model
         layer: Any = model.get_output_embeddings()
         hidden_1SH = self._check(geometry)
-        # Much larger than real hidden states, so that a soft cap, which hardly changes small logits, is detected.
+        # Much larger than real hidden states, so a soft cap, which hardly changes small logits, is detected.
         large_1SH = 100 * hidden_1SH
         with torch.no_grad():
             plain = _is_plain(layer) and torch.equal(_own_logits(model, large_1SH), layer(large_1SH))
@@ -71,7 +71,7 @@ class OutputHead:
     ) -> Tensor:
         """Logprobs [E] (float32) of ``targets_E`` at the places ``source_E``.
 
-        They are those under softmax(logits / temperature).
+        They are computed under softmax(logits / temperature).
         ``temperatures_P`` is float32, ``source_E`` and ``targets_E`` are int64; differentiable in ``hidden_PH`` and the weights.
         """
         if self._layer is not None:
@@ -101,15 +101,15 @@ class OutputHead:
         """
         masks = _Masks(forbidden, hidden_PH.device)
         size = self._places_per_part(hidden_PH)
-        found: list[tuple[Tensor, Tensor]] = []
+        parts: list[tuple[Tensor, Tensor]] = []
         for first in range(0, len(hidden_PH), size):
             scaled_CV = self.logits(hidden_PH[first : first + size]).float()
             scaled_CV /= temperatures_P[first : first + size, None]
             masks.apply(scaled_CV, place=first)
             best = scaled_CV[:, :vocabulary].log_softmax(dim=-1)
             top = best.topk(min(count, best.shape[-1]), dim=-1)
-            found.append((top.indices, top.values))
-        ids_PK, logprobs_PK = (torch.cat(part) for part in zip(*found, strict=True))
+            parts.append((top.indices, top.values))
+        ids_PK, logprobs_PK = (torch.cat(part) for part in zip(*parts, strict=True))
         return ids_PK, logprobs_PK
 
     def _places_per_part(self, hidden_PH: Tensor) -> int:
@@ -129,14 +129,14 @@ class OutputHead:
         order_E = source_E.argsort(stable=True)
         starts = range(0, len(hidden_PH), size)
         ends = torch.searchsorted(source_E[order_E], torch.tensor([s + size for s in starts], device=source_E.device))
-        found: list[Tensor] = []
+        parts: list[Tensor] = []
         stop = 0
         for first, end in zip(starts, ends.tolist(), strict=True):
             own_C = order_E[stop:end]
             stop = end
             arguments = (first, hidden_PH[first : first + size], source_E[own_C], targets_E[own_C])
-            found.append(checkpoint(part, *arguments, use_reentrant=False, preserve_rng_state=False))  # type: ignore[arg-type]
-        return torch.cat(found)[order_E.argsort()]
+            parts.append(checkpoint(part, *arguments, use_reentrant=False, preserve_rng_state=False))  # type: ignore[arg-type]
+        return torch.cat(parts)[order_E.argsort()]
 
     @torch.no_grad()
     def _check(self, geometry: Geometry | None) -> Tensor:
@@ -158,10 +158,10 @@ class OutputHead:
             f"{decoder_name(model)!r}: the embedded engine cannot train it"
         )
         try:
-            found = _own_logits(model, hidden_1SH)
+            actual = _own_logits(model, hidden_1SH)
         except (AttributeError, TypeError) as error:  # its code needs other outputs of the decoder
             raise TrainingError(problem) from error
-        if not torch.allclose(found.float(), expected.float(), rtol=1e-3, atol=1e-3 * expected.float().std().item()):
+        if not torch.allclose(actual.float(), expected.float(), rtol=1e-3, atol=1e-3 * expected.float().std().item()):
             raise TrainingError(problem)
         return hidden_1SH
 
@@ -183,12 +183,12 @@ def _own_logits(model: Any, hidden_1SH: Tensor) -> Tensor:
 
 
 class _Ready(torch.nn.Module):
-    """Replaces the decoder and returns given hidden states. Its other attributes are those of ``decoder``."""
+    """Replaces the decoder and returns given hidden states. Other attributes are taken from ``decoder``."""
 
     def __init__(self, hidden_1SH: Tensor, decoder: torch.nn.Module) -> None:
         super().__init__()
         self._hidden_1SH = hidden_1SH
-        self._replaced = (decoder,)  # in a tuple, so that it is not registered as a part
+        self._replaced = (decoder,)  # in a tuple, so it is not registered as a part
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_replaced"][0], name)
@@ -203,7 +203,7 @@ class _Ready(torch.nn.Module):
 
 
 class _DecoderOutput:
-    """The output of a decoder, of which only the hidden states exist.
+    """The output of a decoder, with the hidden states only.
 
     All else that a model copies to its own output (a cache, router logits, a state) is None.
     """
@@ -259,7 +259,7 @@ class _Masks:
     def apply(self, logits_PC: Tensor, *, place: int = 0, token: int = 0) -> None:
         """Set forbidden logits to -inf.
 
-        ``place`` and ``token`` (a multiple of 8): those of the first logit.
+        ``place`` and ``token`` (a multiple of 8): the position of the first logit.
         """
         if self._packed_NB is None:
             return
@@ -341,8 +341,8 @@ class _LinearLogprobs(torch.autograd.Function):
             _add_rows(grad_VH, targets_E, hidden_PH, source_E, share_E)
         if grad_V is not None:
             grad_V.index_add_(0, targets_E, share_E)
-        found = zip((grad_PH, grad_VH, grad_V), (hidden_PH, weight_VH, bias_V), strict=True)
-        return *(None if grad is None else grad.to(tensor.dtype) for grad, tensor in found), *(None,) * 5
+        gradients = zip((grad_PH, grad_VH, grad_V), (hidden_PH, weight_VH, bias_V), strict=True)
+        return *(None if grad is None else grad.to(tensor.dtype) for grad, tensor in gradients), *(None,) * 5
 
 
 def _parts(
@@ -385,7 +385,7 @@ def _columns_of(targets_E: Tensor, first: int, scaled_PC: Tensor) -> tuple[Tenso
 
 def _add_rows(sums: Tensor, to_E: Tensor, rows: Tensor, from_E: Tensor, scale_E: Tensor) -> None:
     """sums[to] += scale · rows[from], a part of the tokens at a time: there can be many for each place."""
-    for to, source, scale in zip(*(one.split(ROWS_PER_COPY) for one in (to_E, from_E, scale_E)), strict=True):
+    for to, source, scale in zip(*(tensor.split(ROWS_PER_COPY) for tensor in (to_E, from_E, scale_E)), strict=True):
         sums.index_add_(0, to, rows[source].float().mul_(scale[:, None]))
 
 

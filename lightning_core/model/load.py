@@ -43,12 +43,12 @@ class LoadedModel:
 def context_limit(config: Any, unlimited: int) -> int:
     """Most tokens of a sequence whose result does not depend on the pass. ``unlimited``: for models without a limit.
 
-    LongRoPE (arXiv 2402.13753) has other frequencies if the longest sequence of a pass is longer than those of
-    pre-training. The tokens of shorter sequences, and those that are cached, would then depend on their neighbours.
+    LongRoPE (arXiv 2402.13753) has other frequencies if the longest sequence of a pass is longer than the sequences of
+    pre-training. The tokens of shorter sequences, and cached tokens, would then depend on their neighbors.
     """
     limit = positions(config) or unlimited
     ropes: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    for rope in (ropes, *(one for one in ropes.values() if isinstance(one, dict))):
+    for rope in (ropes, *(nested for nested in ropes.values() if isinstance(nested, dict))):
         if rope.get("rope_type") == "longrope":
             original = rope.get("original_max_position_embeddings")
             limit = min(limit, int(original or getattr(config, "original_max_position_embeddings", None) or limit))

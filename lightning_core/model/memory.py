@@ -27,8 +27,8 @@ def trained_bytes(model: Any, path: ComputePlan, trained: Iterable[Tensor], *, e
     The model must be set up for training; ``trained``: its weights that are not its parameters, such as adapters.
     ``entropy``: the loss has the entropy, which needs all logits twice; otherwise `OutputHead` never keeps them.
     """
-    own = (*model.parameters(), *model.buffers(), *trained)
-    weights = {tensor.untyped_storage().data_ptr() for tensor in own}
+    tensors = (*model.parameters(), *model.buffers(), *trained)
+    weights = {tensor.untyped_storage().data_ptr() for tensor in tensors}
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:

@@ -28,14 +28,14 @@ def merge(model: Any, matrices: Mapping[str, Tensor], *, alpha: float) -> dict[s
     names: defaultdict[int, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for layer in layers:
         down_RI, up_OR = matrices[f"{layer}.lora_A"], matrices[f"{layer}.lora_B"]
         weight_OI = model.get_submodule(layer).weight
         update_OI = alpha / down_RI.shape[0] * (up_OR.float() @ down_RI.float())
         merged_OI: Tensor = (weight_OI.float() + update_OI).to(weight_OI.dtype)
-        found.update(dict.fromkeys(names[id(weight_OI)], merged_OI))
-    return found
+        weights.update(dict.fromkeys(names[id(weight_OI)], merged_OI))
+    return weights
 
 
 def layers_of(weights: Iterable[str]) -> list[str]:
@@ -44,9 +44,9 @@ def layers_of(weights: Iterable[str]) -> list[str]:
 
 
 def unmergeable(model: Any, layers: Iterable[str]) -> str | None:
-    """Why adapters on ``layers`` cannot be added to the weights of ``model``; None if they can.
+    """The reason adapters on ``layers`` cannot be added to the weights of ``model``, or None.
 
-    Some models, such as Zamba2, use one weight in several layers, and each of them has an adapter of its own.
+    Some models, such as Zamba2, use one weight in several layers, and each of them has its own adapter.
     """
     users = Counter(id(weight) for module in model.modules() for weight in module.parameters(recurse=False))
     shared = [layer for layer in layers if users[id(model.get_submodule(layer).weight)] > 1]

@@ -62,10 +62,10 @@ def write_adapter(folder: Path, weights: Mapping[str, Tensor], *, alpha: float, 
 
 
 def unloadable(model: Any, layers: Collection[str]) -> str | None:
-    """Why peft would refuse or misread adapters on ``layers`` of ``model``; None if it loads them.
+    """The reason peft would refuse or misread adapters on ``layers`` of ``model``, or None.
 
     If a model's experts are fused, peft (0.21, with transformers 5) reads adapters on layers with the names that experts
-    had before as adapters of the experts: also those of shared experts and of layers without experts. It refuses adapters on
+    had before as adapters of the experts: including shared experts and of layers without experts. It refuses adapters on
     the output projections of Mamba layers, since their fused kernels read the weight and not the layer.
     """
     refused = sorted(layer for layer in layers if layer.rpartition(".")[2] == "out_proj")
@@ -84,7 +84,7 @@ def unloadable(model: Any, layers: Collection[str]) -> str | None:
 def _targets(adapted: Collection[str], layers: Collection[str]) -> list[str]:
     """``target_modules``: the last parts of the adapted layers' names if these match no other layer, else the names.
 
-    peft adapts each layer whose name is one of the targets or ends with a dot and one of them.
+    peft adapts each layer whose name is a target or ends with a dot and a target.
     """
     last = {name.rpartition(".")[2] for name in adapted}
     meant = {name for name in layers if name.rpartition(".")[2] in last}

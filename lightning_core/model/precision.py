@@ -40,7 +40,7 @@ def set_product_precision(name: str, device: torch.device) -> None:
 
     ``auto`` lets oneDNN round the inputs to bfloat16 on CPUs with bfloat16 instructions; sums stay float32. With AMX it
     does so. With AVX512_BF16 alone, oneDNN 3.12 computes in float32 all the same, twice as fast as MKL on an AMD EPYC.
-    Decided by capability, not by a measurement, so that a resumed run computes as before.
+    Decided by capability, not by a measurement, so a resumed run computes as before.
     """
     if device.type != "cpu" or choose_dtype(name, device) != torch.float32:
         return

@@ -3,7 +3,7 @@
 The backward pass recomputes each layer.
 
 The switch in transformers works only in training mode, which also enables dropout. Here the model stays in evaluation mode,
-so that trainer and sampler compute the same.
+so trainer and sampler compute the same.
 """
 
 from __future__ import annotations

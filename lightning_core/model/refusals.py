@@ -1,4 +1,4 @@
-"""Refuses folders that are no complete model, and says what was found and what to do."""
+"""Rejects folders without a complete model, stating what was found and what to do."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from lightning_core.model.hub import explain_hub, retries_once
 logger = logging.getLogger(__name__)
 
 _UNQUANTISED = {"fp8", "mxfp4", "mxfp8"}
-"""Formats of weights that transformers dequantises exactly while it reads them."""
+"""Formats of weights that transformers dequantizes exactly while it reads them."""
 _COMPLETE = "a complete Hugging Face folder, with config.json, weights and tokenizer"
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json", "*.model", "*.tiktoken")
 
 
 @contextmanager
 def refusing(path: object, part: str = "model") -> Generator[None]:
-    """Turn an error of transformers about a model into `ConfigError`. ``part``: what of it is loaded."""
+    """Turn an error of transformers about a model into `ConfigError`. ``part``: the part being loaded, such as the tokenizer."""
     import torch
 
     try:
@@ -38,7 +38,7 @@ def _explain(error: Exception, folder: Path) -> str:
     text = str(error).strip()
     if "trust_remote_code" in text:
         return (
-            "it needs Python code of its own (auto_map in its configuration), and Lightning runs no code of models; choose a "
+            "it needs its own Python code (auto_map in its configuration), and Lightning runs no code of models; choose a "
             "model of a type that transformers includes"
         )
     if not folder.is_dir() and (why := explain_hub(text)) is not None:
@@ -58,8 +58,8 @@ def check_folder(path: object, files: Iterable[str], missing: str) -> None:
     """Raise `ConfigError` if ``path`` is a folder without any of ``files``, which are patterns. ``missing``: their name."""
     folder = Path(str(path))
     if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in files):
-        found = sorted(file.name for file in folder.iterdir())
-        listed = f"only {', '.join(found[:8])}{' …' if len(found) > 8 else ''}" if found else "nothing"
+        names = sorted(file.name for file in folder.iterdir())
+        listed = f"only {', '.join(names[:8])}{' …' if len(names) > 8 else ''}" if names else "nothing"
         raise ConfigError(f"the folder {str(path)!r} has no {missing}: it contains {listed}; expected {_COMPLETE}")
 
 
@@ -69,9 +69,9 @@ def check_tokenizer_files(path: object) -> None:
 
 
 def unquantise(path: object, config: Any) -> None:
-    """Change ``config`` so that weights in 8-bit or 4-bit floats are dequantised, with a warning.
+    """Change ``config`` so that weights in 8-bit or 4-bit floats are dequantized, with a warning.
 
-    Raises `ConfigError` for weights that are quantised in any other way.
+    Raises `ConfigError` for weights that are quantized in any other way.
     """
     for part in (config, config.get_text_config()):
         quantised: Mapping[str, Any] | None = getattr(part, "quantization_config", None)
@@ -108,12 +108,12 @@ def without_report() -> Generator[None]:
         reporting.removeFilter(is_other)
 
 
-def check_weights(path: object, model: Any, found: Mapping[str, Any]) -> None:
+def check_weights(path: object, model: Any, loading: Mapping[str, Any]) -> None:
     """Raise `ConfigError` if a weight of ``model`` is missing or has another shape in the checkpoint; log unknown ones.
 
-    ``found``: the loading info of transformers. It leaves out tied weights, and those that checkpoints never have.
+    ``loading``: transformers' loading info, without tied weights and weights that checkpoints never have.
     """
-    if unknown := sorted(found["unexpected_keys"]):
+    if unknown := sorted(loading["unexpected_keys"]):
         logger.warning(
             "the checkpoint %r has %d weights that %s does not have; they are ignored: %s",
             str(path),
@@ -121,13 +121,13 @@ def check_weights(path: object, model: Any, found: Mapping[str, Any]) -> None:
             type(model).__name__,
             _listed(unknown),
         )
-    if shapes := sorted(found["mismatched_keys"]):
+    if shapes := sorted(loading["mismatched_keys"]):
         name, stored, expected = shapes[0]
         raise ConfigError(
             f"the weights of {str(path)!r} do not fit its config.json: {len(shapes)} have other shapes, such as {name!r}, which is "
             f"{list(stored)} and should be {list(expected)}; use config.json and weights of the same model"
         )
-    missing: Collection[str] = sorted(found["missing_keys"])
+    missing: Collection[str] = sorted(loading["missing_keys"])
     if not missing:
         return
     head = model.get_output_embeddings()
@@ -156,7 +156,7 @@ def check_vocabulary(path: object, tokenizer: Any, rows: int) -> None:
         return
     template = tokenizer.chat_template or ""
     template = template if isinstance(template, str) else "\n".join(template.values())
-    # In messages, the text of added tokens is quoted; those of white space are text.
+    # In messages, the text of added tokens is quoted; added tokens of white space are text.
     added = tokenizer.get_added_vocab()
     starts = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token}
     produced = [t for t in outside if t not in added or not t.strip() or t in template or t in starts]

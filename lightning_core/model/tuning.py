@@ -36,7 +36,7 @@ class Tuning:
     base: tuple[Any, Callable[[], AbstractContextManager[Any]]] | None
     """The initial model and the context manager to enter while it runs; None if it is not kept."""
     adapters: Adapters | None = None
-    """With LoRA: the model's adapters, of which `adapter` is trained."""
+    """The model's adapters with LoRA; `adapter` is trained."""
     adapter: str | None = None
 
     def active(self) -> AbstractContextManager[None]:

@@ -16,7 +16,7 @@ from lightning_core.records.store import Store
 
 
 class HeldOutStop(Observer):
-    """Ends a run as ``eval.early_stop`` says."""
+    """Ends a run by ``eval.early_stop``."""
 
     def __init__(self, config: Config) -> None:
         self._rule = config.eval.early_stop
@@ -58,9 +58,9 @@ class TokenBudget(Observer):
 
 
 def stop_reason(rule: EarlyStop | None, rewards: Sequence[float], *, before: float | None = None) -> str | None:
-    """Why the run should end; None if it should go on.
+    """The reason the run should end, or None.
 
-    ``rewards``: the mean held-out reward of each evaluation during training, oldest first. ``before``: that of the
+    ``rewards``: the mean held-out reward of each evaluation during training, oldest first. ``before``: the mean of the
     evaluation before training.
     """
     if rule is None or not rewards:
@@ -86,7 +86,7 @@ def tokens_spent(metrics: Sequence[Mapping[str, Any]]) -> int:
 
 
 def budget_stop(budget: int | None, metrics: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why ``trainer.token_budget`` ends the run after steps with these ``metrics``; None if it does not."""
+    """The reason ``trainer.token_budget`` ends the run after steps with these ``metrics``, or None."""
     if budget is None or (spent := tokens_spent(metrics)) < budget:
         return None
     return f"{spent:,} tokens were sampled (trainer.token_budget = {budget:,})"

@@ -58,13 +58,13 @@ class Monitoring(Observer):
         return monitor_stop(self._held, self._stop)
 
     def summarize(self, summary: Summary, recorded: Recorded) -> Summary:
-        found = alerts(recorded.lines, held_out_by_task(recorded.store), self._monitors)
+        raised = alerts(recorded.lines, held_out_by_task(recorded.store), self._monitors)
         stopped = None
         if recorded.lines and recorded.steps < self._run.steps:
             newest = recorded.lines[-1]
-            held = [alert for alert in found if alert.step == recorded.steps and newest.get(alert.metric)]
+            held = [alert for alert in raised if alert.step == recorded.steps and newest.get(alert.metric)]
             stopped = monitor_stop(held, self._stop)
-        return replace(summary, stopped=summary.stopped or stopped, monitors=tuple(raised_monitors(found)))
+        return replace(summary, stopped=summary.stopped or stopped, monitors=tuple(raised_monitors(raised)))
 
     def _read_held_out(self) -> HeldOut:
         if self._held_out is None:
@@ -77,18 +77,18 @@ def monitor_stop(held: Sequence[Alert], stop: Collection[str]) -> str | None:
     return next((f"monitor {alert}" for alert in held if alert.monitor in stop and not alert.broken), None)
 
 
-def raised_monitors(found: Sequence[Alert]) -> list[RaisedMonitor]:
-    """The monitors that were raised, in the order of their first step. ``found``: see `alerts`."""
-    by_source = groupby(sorted(found, key=lambda a: (a.monitor, a.policy or "", a.step)), key=lambda a: a.source)
+def raised_monitors(raised: Sequence[Alert]) -> list[RaisedMonitor]:
+    """The monitors that were raised, in the order of their first step. ``raised``: see `alerts`."""
+    by_source = groupby(sorted(raised, key=lambda a: (a.monitor, a.policy or "", a.step)), key=lambda a: a.source)
     held = [list(group) for _, group in by_source]
     return [
         RaisedMonitor(
-            monitor=own[0].monitor,
-            policy=own[0].policy,
-            first_step=own[0].step,
-            last_step=own[-1].step,
-            steps=len(own),
-            message=own[-1].message,
+            monitor=alerts[0].monitor,
+            policy=alerts[0].policy,
+            first_step=alerts[0].step,
+            last_step=alerts[-1].step,
+            steps=len(alerts),
+            message=alerts[-1].message,
         )
-        for own in sorted(held, key=lambda own: own[0].step)
+        for alerts in sorted(held, key=lambda alerts: alerts[0].step)
     ]

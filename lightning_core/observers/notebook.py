@@ -76,7 +76,7 @@ class NotebookProgress:
 
 
 def shown_progress(progress: Progress | bool | None) -> Progress:
-    """``progress`` itself; True: the display that fits; None: that of a notebook, and none elsewhere; False: none."""
+    """``progress`` itself; True: the display that fits; None: a display in notebooks only; False: none."""
     notebook = Console().is_jupyter
     if progress is None:
         progress = notebook

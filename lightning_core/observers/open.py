@@ -17,7 +17,7 @@ __all__ = ["Progress", "make_display", "make_observers"]
 OBSERVERS: Sequence[Callable[[Config], Observer]] = (HeldOutStop, Monitoring, TokenBudget, Trackers)
 """The observers of every run, after its display. The first reason to stop counts.
 
-Each is called with the configuration before a folder is created, and raises `ConfigError` or `MissingExtra`.
+Each factory gets the configuration before a folder is created, and raises `ConfigError` or `MissingExtra`.
 """
 
 
@@ -27,5 +27,5 @@ def make_observers(config: Config, progress: Progress | bool | None = False) -> 
 
 
 def make_display(config: Config, progress: Progress | bool | None) -> Observers:
-    """The display alone: ``progress`` itself; True: the one that fits; None: that of a notebook, none elsewhere; False: none."""
+    """The display alone: ``progress`` itself; True: the display that fits; None: a display in notebooks only; False: none."""
     return Observers([Display(config, progress)])

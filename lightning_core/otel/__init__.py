@@ -5,7 +5,7 @@
 | ``otlp.py`` | spans to and from OTLP, as JSON and as protobuf |
 | ``exporting.py`` | sends every rollout's spans to a collector during the run |
 | ``openinference.py``, ``traceloop.py``, ``genai.py`` | one convention each: its attributes to ours, pure functions |
-| ``conventions.py`` | normalises whole traces: the agent of each call, duplicate spans of one call |
+| ``conventions.py`` | normalizes whole traces: the agent of each call, duplicate spans of one call |
 | ``reading.py`` | stored traces, from files or memory, as `Trace` |
 | ``joining.py`` | merges spans from an agent's other processes into its rollout |
 """

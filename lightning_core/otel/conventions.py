@@ -1,4 +1,4 @@
-"""Normalises foreign spans: first their attributes, then agents and duplicate calls.
+"""Normalizes foreign spans: first their attributes, then agents and duplicate calls.
 
 - **Agent of a call**: the nearest agent among its ancestors, or else the nearest graph node;
   never decided by time. An agent built as a graph is one agent, as in `capture.scope`.
@@ -56,26 +56,26 @@ def normalize_spans(spans: Iterable[SpanRecord]) -> list[SpanRecord]:
 
 def normalize_span(span: SpanRecord) -> SpanRecord:
     """``span`` with our attributes added; a span of no known convention keeps its own."""
-    own = {
+    lightning = {
         key: value
         for key, value in span.attributes.items()
         if key == tr.NODE or not (key.startswith("lightning.") or key == MESSAGE_EVENTS)
     }
-    if own.get(tr.OPERATION) == "reward":
-        del own[tr.OPERATION]
+    if lightning.get(tr.OPERATION) == "reward":
+        del lightning[tr.OPERATION]
     for convention in CONVENTIONS.values():
-        found = convention(span.name, span.attributes)
-        if found is not None:
-            merged = {**own, **found}
+        canonical = convention(span.name, span.attributes)
+        if canonical is not None:
+            merged = {**lightning, **canonical}
             is_call = merged.get(tr.OPERATION) == "chat"
-            return replace(span, attributes=_drop_malformed(merged, found) if is_call else merged)
-    return replace(span, attributes=own)
+            return replace(span, attributes=_drop_malformed(merged, canonical) if is_call else merged)
+    return replace(span, attributes=lightning)
 
 
-def _drop_malformed(merged: dict[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_malformed(merged: dict[str, Any], canonical: Mapping[str, Any]) -> dict[str, Any]:
     """A call's attributes without those whose value has an unexpected type."""
     for key in (tr.INPUT_MESSAGES, tr.OUTPUT_MESSAGES):
-        if key not in found:
+        if key not in canonical:
             merged.pop(key, None)
     reasons = merged.pop(tr.FINISH_REASONS, ())
     reasons = (reasons,) if isinstance(reasons, str) else reasons
@@ -107,14 +107,14 @@ def _duplicate_calls(
 
 def _ancestors(span: SpanRecord, by_id: Mapping[str, SpanRecord]) -> Sequence[SpanRecord]:
     """The ancestors of ``span``, nearest first. Foreign spans may form a cycle."""
-    found: list[SpanRecord] = []
+    ancestors: list[SpanRecord] = []
     seen = {span.span_id}
     parent = by_id.get(span.parent_id or "")
     while parent is not None and parent.span_id not in seen:
         seen.add(parent.span_id)
-        found.append(parent)
+        ancestors.append(parent)
         parent = by_id.get(parent.parent_id or "")
-    return found
+    return ancestors
 
 
 def _is_inside_call(ancestors: Sequence[SpanRecord]) -> bool:

@@ -26,7 +26,7 @@ _BATCH = 64
 _QUEUE = 16384
 """Spans that can wait; a full queue does not block a rollout."""
 _TIMEOUT_SECONDS = 5.0
-"""For one batch, including retries."""
+"""Time limit of one batch, including retries."""
 
 
 def otlp_processor(endpoint: str, *, headers: Mapping[str, str] | None = None) -> SpanProcessor:
@@ -124,7 +124,7 @@ class _WarnOnceExporter(SpanExporter):
 
 
 class _CapturedLog(logging.Filter):
-    """Suppresses what the exporter logs on this thread, and keeps the last message."""
+    """Suppresses the exporter's log messages on this thread, and keeps the last one."""
 
     def __init__(self) -> None:
         super().__init__()

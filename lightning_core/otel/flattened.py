@@ -12,18 +12,18 @@ def unflatten(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
     ``{"p.0.role": "user"}`` with the prefix ``p.`` gives ``{"0": {"role": "user"}}``.
     """
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for key, value in attributes.items():
         if key.startswith(prefix):
             *path, last = key.removeprefix(prefix).split(".")
-            place = found
+            place = tree
             for part in path:
                 inner = place.get(part)
                 if not isinstance(inner, dict):
                     inner = place[part] = dict[str, Any]()
                 place = cast("dict[str, Any]", inner)
             place[last] = value
-    return found
+    return tree
 
 
 def flatten(attributes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

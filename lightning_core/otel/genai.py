@@ -32,32 +32,32 @@ def from_genai(name: str, attributes: Mapping[str, Any]) -> dict[str, Any] | Non
 
 
 def _call(a: Mapping[str, Any]) -> dict[str, Any]:
-    given, answers = _from_events(a)
+    prompt, answers = _from_events(a)
     system = [{"role": "system", "content": _text(part)} for part in _objects(a.get(tr.SYSTEM_INSTRUCTIONS)) if part]
-    given = [*system, *_read_messages(a.get(tr.INPUT_MESSAGES))] or given
+    prompt = [*system, *_read_messages(a.get(tr.INPUT_MESSAGES))] or prompt
     answers = _read_messages(a.get(tr.OUTPUT_MESSAGES)) or answers
-    found: dict[str, Any] = {tr.INPUT_MESSAGES: json.dumps(given, ensure_ascii=False)}
+    attributes: dict[str, Any] = {tr.INPUT_MESSAGES: json.dumps(prompt, ensure_ascii=False)}
     if answers:
-        found[tr.OUTPUT_MESSAGES] = json.dumps(answers, ensure_ascii=False)
-    return found
+        attributes[tr.OUTPUT_MESSAGES] = json.dumps(answers, ensure_ascii=False)
+    return attributes
 
 
 def _tool(a: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments and result of a tool, where a framework does not use the conventions' attributes for them."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     events = {str(event["name"]): event for event in _objects(a.get(MESSAGE_EVENTS))}
-    for ours, theirs, event, key in (
+    for target, source, event, key in (
         (tr.TOOL_ARGUMENTS, "gcp.vertex.agent.tool_call_args", f"{GENAI_PREFIX}tool.message", "content"),
         (tr.TOOL_RESULT, "gcp.vertex.agent.tool_response", f"{GENAI_PREFIX}choice", "message"),
     ):
-        value = a.get(theirs, events.get(event, {}).get(key))
-        if value is not None and ours not in a:
-            found[ours] = as_text(value)
-    return found
+        value = a.get(source, events.get(event, {}).get(key))
+        if value is not None and target not in a:
+            attributes[target] = as_text(value)
+    return attributes
 
 
 def _read_messages(text: Any) -> list[dict[str, Any]]:
-    return [found for message in _objects(text) for found in _convert(message)]
+    return [converted for message in _objects(text) for converted in _convert(message)]
 
 
 def _convert(message: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
@@ -79,8 +79,8 @@ def _convert(message: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     content = [part for part in parts if part.get("type") not in ("tool_call", "tool_call_response")]
     if results and not calls and not content:
         return
-    found: dict[str, Any] = {"role": role, "content": _content(content)}
-    yield {**found, "tool_calls": calls} if calls else found
+    converted: dict[str, Any] = {"role": role, "content": _content(content)}
+    yield {**converted, "tool_calls": calls} if calls else converted
 
 
 def _content(parts: list[Mapping[str, Any]]) -> Any:
@@ -97,7 +97,7 @@ def _text(part: Mapping[str, Any]) -> str:
 
 def _from_events(a: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Input and output messages from the events ``gen_ai.user.message``, ``gen_ai.choice``, …"""
-    given: list[dict[str, Any]] = []
+    prompt: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
     for event in _objects(a.get(MESSAGE_EVENTS)):
         kind = str(event["name"]).removeprefix(GENAI_PREFIX).removesuffix(".message")
@@ -107,17 +107,17 @@ def _from_events(a: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[
                 _flat_message(message if isinstance(message, Mapping) else {"content": message}, "assistant")
             )
         elif str(event["name"]).endswith(".message"):
-            given.append(_flat_message(event, "user" if kind not in ("system", "assistant", "tool") else kind))
-    return given, answers
+            prompt.append(_flat_message(event, "user" if kind not in ("system", "assistant", "tool") else kind))
+    return prompt, answers
 
 
 def _flat_message(message: Mapping[str, Any], role: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": str(message.get("role") or role), "content": message.get("content")}
+    converted: dict[str, Any] = {"role": str(message.get("role") or role), "content": message.get("content")}
     if calls := [_flat_tool_call(call) for call in _objects(message.get("tool_calls"))]:
-        found["tool_calls"] = calls
-    if identity := message.get("tool_call_id") or (found["role"] == "tool" and message.get("id")):
-        found["tool_call_id"] = str(identity)
-    return found
+        converted["tool_calls"] = calls
+    if identity := message.get("tool_call_id") or (converted["role"] == "tool" and message.get("id")):
+        converted["tool_call_id"] = str(identity)
+    return converted
 
 
 def _flat_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:

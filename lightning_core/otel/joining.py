@@ -28,15 +28,15 @@ from lightning_core.trace import SpanRecord
 ORIGIN = "lightning.origin.trace_id"
 
 
-def join_spans(root: Address, ours: Iterable[SpanRecord], theirs: Iterable[SpanRecord]) -> list[SpanRecord]:
-    """The spans to add or replace so that ``theirs`` join the rollout ``root``.
+def join_spans(root: Address, recorded: Iterable[SpanRecord], others: Iterable[SpanRecord]) -> list[SpanRecord]:
+    """The spans to add or replace so that the spans ``others`` join the rollout ``root``.
 
-    ``ours`` are the rollout's own spans. The result includes calls among them that get a new
+    ``recorded`` are the rollout's own spans. The result includes calls among them that get a new
     parent; they replace the span of the same id.
     """
-    own = {span.span_id: span for span in ours}
-    calls = {i: s for i, s in own.items() if s.attributes.get(tr.OPERATION) == "chat"}
-    foreign = {span.span_id: _adopt(span, root) for span in theirs if span.span_id not in own}
+    by_id = {span.span_id: span for span in recorded}
+    calls = {i: s for i, s in by_id.items() if s.attributes.get(tr.OPERATION) == "chat"}
+    foreign = {span.span_id: _adopt(span, root) for span in others if span.span_id not in by_id}
     foreign_spans = normalize_spans(foreign.values())
     same = _match_calls(foreign_spans, calls)
     sequence = itertools.count(1 + max((int(c.attributes.get(tr.SEQUENCE, 0)) for c in calls.values()), default=0))
@@ -71,17 +71,17 @@ def _match_calls(foreign_spans: Sequence[SpanRecord], calls: Mapping[str, SpanRe
     """Ids of foreign spans that record one of our ``calls``, with the id of that call."""
     unmatched = dict(sorted(calls.items(), key=lambda item: int(item[1].attributes.get(tr.SEQUENCE, 0))))
     same: dict[str, str] = {}
-    theirs = [span for span in foreign_spans if span.attributes.get(tr.OPERATION) == "chat"]
-    for span in theirs:
+    foreign_calls = [span for span in foreign_spans if span.attributes.get(tr.OPERATION) == "chat"]
+    for span in foreign_calls:
         call = call_id(str(span.attributes.get(tr.RESPONSE_ID, "")))
         if call is not None and call in unmatched:
             same[span.span_id] = call
             del unmatched[call]
     exchanges = {call: _exchange(span) for call, span in unmatched.items()}
-    for span in theirs:
+    for span in foreign_calls:
         if span.span_id not in same:
             exchange = _exchange(span)
-            call = next((c for c, ours in exchanges.items() if ours == exchange and ours is not None), None)
+            call = next((c for c, recorded in exchanges.items() if recorded == exchange and recorded is not None), None)
             if call is not None:
                 same[span.span_id] = call
                 del exchanges[call]

@@ -43,28 +43,28 @@ def from_openinference(name: str, attributes: Mapping[str, Any]) -> dict[str, An
 
 
 def _call(a: Mapping[str, Any]) -> dict[str, Any]:
-    given = [message for entry in numbered_values(unflatten(a, "llm.input_messages.")) for message in _messages(entry)]
+    prompt = [message for entry in numbered_values(unflatten(a, "llm.input_messages.")) for message in _messages(entry)]
     answers = [
         message for entry in numbered_values(unflatten(a, "llm.output_messages.")) for message in _messages(entry)
     ]
     model = str(a.get("llm.model_name") or "")
-    found: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         tr.REQUEST_MODEL: model,
         tr.RESPONSE_MODEL: model,
-        tr.INPUT_MESSAGES: json.dumps(given, ensure_ascii=False),
+        tr.INPUT_MESSAGES: json.dumps(prompt, ensure_ascii=False),
     }
     if answers:
-        found[tr.OUTPUT_MESSAGES] = json.dumps(answers, ensure_ascii=False)
+        attributes[tr.OUTPUT_MESSAGES] = json.dumps(answers, ensure_ascii=False)
     if response := _response_id(_json(a.get("output.value"))):
-        found[tr.RESPONSE_ID] = response
+        attributes[tr.RESPONSE_ID] = response
     if a.get("llm.finish_reason"):
-        found[tr.FINISH_REASONS] = (str(a["llm.finish_reason"]),)
+        attributes[tr.FINISH_REASONS] = (str(a["llm.finish_reason"]),)
     if isinstance(temperature := _json(a.get("llm.invocation_parameters")).get("temperature"), (int, float)):
-        found[tr.TEMPERATURE] = float(temperature)
-    for kind, ours in (("prompt", tr.INPUT_TOKENS), ("completion", tr.OUTPUT_TOKENS)):
+        attributes[tr.TEMPERATURE] = float(temperature)
+    for kind, target in (("prompt", tr.INPUT_TOKENS), ("completion", tr.OUTPUT_TOKENS)):
         if isinstance(count := a.get(f"llm.token_count.{kind}"), (int, float)):
-            found[ours] = int(count)
-    return found
+            attributes[target] = int(count)
+    return attributes
 
 
 def _response_id(output: Mapping[str, Any]) -> str | None:
@@ -87,7 +87,7 @@ def _messages(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             decoded = _json(result)
             yield {"role": "tool", "tool_call_id": decoded.get("call_id"), "content": as_text(decoded.get("content"))}
         return
-    found: dict[str, Any] = {"role": str(message.get("role") or "user"), "content": _content(message)}
+    converted: dict[str, Any] = {"role": str(message.get("role") or "user"), "content": _content(message)}
     calls = [
         tool_call(
             call.get("id"),
@@ -97,11 +97,11 @@ def _messages(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         for call in (nested_object(entry, "tool_call") for entry in numbered_values(message.get("tool_calls")))
     ]
     if calls:
-        found["tool_calls"] = calls
+        converted["tool_calls"] = calls
     for key in ("name", "tool_call_id"):
         if message.get(key):
-            found[key] = message[key]
-    yield found
+            converted[key] = message[key]
+    yield converted
 
 
 def _content(message: Mapping[str, Any]) -> Any:
@@ -118,16 +118,16 @@ def _content(message: Mapping[str, Any]) -> Any:
 
 
 def _tool(a: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     if (arguments := a.get("input.value")) is not None:
-        found[tr.TOOL_ARGUMENTS] = as_text(arguments)
+        attributes[tr.TOOL_ARGUMENTS] = as_text(arguments)
     if (result := a.get("output.value")) is not None:
-        found[tr.TOOL_RESULT] = as_text(result)
+        attributes[tr.TOOL_RESULT] = as_text(result)
     # A LangChain tool returns a message that contains the call's id.
     identity = a.get("tool_call.id") or nested_object(_json(result), "data").get("tool_call_id")
     if identity:
-        found[tr.TOOL_CALL_ID] = str(identity)
-    return found
+        attributes[tr.TOOL_CALL_ID] = str(identity)
+    return attributes
 
 
 def _json(text: Any) -> Mapping[str, Any]:

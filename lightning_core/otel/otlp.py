@@ -83,15 +83,15 @@ def _messages() -> Any:
 
 
 def _read_all(spans: Iterable[Any], read: Callable[[Any], SpanRecord], refused: list[str] | None) -> list[SpanRecord]:
-    found: list[SpanRecord] = []
+    records: list[SpanRecord] = []
     for span in spans:
         try:
-            found.append(read(span))
+            records.append(read(span))
         except ValueError as error:
             if refused is None:
                 raise
             refused.append(str(error))
-    return found
+    return records
 
 
 def _spans_of(document: Mapping[str, Any]) -> Iterator[Any]:
@@ -154,10 +154,10 @@ def _identity(text: str, digits: int) -> str:
 
 
 def _time(value: Any) -> int:
-    found = int(value)
-    if not 0 <= found <= _LAST_NS:
-        raise ValueError(f"expected a time from 0 to {_LAST_NS} ns since 1970, found {found}")
-    return found
+    nanoseconds = int(value)
+    if not 0 <= nanoseconds <= _LAST_NS:
+        raise ValueError(f"expected a time from 0 to {_LAST_NS} ns since 1970, found {nanoseconds}")
+    return nanoseconds
 
 
 def _string(value: Any) -> str:

@@ -30,20 +30,20 @@ def read_traces(source: str | Path | Iterable[SpanRecord | ReadableSpan]) -> lis
     A file is OTLP as protobuf or JSON (one document, or several in a row as a collector's file
     exporter writes them), or the JSON of OpenTelemetry's console exporter or of Phoenix. A trace
     with the root of one of our rollouts is read unchanged. In other traces foreign conventions
-    are normalised and a root is added. Their calls have no token ids: they can be inspected and
+    are normalized and a root is added. Their calls have no token ids: they can be inspected and
     rewarded, not trained on.
 
     Raises ValueError for any other content.
     """
     spans = _read_file(Path(source)) if isinstance(source, (str, Path)) else [_to_record(span) for span in source]
-    ours = {span.trace_id for span in spans if tr.TASK_ID in span.attributes}
-    foreign = normalize_spans(span for span in spans if span.trace_id not in ours)
+    recorded = {span.trace_id for span in spans if tr.TASK_ID in span.attributes}
+    foreign = normalize_spans(span for span in spans if span.trace_id not in recorded)
     by_trace: dict[str, list[SpanRecord]] = {}
-    for span in sorted([*(s for s in spans if s.trace_id in ours), *foreign], key=lambda s: s.start_ns):
+    for span in sorted([*(s for s in spans if s.trace_id in recorded), *foreign], key=lambda s: s.start_ns):
         by_trace.setdefault(span.trace_id, []).append(span)
     return [
-        spans_to_trace(found if trace_id in ours else _with_root(_numbered(found)))
-        for trace_id, found in by_trace.items()
+        spans_to_trace(members if trace_id in recorded else _with_root(_numbered(members)))
+        for trace_id, members in by_trace.items()
     ]
 
 

@@ -37,35 +37,35 @@ def from_traceloop(name: str, attributes: Mapping[str, Any]) -> dict[str, Any] |
 
 def _call(a: Mapping[str, Any]) -> dict[str, Any]:
     answers = numbered_values(unflatten(a, _COMPLETION))
-    found: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         tr.INPUT_MESSAGES: json.dumps(
             [_message(entry) for entry in numbered_values(unflatten(a, _PROMPT))], ensure_ascii=False
         )
     }
     if answers:
-        found[tr.OUTPUT_MESSAGES] = json.dumps([_message(entry) for entry in answers], ensure_ascii=False)
+        attributes[tr.OUTPUT_MESSAGES] = json.dumps([_message(entry) for entry in answers], ensure_ascii=False)
         reasons = tuple(str(e["finish_reason"]) for e in answers if isinstance(e, Mapping) and e.get("finish_reason"))
         if reasons:
-            found[tr.FINISH_REASONS] = reasons
-    return found
+            attributes[tr.FINISH_REASONS] = reasons
+    return attributes
 
 
 def _message(entry: Any) -> dict[str, Any]:
     if not isinstance(entry, Mapping):
         return {"role": "assistant", "content": as_text(entry)}
-    found: dict[str, Any] = {"role": str(entry.get("role") or "assistant"), "content": entry.get("content")}
+    converted: dict[str, Any] = {"role": str(entry.get("role") or "assistant"), "content": entry.get("content")}
     calls = [
         tool_call(call.get("id"), call.get("name"), call.get("arguments"))
         for call in numbered_values(entry.get("tool_calls"))
         if isinstance(call, Mapping)
     ]
     if calls:
-        found["tool_calls"] = calls
+        converted["tool_calls"] = calls
     if entry.get("tool_call_id"):
-        found["tool_call_id"] = entry["tool_call_id"]
-    return found
+        converted["tool_call_id"] = entry["tool_call_id"]
+    return converted
 
 
 def _tool(a: Mapping[str, Any]) -> dict[str, Any]:
     pairs = (("traceloop.entity.input", tr.TOOL_ARGUMENTS), ("traceloop.entity.output", tr.TOOL_RESULT))
-    return {ours: as_text(a[theirs]) for theirs, ours in pairs if theirs in a}
+    return {target: as_text(a[source]) for source, target in pairs if source in a}

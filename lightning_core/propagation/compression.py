@@ -21,7 +21,7 @@ def encodings(header: str) -> list[str]:
 
 
 def decompress(data: bytes, encodings: Sequence[str], *, most_bytes: int) -> bytes:
-    """``data`` without its ``encodings``; more than ``most_bytes`` bytes if it is larger, but not all of it.
+    """``data`` without its ``encodings``; if it is larger, only a part with more than ``most_bytes`` bytes.
 
     Raises LookupError for an encoding that is not in `SUPPORTED`, and ValueError for data that does not have its encoding, for a gzip
     file of several members, and for more than two encodings.

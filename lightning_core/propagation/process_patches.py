@@ -1,6 +1,6 @@
 """The patches of one process: HTTP clients, threads, queues, processes and programs.
 
-They do nothing while no rollout runs in the process, except for those of `transports`.
+They do nothing while no rollout runs in the process, except the patches of `transports`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _install(patches: Patches) -> None:
 
 
 def _install_on_import(integration: str) -> None:
-    """Install ``integration`` when a host of it is imported, which a worker may never do; at once if it has no hosts of its own."""
+    """Install ``integration`` when a host of it is imported, which a worker may never do; at once if it has no hosts."""
     hosts = find_hosts(integration)
     done = False
 
@@ -106,7 +106,7 @@ def _install_on_import(integration: str) -> None:
 
 
 def _loaded_modules(host: str) -> list[str]:
-    """The modules of which the first is loaded when ``host`` is imported: those in it, if it is a namespace package such as langgraph."""
+    """The modules to watch for an import of ``host``: its submodules if it is a namespace package such as langgraph."""
     spec = find_spec(host)
     if spec is None or spec.origin is not None or spec.submodule_search_locations is None:
         return [host]
@@ -114,7 +114,7 @@ def _loaded_modules(host: str) -> list[str]:
 
 
 def _is_being_imported(module: ModuleType) -> bool:
-    """Whether other modules of the same package are only partly loaded, so that patches cannot import them yet."""
+    """Whether other modules of the same package are only partly loaded, so patches cannot import them yet."""
     package = module.__name__.partition(".")[0]
     # Private: ``_initializing``, with which the import system of CPython 3.11 to 3.14 marks such modules.
     return any(

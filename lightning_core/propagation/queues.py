@@ -46,7 +46,7 @@ class _Notes:
         self.creator = creator
         """The thread and task that created the queue; None if that was before the rollouts."""
         self._lock = threading.RLock()  # a finalizer may put into the queue at any time
-        # By identity. The item itself is kept, so that its id is not reused if it leaves the queue by another way than `take`.
+        # By identity. The item itself is kept, so its id is not reused if it leaves the queue by another way than `take`.
         self._scopes: dict[int, deque[tuple[Any, Scopes]]] = {}
 
     def add(self, item: Any, scopes: Scopes, size: Callable[[], int]) -> None:
@@ -122,7 +122,7 @@ def _note_taken(instance: Any, item: Any) -> None:
 
 
 _earlier: contextvars.ContextVar[tuple[Scope, ...]] = contextvars.ContextVar("lightning_submitters", default=())
-"""The submitters that a worker without a scope of its own had before it took an item of no agent."""
+"""The submitters that a worker without its own scope had before it took an unowned item."""
 
 
 def _mark(scopes: Scopes, creator: Owner | None) -> None:
@@ -166,7 +166,7 @@ _pickups: contextvars.ContextVar[tuple[_Pickup, ...]] = contextvars.ContextVar("
 
 
 def _settle() -> None:
-    """Mark this task for what was picked up for it. The tasks that it starts inherit the variable, but not what is picked up later."""
+    """Mark this task for the items picked up for it. Tasks that it starts inherit the variable, but no items picked up later."""
     settle_with(None)
     owner = current_owner()
     mine = [pickup for pickup in _pickups.get() if pickup.owner == owner]

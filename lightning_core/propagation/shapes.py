@@ -52,7 +52,7 @@ class Compressed:
 Body = Mapping[str, Any] | bytes | bytearray | memoryview | str | Unseen | None
 
 ORIGIN_PATH = "/origin"
-"""The endpoint's path before that of a model call in a wire format which the endpoint does not have."""
+"""Prefix of the endpoint's paths for wire formats that it does not have."""
 
 # The endpoint's paths, the longest first.
 _ROUTES = (
@@ -65,7 +65,7 @@ _ROUTES = (
     "/messages",
 )
 _COMMON_WORDS = ("/completions", "/responses", "/messages")
-"""Routes that are paths of other services too, so that the body decides."""
+"""Routes that other services use too; the body decides."""
 _OTHER_FORMATS = ("/agents/completions", "/fim/completions")
 _VERSIONED = re.compile(r"/(?:v\d\w*|openai|anthropic)/(?:responses|messages)$")
 _GEMINI = re.compile(
@@ -90,7 +90,7 @@ _READ = (*_CONVERSATION, "input", "prompt", "inputText", "previous_response_id",
 
 
 def find_route(method: str, path: str, body: Body) -> str | None:
-    """The path of the endpoint, after its base URL, that answers a model call; None if the request is none.
+    """The path of the endpoint, after its base URL, that answers a model call; None for other requests.
 
     A model call in another wire format gets a path under `ORIGIN_PATH`.
     """
@@ -131,7 +131,7 @@ def find_route(method: str, path: str, body: Body) -> str | None:
 
 
 def lacks_model(method: str, path: str, body: Body) -> bool:
-    """Whether a request would be a model call if its body named a model, as that of a server with a default model.
+    """Whether a request would be a model call if its body named a model, as with servers that have a default model.
 
     ``input`` alone is not enough: the requests of many other services have it.
     """

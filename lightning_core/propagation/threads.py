@@ -67,7 +67,7 @@ def _enter_event(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 
 
 def _run(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """``Runner.run``, whose context is that of its first use, and ``loop.run_until_complete``."""
+    """``Runner.run``, which keeps the context of its first use, and ``loop.run_until_complete``."""
     if args and inspect.iscoroutine(args[0]) and kwargs.get("context") is None:
         args = (bind_coroutine(args[0]), *args[1:])
     return wrapped(*args, **kwargs)

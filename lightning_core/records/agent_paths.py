@@ -1,4 +1,4 @@
-"""Paths of the agents in traces, which tell agents with the same name apart under ``agents.train``."""
+"""Paths of the agents in traces, which distinguish agents with the same name under ``agents.train``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from lightning_core.trace import Event, Trace
 def ambiguous_paths(traces: Iterable[Trace]) -> dict[str, list[str]]:
     """The paths, such as ``team/writer``, of each agent name whose calls were made in several places.
 
-    An agent that is selected by its path counts under its own name. A place that is inside nothing has no path.
+    An agent that is selected by its path counts under its own name. Top-level agents have no path.
     """
-    found: dict[str, set[str]] = {}
+    by_name: dict[str, set[str]] = {}
     for trace in traces:
         events = {event.id: event for event in trace.events}
         for call in trace.calls:
             if call.agent is not None and (path := _path(call.agent, call.parent, events)):
-                found.setdefault(path[-1], set()).add("/".join(path))
-    return {name: sorted(paths - {name}) for name, paths in found.items() if len(paths) > 1}
+                by_name.setdefault(path[-1], set()).add("/".join(path))
+    return {name: sorted(paths - {name}) for name, paths in by_name.items() if len(paths) > 1}
 
 
 def _path(agent: str, parent: str | None, events: Mapping[str, Event]) -> list[str]:
@@ -36,5 +36,5 @@ def _path(agent: str, parent: str | None, events: Mapping[str, Event]) -> list[s
 
 
 def _is_named(event: Event, agent: str) -> bool:
-    """Whether ``event`` is the agent: it has its name, or is where its path ends."""
+    """Whether ``event`` is the agent: it has the agent's name, or is at the end of its path."""
     return event.name == agent or agent.endswith(f"/{event.name}")

@@ -16,8 +16,8 @@ BEST = "best"
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of the run in ``folder``, oldest first; verl's are ``global_step_10``."""
-    found = [*(folder / "checkpoints").glob("step-*"), *(folder / "checkpoints").glob("global_step_*")]
-    return sorted(found, key=checkpoint_step)
+    folders = [*(folder / "checkpoints").glob("step-*"), *(folder / "checkpoints").glob("global_step_*")]
+    return sorted(folders, key=checkpoint_step)
 
 
 def checkpoint_step(checkpoint: Path) -> int:
@@ -39,10 +39,10 @@ def delete_old(folder: Path, keep: int) -> None:
 
     Only the newest keeps the optimizer's state.
     """
-    found, best = checkpoints(folder), best_checkpoint(folder)
-    for old in found[:-1]:
+    folders, best = checkpoints(folder), best_checkpoint(folder)
+    for old in folders[:-1]:
         drop_optimizer(old)
-    for old in found[:-keep]:
+    for old in folders[:-keep]:
         if old != best:
             shutil.rmtree(old)
 
@@ -65,16 +65,16 @@ def choose_checkpoint(folder: Path, name: str | None = None) -> Path:
 
     Raises `ConfigError` if the run does not have it.
     """
-    found = {path.name: path for path in checkpoints(folder)}
-    if not found:
+    by_name = {path.name: path for path in checkpoints(folder)}
+    if not by_name:
         raise ConfigError(f"the run {str(folder)!r} has no checkpoint yet; expected one under checkpoints/")
     if name == BEST:
         best = best_checkpoint(folder)
         if best is None:
             raise ConfigError(
-                f"--checkpoint best: the run {str(folder)!r} kept no best checkpoint (trainer.keep_best); it has {list(found)!r}"
+                f"--checkpoint best: the run {str(folder)!r} kept no best checkpoint (trainer.keep_best); it has {list(by_name)!r}"
             )
         return best
-    if name is not None and name not in found:
-        raise ConfigError(f"--checkpoint {name!r}: the run {str(folder)!r} has {list(found)!r}")
-    return found[name or list(found)[-1]]
+    if name is not None and name not in by_name:
+        raise ConfigError(f"--checkpoint {name!r}: the run {str(folder)!r} has {list(by_name)!r}")
+    return by_name[name or list(by_name)[-1]]

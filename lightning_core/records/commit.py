@@ -18,11 +18,11 @@ def record_commit(run: Path, code: Path, *, step: int = 0) -> None:
     ``step``: number of updates that the run has made. Untracked files count as changes, except for ignored ones and those
     in the folder of the runs. If git fails, the line ends with ``unknown: `` and the reason.
     """
-    found, lines = _describe(code, run.parent), recorded_commits(run)
+    commit, lines = _describe(code, run.parent), recorded_commits(run)
     if step and not lines:
         lines = ["unknown: not recorded"]
-    if not lines or _LATER.sub("", lines[-1]) != found:
-        lines.append(f"from step {step}: {found}" if lines else found)
+    if not lines or _LATER.sub("", lines[-1]) != commit:
+        lines.append(f"from step {step}: {commit}" if lines else commit)
         (run / _FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
@@ -39,9 +39,9 @@ def _describe(code: Path, runs: Path) -> str:
     except _GitError as error:
         return f"unknown: {error}"
     paths = [":/"]
-    own = runs.resolve()
-    if own.is_relative_to(top) and not code.resolve().is_relative_to(own):
-        paths.append(f":(top,exclude,literal){own.relative_to(top).as_posix()}")
+    excluded = runs.resolve()
+    if excluded.is_relative_to(top) and not code.resolve().is_relative_to(excluded):
+        paths.append(f":(top,exclude,literal){excluded.relative_to(top).as_posix()}")
     try:
         changes = _git(code, "status", "--porcelain", "--untracked-files=normal", "--", *paths).splitlines()
     except _GitError as error:

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _NEWEST = "config.yaml"
 _EARLIER = re.compile(r"config-until-step-(\d+)\.yaml")
 _IDENTITY = frozenset({"run.name", "run.resume"})
-"""Keys that say which run it is, not how it trains."""
+"""Keys that identify the run and do not affect its training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Difference:
     """A configuration key whose value is not the same in all runs."""
 
     key: str
-    """With dots: ``algorithm.clip_low``."""
+    """The key with dots: ``algorithm.clip_low``."""
     values: Mapping[str, Any]
     """The value by run. Runs without the key are left out."""
 
@@ -44,7 +44,7 @@ def record_config(folder: Path, config: Config, *, step: int) -> None:
     newest = folder / _NEWEST
     before = newest.read_text(encoding="utf-8") if newest.is_file() else ""
     earlier = _settings(before)
-    # The name and the resume select the run; they are not settings of it.
+    # ``name`` and ``resume`` select the run; they are not settings.
     run = config.run.model_copy(update={"resume": False, "name": dict(leaves(earlier)).get(("run", "name"))})
     text = dump_config(config.model_copy(update={"run": run}))
     if text == before:
@@ -69,9 +69,9 @@ def record_config(folder: Path, config: Config, *, step: int) -> None:
 def config_of_step(folder: Path, step: int) -> Path:
     """The file with the configuration of the ``step``-th update of the run in ``folder``, counted from 1."""
     earlier = {
-        int(found[1]): path
+        int(match[1]): path
         for path in folder.iterdir()
-        if (found := _EARLIER.fullmatch(path.name)) and not path.is_symlink()
+        if (match := _EARLIER.fullmatch(path.name)) and not path.is_symlink()
     }
     return earlier[min(usable)] if (usable := [last for last in earlier if last >= step]) else folder / _NEWEST
 
@@ -79,10 +79,10 @@ def config_of_step(folder: Path, step: int) -> Path:
 def _settings(text: str) -> Mapping[str, Any]:
     """The configuration ``text`` as plain data; empty if it is damaged."""
     try:
-        found = yaml.safe_load(text)
+        values = yaml.safe_load(text)
     except yaml.YAMLError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return values if isinstance(values, dict) else {}
 
 
 def config_differences(configs: Mapping[str, Mapping[str, Any]]) -> list[Difference]:
@@ -95,7 +95,7 @@ def config_differences(configs: Mapping[str, Mapping[str, Any]]) -> list[Differe
     sections = {key[:n] for key in keys for n in range(1, len(key))}
     differences: list[Difference] = []
     for key in keys:
-        values = {run: found[key] for run, found in flat.items() if key in found}
+        values = {run: settings[key] for run, settings in flat.items() if key in settings}
         if key in sections:
             values = {run: value for run, value in values.items() if value not in (None, {})}
         if values and ".".join(key) not in _IDENTITY and not _all_equal(list(values.values()), len(configs)):

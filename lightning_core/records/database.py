@@ -40,7 +40,7 @@ def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(database: sqlite3.Connection) -> Generator[None]:
-    """Commit what the body writes, or nothing of it."""
+    """Commit everything that the body writes, or nothing."""
     database.execute("BEGIN IMMEDIATE")
     try:
         yield

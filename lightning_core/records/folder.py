@@ -14,7 +14,7 @@ from lightning_core.records.configs import record_config
 from lightning_core.records.runs import is_run, run_folders
 
 SUPERVISED = "sft.json"
-"""The file that a run of `lightning-rl sft` has: what it learned from."""
+"""The file with the sources of a run of `lightning-rl sft`."""
 
 
 def create_folder(folder: Path, config: str) -> None:
@@ -41,15 +41,15 @@ def open_run_folder(config: Config) -> tuple[Path, Path | None]:
     latest = runs / "latest"
     if config.run.resume:
         folder = runs / config.run.name if config.run.name else latest.resolve()
-        found = checkpoints(folder)
+        existing = checkpoints(folder)
         if (folder / SUPERVISED).is_file():
             raise ConfigError(
                 f"run.resume: {str(folder)!r} is a run of `lightning-rl sft`, which cannot be resumed; start a run from its weights, "
                 "with policy.model (see docs/sft.md)"
             )
-        if not found:
+        if not existing:
             raise ConfigError(_nothing_to_resume(folder, runs))
-        return folder, found[-1]
+        return folder, existing[-1]
     text = dump_config(config)
     folder = runs / (config.run.name or time.strftime("%Y%m%d-%H%M%S"))
     create_folder(folder, text)
@@ -75,7 +75,7 @@ def _nothing_to_resume(folder: Path, runs: Path) -> str:
             f"run.resume: the run {str(folder)!r} ended before its first checkpoint; start a new run, under another run.name or after "
             f"`lightning-rl runs remove {folder.name} --dir {runs}`"
         )
-    names = sorted((found.name for found in run_folders(runs)), reverse=True) if runs.is_dir() else []
+    names = sorted((run.name for run in run_folders(runs)), reverse=True) if runs.is_dir() else []
     if not names:
         return f"run.resume: there is no run in {str(runs.absolute())!r} (run.dir); start one without resume"
     meant = did_you_mean(folder.name, names) or f"it has {', '.join(map(repr, names[:5]))}"

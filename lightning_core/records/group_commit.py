@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class GroupCommit(Generic[T]):
-    """Calls ``write`` on a thread of its own, each time with all items that wait. Thread-safe."""
+    """Calls ``write`` on its own thread, each time with all items that wait. Thread-safe."""
 
     def __init__(
         self, write: Callable[[Sequence[T]], object], *, storage_errors: tuple[type[Exception], ...] = (OSError,)
@@ -19,7 +19,7 @@ class GroupCommit(Generic[T]):
         """``write``: writes all items durably, or raises and writes none; a second call reads the items again.
 
         ``storage_errors``: failures of the storage, which fail all items of the write. After any other error, items that were
-        added separately are written separately, so that an invalid one is lost alone.
+        added separately are written separately, so an invalid one is lost alone.
         """
         self._write = write
         self._storage_errors = storage_errors
@@ -51,8 +51,8 @@ class GroupCommit(Generic[T]):
             self._write([item for items, _ in batch for item in items])
         except Exception as error:  # noqa: BLE001 - raised by the future
             if len(batch) > 1 and not isinstance(error, self._storage_errors):
-                for one in batch:
-                    self._settle([one])
+                for entry in batch:
+                    self._settle([entry])
                 return
             for _, done in batch:
                 done.set_exception(error)

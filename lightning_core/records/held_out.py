@@ -16,7 +16,7 @@ def held_out_by_task(store: Store) -> dict[int, dict[str, float]]:
         f"WHERE phase IN ({places}) AND {COUNTED} GROUP BY step, phase, task_id ORDER BY task_id",
         *EVALUATIONS,
     )
-    found: dict[tuple[int, int], dict[str, float]] = {}
+    rewards: dict[tuple[int, int], dict[str, float]] = {}
     for row in rows:
-        found.setdefault((row["step"], EVALUATIONS.index(row["phase"])), {})[row["task_id"]] = row["reward"]
-    return {step: tasks for (step, _), tasks in sorted(found.items())}
+        rewards.setdefault((row["step"], EVALUATIONS.index(row["phase"])), {})[row["task_id"]] = row["reward"]
+    return {step: tasks for (step, _), tasks in sorted(rewards.items())}

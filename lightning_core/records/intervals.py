@@ -135,14 +135,14 @@ def compare(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[
     A task without rewards on one side (every attempt was an infrastructure failure) is left out
     of both. Raises ValueError if no task remains.
     """
-    both = [task for task in before if before[task] and after.get(task)]
-    if not both:
+    common = [task for task in before if before[task] and after.get(task)]
+    if not common:
         raise ValueError(f"no task has a reward both before ({len(before)} tasks) and after ({len(after)} tasks)")
-    first = [math.fsum(before[task]) / len(before[task]) for task in both]
-    last = [math.fsum(after[task]) / len(after[task]) for task in both]
+    first = [math.fsum(before[task]) / len(before[task]) for task in common]
+    last = [math.fsum(after[task]) / len(after[task]) for task in common]
     start, end, gain = confidence_interval(first), confidence_interval(last), paired_improvement(first, last)
     return Comparison(
-        tasks=len(both),
+        tasks=len(common),
         eval_reward_before=start.mean,
         eval_reward_after=end.mean,
         eval_ci95_before=start.interval,
@@ -159,9 +159,9 @@ def compare_splits(
 
     Splits without common tasks are left out.
     """
-    found: dict[str, Comparison] = {}
+    comparisons: dict[str, Comparison] = {}
     for name in dict.fromkeys(splits.values()):
         first = {task: rewards for task, rewards in before.items() if splits.get(task) == name}
         if any(first[task] and after.get(task) for task in first):
-            found[name] = compare(first, after)
-    return found
+            comparisons[name] = compare(first, after)
+    return comparisons

@@ -43,7 +43,7 @@ class Entry:
 
     @property
     def destination(self) -> str:
-        """Where the requests went: ``api.openai.com (gpt-4o-mini, your key)``."""
+        """The destination of the requests: ``api.openai.com (gpt-4o-mini, your key)``."""
         return self.where if self.detail == TRAINED else f"{self.where} ({self.detail})"
 
 
@@ -51,7 +51,7 @@ Ledger = Counter[Entry]
 
 
 def trace_ledger(trace: Trace, trained: Collection[str | None] = ()) -> Ledger:
-    """The number of requests of one rollout for each entry. ``trained``: agents known to be trained, for traces that do not say it."""
+    """The number of requests of one rollout for each entry. ``trained``: agents known to be trained, for traces that lack it."""
     ledger: Ledger = Counter(
         entry for call in trace.calls if call.replays is None for entry in _call_entries(call, trained)
     )
@@ -81,13 +81,13 @@ class NewRoutes:
 
 
 def selectable_names(ledger: Iterable[Entry]) -> list[str]:
-    """Names of agents that made model calls, as they can be listed under ``agents.train``."""
+    """Names of agents that made model calls, in the form of ``agents.train``."""
     calls = (e for e in ledger if e.kind in ("call", "failed", "refused"))
     return sorted({e.agent for e in calls if e.agent is not None and not _is_reserved(e)})
 
 
 def _is_reserved(entry: Entry) -> bool:
-    """Whether the name is given by the endpoint: that of the reward function, or ``AGENT/RULE`` of an auxiliary call."""
+    """Whether the endpoint gave the name: the reward function's, or ``AGENT/RULE`` of an auxiliary call."""
     agent = entry.agent or ""
     return agent == tr.REWARD_FUNCTION or ("/" in agent and entry.detail == NOT_TRAINED)
 
@@ -95,7 +95,7 @@ def _is_reserved(entry: Entry) -> bool:
 def call_entries(
     attributes: Mapping[str, Any], agent: str | None, *, failed: bool, trained: Collection[str | None] = ()
 ) -> list[Entry]:
-    """The entry of a model call from its span's attributes, and those of its fields that had no effect."""
+    """The entry of a model call from its span's attributes, and its fields that had no effect."""
     model = str(attributes.get(tr.RESPONSE_MODEL) or attributes.get(tr.REQUEST_MODEL) or "")
     dropped = [Entry(kind="dropped", agent=agent, where=model, detail=text) for text in attributes.get(tr.DROPPED, ())]
     return [_call_entry(attributes, agent, failed=failed, trained=trained), *dropped]

@@ -1,4 +1,4 @@
-"""Marks a run as running, so that no second process trains it and others can see it."""
+"""Marks a run as running, so no second process trains it and others can see it."""
 
 from __future__ import annotations
 

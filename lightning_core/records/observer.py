@@ -64,7 +64,7 @@ class Observer(Protocol):
         """Show ``text`` to the user."""
 
     def measure(self, step: int, metrics: Mapping[str, Any]) -> Mapping[str, float]:
-        """Metrics to add to those of ``step``, which is not recorded yet."""
+        """Metrics to add to ``step``'s, which are not recorded yet."""
         return {}
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -74,7 +74,7 @@ class Observer(Protocol):
         """Held-out tasks were evaluated after ``step`` updates; the rollouts are recorded."""
 
     def stop_reason(self) -> str | None:
-        """Why the run ends before its next step; None if it goes on."""
+        """The reason the run ends before its next step, or None."""
 
     def summarize(self, summary: Summary, recorded: Recorded) -> Summary:
         """``summary`` of the finished run with what the observer adds. With verl, `start` was not called."""
@@ -85,7 +85,7 @@ class Observer(Protocol):
 
 
 class Observers:
-    """The observers of a run. Each method calls that of every observer, in order."""
+    """The observers of a run. Each method calls every observer's, in order."""
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._observers = list(observers)
@@ -154,7 +154,7 @@ class Observers:
         return summary
 
     def reporters(self) -> Observers:
-        """Those that only report."""
+        """The observers that only report."""
         return Observers(observer for observer in self._observers if observer.only_reports)
 
     def finished(self, result: Result) -> Result:

@@ -43,7 +43,7 @@ def _checked(parent: Path, name: str) -> Path:
 def remove_runs(folders: Sequence[Path]) -> None:
     """Delete ``folders``, and link the newest of the remaining runs as ``latest`` if the link's run is gone."""
     for folder in folders:
-        # Last what makes it a run: one whose removal was interrupted is still listed, and can be removed again.
+        # The files that make it a run go last: after an interruption it is still listed, and can be removed again.
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)

@@ -34,7 +34,7 @@ class Summary:
     wall_seconds: float
     seed: int
     stopped: str | None = None
-    """Why the run ended before ``trainer.steps``; None if it did not."""
+    """The reason the run ended before ``trainer.steps``, or None."""
     best_step: int | None = None
     """The step of the checkpoint that ``trainer.keep_best`` kept."""
     solved: SolvedTasks | None = None
@@ -42,7 +42,7 @@ class Summary:
     groups: int = 0
     """Groups of rollouts in training, of all policies."""
     groups_wasted: int = 0
-    """Those whose calls all had the advantage 0: nothing was learned from them."""
+    """Groups whose calls all had the advantage 0, without effect on training."""
     rollouts_failed: int = 0
     """Training rollouts in which the agent failed."""
     rollouts_left_out: int = 0
@@ -91,7 +91,7 @@ def _comparison(data: Mapping[str, Any]) -> Comparison:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    # Renamed into place, so that a reader never sees a partial file.
+    # Renamed into place, so a reader never sees a partial file.
     scratch = path.with_name(f".{path.name}.new")
     scratch.write_text(text, encoding="utf-8")
     scratch.replace(path)
@@ -110,11 +110,11 @@ def installed_versions() -> dict[str, str]:
 
 def _integrated_distributions() -> list[str]:
     """The distributions that announce integrations, and their requirements."""
-    found: list[str] = []
+    unnamed: list[str] = []
     for name, entry in discover().items():
         if entry.dist is not None:
-            found += [entry.dist.name, *(requirement.name for requirement in requirements_of_extra(entry.dist, name))]
-    return found
+            unnamed += [entry.dist.name, *(requirement.name for requirement in requirements_of_extra(entry.dist, name))]
+    return unnamed
 
 
 class MetricsLog:
@@ -167,7 +167,7 @@ def draw_curve(
         raise MissingExtra("matplotlib", "torch", "drawing curve.png") from None
     figure: Any = figures.Figure(
         figsize=(8, 4.5), dpi=120, layout="constrained"
-    )  # a Figure of its own uses Agg, which needs no display
+    )  # its own Figure uses Agg, which needs no display
     axes = figure.subplots()
     trained = list(steps)
     axes.plot(

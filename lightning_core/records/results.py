@@ -96,8 +96,8 @@ def recorded_evaluations(store: Store, phase: Phase = "eval") -> dict[int, Evalu
 
 def held_out_rewards(store: Store, *phases: Phase) -> dict[int, float]:
     """The mean held-out reward in ``store``, by the number of updates before the evaluation."""
-    found = {step: e.reward for phase in phases for step, e in recorded_evaluations(store, phase).items()}
-    return {step: reward for step, reward in sorted(found.items()) if reward is not None}
+    rewards = {step: e.reward for phase in phases for step, e in recorded_evaluations(store, phase).items()}
+    return {step: reward for step, reward in sorted(rewards.items()) if reward is not None}
 
 
 def finish(
@@ -146,7 +146,7 @@ def finish(
         )
         summary = complete(summary, Recorded(lines=metrics, store=store))
     summary.write(folder / "summary.json")
-    measured = [(step, e) for found in evaluations.values() for step, e in found.items() if e.rewards]
+    measured = [(step, e) for by_step in evaluations.values() for step, e in by_step.items() if e.rewards]
     draw_curve(
         folder / "curve.png",
         steps=[(int(m["step"]), float(m["reward"])) for m in metrics],

@@ -21,7 +21,7 @@ N = TypeVar("N", int, float)
 # The one in C is ten times as fast, and not everywhere.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _LARGEST = 1e300
-"""JSON has integers that are no floats."""
+"""JSON has integers that do not fit a float."""
 _TAIL = 65_536
 """Bytes at the end of the metrics that have the newest step."""
 
@@ -72,12 +72,12 @@ def list_runs(folder: Path) -> list[RunInfo]:
     """
     if not folder.is_dir():
         if folder.exists():
-            raise ConfigError(f"{str(folder)!r} is a file; expected the folder of runs (run.dir), or that of one run")
+            raise ConfigError(f"{str(folder)!r} is a file; expected the folder of runs (run.dir), or of one run")
         raise ConfigError(
             f"there is no folder {str(folder)!r} in {str(Path.cwd())!r}; expected the folder of runs (run.dir), which the first "
-            "`lightning-rl train` creates, or that of one run"
+            "`lightning-rl train` creates, or of one run"
         )
-    return sorted((read_run(found) for found in run_folders(folder)), key=lambda run: -run.started)
+    return sorted((read_run(path) for path in run_folders(folder)), key=lambda run: -run.started)
 
 
 def run_folders(folder: Path) -> Iterator[Path]:
@@ -85,9 +85,9 @@ def run_folders(folder: Path) -> Iterator[Path]:
     if is_run(folder):
         yield folder
         return
-    for found in folder.iterdir():
-        if not found.is_symlink() and found.is_dir() and is_run(found):
-            yield found
+    for path in folder.iterdir():
+        if not path.is_symlink() and path.is_dir() and is_run(path):
+            yield path
 
 
 def read_run(folder: Path) -> RunInfo:
@@ -123,10 +123,10 @@ def read_run(folder: Path) -> RunInfo:
 
 def _config(path: Path) -> Mapping[str, Any]:
     try:
-        found = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
+        config = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 def _newest_metrics(path: Path) -> tuple[Mapping[str, Any], bool]:
@@ -139,9 +139,9 @@ def _newest_metrics(path: Path) -> tuple[Mapping[str, Any], bool]:
         return {}, False
     for number, line in enumerate(reversed(lines)):
         with suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict):
-                return found, number == 0 and not rest
+            metrics = json.loads(line)
+            if isinstance(metrics, dict):
+                return metrics, number == 0 and not rest
     return {}, not lines and not rest
 
 
@@ -159,7 +159,7 @@ def _number(value: Any, kind: type[N]) -> N | None:
 
 
 def _at(config: Mapping[str, Any], *keys: str) -> Any:
-    found: Any = config
+    value: Any = config
     for key in keys:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
+        value = value.get(key) if isinstance(value, dict) else None
+    return value

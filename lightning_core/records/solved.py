@@ -7,5 +7,5 @@ ROUNDING = 1e-9
 
 
 def is_solved(reward: float, solved: float) -> bool:
-    """Whether ``reward`` counts as solved. ``solved``: the reward from which it does, up to rounding."""
+    """Whether ``reward`` counts as solved. ``solved``: the threshold, up to rounding."""
     return reward >= solved - ROUNDING

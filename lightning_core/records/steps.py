@@ -24,7 +24,7 @@ class StepLog:
         observers.start(Recorded(lines=self._metrics.lines, store=store))
 
     def add(self, step: int, metrics: Mapping[str, float]) -> Mapping[str, Any]:
-        """Record one step with what the observers measure, then call them; returns what is recorded."""
+        """Record one step with the observers' metrics, then call the observers; returns the recorded metrics."""
         recorded = finite_or_none(metrics)
         recorded |= self._observers.measure(step, recorded)
         self._store.add_step(step, recorded)

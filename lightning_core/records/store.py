@@ -42,7 +42,7 @@ from lightning_core.trace import (
 )  # fmt: skip
 
 Phase = Literal["train", "fork", "judge", "eval_before", "eval", "eval_after", "eval_manual", "eval_unfinished"]
-"""``fork``: forks of those of ``train``. ``eval_manual``: evaluations by `loop.evaluate`. ``eval_unfinished``: the run's own, until all
+"""``fork``: forks of ``train`` rollouts. ``eval_manual``: evaluations by `loop.evaluate`. ``eval_unfinished``: the run's own, until all
 their rollouts are stored."""
 Status = Literal["ok", "failed", "infrastructure", "invalid"]
 LEFT_OUT: frozenset[Status] = frozenset({"infrastructure", "invalid"})  # neither trained on nor part of a mean
@@ -138,8 +138,8 @@ class Store:
         if foreign is not None:
             raise ValueError(f"span {foreign.span_id} belongs to rollout {foreign.trace_id}, expected {r.id}")
         calls = sum(span.attributes.get(OPERATION) == "chat" for span in spans)
-        given = {name: getattr(r, name) for name in _ROLLOUT}
-        values = {**given, "calls": calls, "counters": json.dumps(dict(r.counters))}
+        columns = {name: getattr(r, name) for name in _ROLLOUT}
+        values = {**columns, "calls": calls, "counters": json.dumps(dict(r.counters))}
         try:
             cursor = self._db.execute(_insert("rollouts", tuple(values)), storable(values))
         except sqlite3.IntegrityError as error:
@@ -230,10 +230,10 @@ class Store:
     ) -> list[RolloutRecord]:
         """Rollouts that match all given filters, in the order they were stored; of these the ``last`` ones, if given."""
         filters = {"phase": phase, "step": step, "status": status}
-        given = {key: value for key, value in filters.items() if value is not None}
-        where = " AND ".join(f"{key} = ?" for key in given) or "1"
+        conditions = {key: value for key, value in filters.items() if value is not None}
+        where = " AND ".join(f"{key} = ?" for key in conditions) or "1"
         query = f"SELECT * FROM rollouts WHERE {where} ORDER BY ordinal DESC LIMIT ?"
-        return self.records(query, *given.values(), -1 if last is None else last)[::-1]
+        return self.records(query, *conditions.values(), -1 if last is None else last)[::-1]
 
     def rollout(self, which: str | int) -> RolloutRecord:
         """One rollout by id or ordinal. Raises LookupError if it is not stored."""
@@ -275,7 +275,7 @@ class Store:
         return spans_to_trace(self.spans(which), counters=self.rollout(which).counters)
 
     def credit(self, *, rollout: str | int | None = None, step: int | None = None) -> list[CallCredit]:
-        """Credit of all calls, or of those of one rollout or one step."""
+        """Credit of all calls, or of the calls of one rollout or step."""
         where, values = ["1"], list[Any]()
         if rollout is not None:
             where.append("rollout = ?")
@@ -317,13 +317,13 @@ class Store:
         )
         trained, ledger = self.credited_agents(), Ledger()
         for row in self.select(query, *chosen):
-            given = {name: row[name] for name in names if row[name] is not None} | {OPERATION: row["operation"]}
+            attributes = {name: row[name] for name in names if row[name] is not None} | {OPERATION: row["operation"]}
             if row["operation"] == "chat":
-                given[DROPPED] = json.loads(given.get(DROPPED, "[]"))
-                entries = call_entries(given, row["agent"], failed=bool(row["failed"]), trained=trained)
+                attributes[DROPPED] = json.loads(attributes.get(DROPPED, "[]"))
+                entries = call_entries(attributes, row["agent"], failed=bool(row["failed"]), trained=trained)
                 ledger.update(dict.fromkeys(entries, row["number"]))
-            elif (entry := event_entry(given, row["agent"])) is not None:
-                ledger[entry] += row["number"] * int(given.get(REQUESTS, 1))
+            elif (entry := event_entry(attributes, row["agent"])) is not None:
+                ledger[entry] += row["number"] * int(attributes.get(REQUESTS, 1))
         return ledger
 
     def credited_agents(self) -> set[str]:

@@ -43,7 +43,7 @@ class RaisedMonitor:
     steps: int
     """Number of steps after which it held."""
     message: str
-    """Its message after the last of them."""
+    """The message of its last alert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +62,13 @@ class Answers:
 
 def solved_tasks(before: Rewards, after: Rewards, *, solved: float) -> SolvedTasks:
     """The number of tasks that are solved in two evaluations. ``solved``: the reward."""
-    both = [task for task in before if task in after]
-    first, last = (sum(is_solved(fmean(rewards[task]), solved) for task in both) for rewards in (before, after))
-    return SolvedTasks(tasks=len(both), before=first, after=last)
+    common = [task for task in before if task in after]
+    first, last = (sum(is_solved(fmean(rewards[task]), solved) for task in common) for rewards in (before, after))
+    return SolvedTasks(tasks=len(common), before=first, after=last)
 
 
 def wasted_groups(metrics: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
-    """The number of groups in training, and of those whose calls all had the advantage 0, in the steps that recorded both."""
+    """The numbers of groups in training and of groups without advantages, over the steps that recorded both."""
     groups = wasted = 0
     for line in metrics:
         for key, value in line.items():
@@ -81,15 +81,15 @@ def wasted_groups(metrics: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
 
 def first_error(store: Store, statuses: Collection[Status]) -> str | None:
     """The error of the first training rollout with one of ``statuses``, shortened."""
-    found = (r for status in statuses for r in store.rollouts(phase="train", status=status))
-    first = min(found, key=lambda r: r.ordinal, default=None)
+    matching = (r for status in statuses for r in store.rollouts(phase="train", status=status))
+    first = min(matching, key=lambda r: r.ordinal, default=None)
     return None if first is None or first.error is None else _one_line(first.error, _ERROR_CHARACTERS)
 
 
 def first_errors(store: Store) -> dict[str, str]:
     """The first error of the ``failed`` training rollouts, and of the ``left_out`` ones."""
-    found = {"failed": first_error(store, ("failed",)), "left_out": first_error(store, sorted(LEFT_OUT))}
-    return {name: error for name, error in found.items() if error is not None}
+    errors = {"failed": first_error(store, ("failed",)), "left_out": first_error(store, sorted(LEFT_OUT))}
+    return {name: error for name, error in errors.items() if error is not None}
 
 
 def sample_answers(store: Store, before: Rewards, after: Rewards) -> list[Answers]:
@@ -122,11 +122,11 @@ def _rollouts(store: Store, phase: Phase, tasks: Collection[str]) -> dict[str, i
     """The first finished rollout of each of ``tasks`` in the last evaluation of ``phase``."""
     records = [r for r in store.rollouts(phase=phase) if r.task_id in tasks and r.status not in LEFT_OUT]
     newest = max((r.step for r in records), default=0)
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for record in records:
         if record.step == newest:
-            found.setdefault(record.task_id, record.ordinal)
-    return found
+            counts.setdefault(record.task_id, record.ordinal)
+    return counts
 
 
 def _last_response(store: Store, rollout: int | None) -> str | None:

@@ -47,14 +47,14 @@ class MetricsTail:
         return NewLines(self._parsed(complete), restarted)
 
     def _parsed(self, text: bytes) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        parsed: list[dict[str, Any]] = []
         for line in filter(None, text.split(b"\n")):
             try:
                 values = json.loads(line)
             except ValueError:
                 values = None
             if isinstance(values, dict) and isinstance(values.get("step"), int):
-                found.append(values)
+                parsed.append(values)
             else:
                 self.damaged += 1
-        return found
+        return parsed

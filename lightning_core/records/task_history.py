@@ -49,11 +49,11 @@ def find_tasks(
     limit: int = 100,
     offset: int = 0,
 ) -> TaskPage:
-    """The tasks whose id contains ``text``, without forks and those of judges. ``solved``: the reward that solves a task."""
+    """The tasks whose id contains ``text``, without forks and judges. ``solved``: the reward that solves a task."""
     if order not in TASK_ORDERS:
         raise ValueError(f"found order {order!r}, expected one of {', '.join(TASK_ORDERS)}")
     left_out = ", ".join(f"'{status}'" for status in sorted(LEFT_OUT))
-    # A step's attempts share the step, so the first and last means are those of the smallest and the largest one.
+    # A step's attempts share the step, so the first and last means belong to the smallest and the largest step.
     query = f"""
         WITH tried AS (
             SELECT task_id, phase != 'train' AS held_out, step, status IN ({left_out}) AS left_out,
@@ -93,7 +93,7 @@ _ATTEMPTS = "FROM rollouts WHERE task_id = ? AND phase NOT IN ('judge', 'fork')"
 
 
 def count_attempts(store: Store, task_id: str) -> int:
-    """The number of attempts at one task, without forks and those of judges."""
+    """The number of attempts at one task, without forks and judges."""
     return int(store.select(f"SELECT count(*) AS number {_ATTEMPTS}", task_id)[0]["number"])
 
 
@@ -103,7 +103,7 @@ def attempts_at(store: Store, task_id: str, *, limit: int, offset: int = 0) -> l
 
 
 def rewarded_attempts(store: Store, task_id: str) -> list[RewardedAttempt]:
-    """The attempts at one task that have a reward, in the order of the run, without forks and those of judges."""
+    """The attempts at one task that have a reward, in the order of the run, without forks and judges."""
     columns = ", ".join(RewardedAttempt._fields)
     query = f"SELECT {columns} {_ATTEMPTS} AND reward IS NOT NULL ORDER BY step, ordinal"
     return [RewardedAttempt(*row) for row in store.select(query, task_id)]

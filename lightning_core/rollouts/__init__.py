@@ -1,1 +1,1 @@
-"""From tasks to rollouts to rows. The same code for every trainer."""
+"""Turns tasks into rollouts and rows, with the same code for every trainer."""

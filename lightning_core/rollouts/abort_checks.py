@@ -1,4 +1,4 @@
-"""When the rollouts of a step or an evaluation stop the run."""
+"""Checks whether the rollouts of a step or an evaluation stop the run."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Group:
     error: str | None = None
     """The error that lost the worker."""
     more: Sequence[Rollout] = ()
-    """Further rollouts of the task that are trained on, but are no attempts at it from the start (`Signal.extend`)."""
+    """Further rollouts of the task that are trained on, but do not start at its beginning (`Signal.extend`)."""
     counts: Mapping[str, float] = field(default_factory=dict[str, float])
     """Counts of those further rollouts."""
 

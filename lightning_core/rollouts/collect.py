@@ -174,7 +174,7 @@ class Collector:
     ) -> Mapping[str, float]:
         """The counts of a step or a part of it.
 
-        ``groups``: all that ran, including the ``replaced`` ones; the others: without those.
+        ``groups``: all that ran, including ``replaced`` groups; the other counts exclude these.
         """
         rollouts = count_groups(groups, solved=self.config.eval.solved)
         if silent := rollouts["rollouts_without_calls"]:

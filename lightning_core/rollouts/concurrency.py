@@ -78,7 +78,7 @@ class ConcurrencyLimit:
                 self._free.release()
 
     def ended_well(self, slot: Slot) -> None:
-        """Learn from an attempt how long silences are."""
+        """Add the attempt's longest silence to the statistics."""
         self._longest.append(max(slot.longest, slot.silence()))
 
     async def watch(self) -> None:

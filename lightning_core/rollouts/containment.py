@@ -51,7 +51,7 @@ async def _settled(work: Awaitable[Any]) -> Any:
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """``error`` and what it was raised from: clients raise their own errors from others. A group has those of its first member."""
+    """``error`` and its causes: clients raise their own errors from others. A group has its first member's."""
     seen: set[int] = set()
     found: BaseException | None = error
     while found is not None and id(found) not in seen:

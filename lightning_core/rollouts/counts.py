@@ -1,6 +1,6 @@
 """Counts of a batch and the metrics computed from them. The same for every trainer.
 
-Counts are sums, so that the counts of a step's groups can be added. docs/metrics.md describes the metrics.
+Counts are sums, so the counts of a step's groups can be added. docs/metrics.md describes the metrics.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def count_rows(rows: Sequence[Row], *, step: int | None = None) -> dict[str, flo
     """Rows, the rollouts they come from, and their trained tokens.
 
     ``step``: number of updates so far; then also how many versions of the weights older the rows are. None with
-    several policies, which have versions of their own.
+    several policies, which have their own versions.
     """
     counts: dict[str, float] = {
         "rows": len(rows),

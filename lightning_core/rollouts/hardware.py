@@ -41,7 +41,7 @@ class MemoryGroup:
 def memory_groups(groups: str, root: Path) -> Iterator[MemoryGroup]:
     """The limits of the control groups in ``groups``, the text of ``/proc/self/cgroup``, and of those that contain them.
 
-    ``root``: where the groups are mounted. In a container, the path may be that of the host, and only the root is visible.
+    ``root``: where the groups are mounted. In a container, the path may be the host's, and only the root is visible.
     """
     for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)

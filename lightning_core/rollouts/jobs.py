@@ -32,7 +32,7 @@ def pick_tasks(tasks: Sequence[Task], config: Config, step: int) -> list[Task]:
 
 
 def count_earlier(tasks: Iterable[Task]) -> list[int]:
-    """For each task, how many tasks before it have the same id."""
+    """The number of tasks before each task with the same id."""
     seen: Counter[str] = Counter()
     earlier: list[int] = []
     for task in tasks:
@@ -44,9 +44,9 @@ def count_earlier(tasks: Iterable[Task]) -> list[int]:
 def make_jobs(task: Task, config: Config, *, copies: int, phase: Phase, step: int, earlier: int = 0) -> list[Job]:
     """``copies`` jobs for ``task``, each with its own seed.
 
-    All evaluations use the same seeds, so that only the policy differs between them.
+    All evaluations use the same seeds, so only the policy differs between them.
 
-    ``earlier``: number of groups of the same task before this one in the step, with seeds of their own.
+    ``earlier``: number of groups of the same task before this one in the step, with their own seeds.
     """
     first = earlier * copies
     when = str(step) if phase == "train" else "eval"

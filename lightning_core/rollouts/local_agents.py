@@ -1,4 +1,4 @@
-"""Where agents run in this process: patches, integrations, endpoint and runner."""
+"""Runs agents in this process: patches, integrations, endpoint and runner."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def patched(integrations: Iterable[str] | None = None) -> Generator[None]:
 
 @contextmanager
 def capturing(config: Config) -> Generator[None]:
-    """`patched`, and spans exported where the configuration says."""
+    """`patched`, with spans exported as configured."""
     with exporting(config.otlp.endpoint, headers_env=config.otlp.headers_env), patched():
         yield
 
@@ -81,7 +81,7 @@ def open_agents(
     reward_function: RewardFunction | None = None,
     concurrency: int | None = None,
 ) -> Generator[LocalAgents]:
-    """Agents that ``backend`` answers, through an endpoint of their own; inside `capturing`.
+    """Agents that ``backend`` answers through a separate endpoint; inside `capturing`.
 
     ``concurrency``: rollouts at the same time; None: as configured.
     """

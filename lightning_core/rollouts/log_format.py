@@ -11,7 +11,7 @@ from lightning_core.errors import shorten, visible
 _MOST_LINES = 30
 _LAST_LINES = 10
 _MOST_CHARACTERS = 2_000
-"""Of one line."""
+"""The most characters of one line."""
 _ID = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{16,}")
 """Addresses, UUIDs and other ids. They never distinguish messages."""
 _NUMBER = re.compile(r"\d+")

@@ -59,10 +59,10 @@ class Evidence:
     failures: Sequence[str] = ()
     """Infrastructure failures of its model calls, without those that a retry recovered."""
     permanent: Collection[str] = ()
-    """Those of the ``failures`` that another attempt cannot avoid."""
+    """The ``failures`` that another attempt cannot avoid."""
     endpoint_gone: bool = False
     unreadable: str | None = None
-    """Why the trace cannot be read, or None."""
+    """The reason the trace cannot be read, or None."""
     on_timeout: OnTimeout = "fail"
 
 

@@ -23,7 +23,7 @@ def to_rows(algorithm: Algorithm, episodes: Sequence[Episode], credit: Credit, s
 
 
 def masked_calls(algorithm: Algorithm, episodes: Sequence[Episode]) -> set[str]:
-    """With ``algorithm.truncated: mask`` responses cut at the limit are context only."""
+    """Whether responses cut at the limit are context only (``algorithm.truncated: mask``)."""
     if algorithm.truncated != "mask":
         return set()
     return {t.call for episode in episodes for t in episode.transitions if t.finish_reason == "length"}

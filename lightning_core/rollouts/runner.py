@@ -308,7 +308,7 @@ def _score(returned: Returned) -> Any:
 
 
 async def _own_copies(job: Job, count: int) -> tuple[Task, Task | None]:
-    """One or two copies of the task, which share nothing with it, so that an agent cannot change the task of other rollouts."""
+    """One or two copies of the task, which share nothing with it, so an agent cannot change the task of other rollouts."""
     try:
         task, scored_task, why = await off_loop(lambda: _copies(job.task, count))
     except TimeoutError:
@@ -350,7 +350,7 @@ def _untrained(rollout: Rollout) -> Rollout:
 
 
 def _read_trace(run: ActiveRollout) -> tuple[Trace, tuple[SpanRecord, ...], str | None]:
-    """The trace and spans of a finished rollout; only those of its root, and the error, if a span cannot be read."""
+    """The trace and spans of a finished rollout; only the root's and the error if a span cannot be read."""
     try:
         return run.trace, run.spans, None
     except Exception as error:

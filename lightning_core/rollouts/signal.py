@@ -22,7 +22,7 @@ from lightning_core.trace import Floats
 from lightning_core.transitions import Candidates, Row, Streams, Transition
 
 Reject = Callable[[Rollout], "str | None"]
-"""Why a rollout is not used; None if it is. Recorded as its error."""
+"""The reason a rollout is not used, or None. Recorded as its error."""
 RunJobs = Callable[[Sequence[Job], Phase, Reject], "Awaitable[Sequence[tuple[Rollout, str | None]]]"]
 """Runs jobs under the current policy. Returns the last attempt at each, with the reason why it is not used, or None. Raises
 `InfrastructureError` if their worker is lost."""
@@ -74,7 +74,7 @@ class Signal(Protocol):
     """A source of training signal. Derive from it: each method has a default that changes nothing."""
 
     phase: ClassVar[str | None] = None
-    """The phase of the step that is shown during `annotate`; None: none of its own."""
+    """The phase of the step shown during `annotate`, or None."""
 
     def pick_tasks(self, tasks: Sequence[Task], step: int) -> Sequence[Task] | None:
         """The tasks of ``step``; None to leave the choice to the others."""
@@ -96,7 +96,7 @@ class Signal(Protocol):
     ) -> Sequence[Episode]:
         """``episodes`` with more rewards or facts.
 
-        ``tasks``: by id. ``step``: number of updates so far. ``required``: raise an error if it fails for all of them.
+        ``tasks``: by id. ``step``: number of updates so far. ``required``: raise an error if it fails for all.
         """
         return episodes
 

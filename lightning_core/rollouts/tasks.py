@@ -42,9 +42,9 @@ def load_tasks(source: TaskSource | str, *, key: str = "tasks") -> list[Task]:
 
 
 def given_tasks(tasks: Sequence[Task], key: str) -> Sequence[Task]:
-    """``tasks``, passed in place of those under ``key``; those without an id get their position.
+    """``tasks``, passed in place of the tasks under ``key``; tasks without an id get their position.
 
-    Raises `ConfigError` if there are none, and for a task that is no mapping or has another's id.
+    Raises `ConfigError` if there are none, and for a task that is not a mapping or has another's id.
     """
     if len(tasks) == 0:
         raise ConfigError(f"tasks: found an empty list, expected at least one task; leave it out to use {key}")
@@ -74,7 +74,7 @@ def sample_held_out(tasks: list[Task], limit: int | None) -> list[Task]:
 
 
 def run_eval_tasks(config: Config, given: Sequence[Task] | None) -> Sequence[Task]:
-    """The held-out tasks of a run: ``given``, else those of ``tasks.eval``; none if neither has any."""
+    """The held-out tasks of a run: ``given``, else ``tasks.eval``; empty if there are none."""
     if given is None:
         return held_out_tasks(config) if config.tasks.eval else []
     return given_tasks(given, "tasks.eval") if given else []

@@ -126,7 +126,7 @@ def playground(
     strict: bool = True,
     delay: float = 0.0,
 ) -> Generator[ActiveRollout]:
-    """One rollout in a playground of its own.
+    """One rollout in its own playground.
 
     Use: ``with playground(["Four."], train=["solver"]) as run: solve(task)``.
 

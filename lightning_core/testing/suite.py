@@ -37,8 +37,8 @@ class IntegrationContract:
 
     def __init_subclass__(cls) -> None:
         settings = ("distribution", "adapter")
-        own = {n: v for n, v in vars(IntegrationContract).items() if not n.startswith("__") and n not in settings}
-        overridden = [name for name, value in own.items() if inspect.getattr_static(cls, name) is not value]
+        tests = {n: v for n, v in vars(IntegrationContract).items() if not n.startswith("__") and n not in settings}
+        overridden = [name for name, value in tests.items() if inspect.getattr_static(cls, name) is not value]
         if overridden:
             raise TypeError(f"{cls.__name__} overrides {overridden}: the contract is the same for every integration")
         missing = [name for name in settings if not hasattr(cls, name)]
@@ -269,15 +269,15 @@ class IntegrationContract:
             return wrapped(*args, **kwargs)
 
         installed.install(self.adapter.integration)
-        theirs = wrapt.FunctionWrapper(vars(owner)[attribute], third_party)
-        setattr(owner, attribute, theirs)
+        third_party_wrapper = wrapt.FunctionWrapper(vars(owner)[attribute], third_party)
+        setattr(owner, attribute, third_party_wrapper)
         try:
             program = self.adapter.build([AgentSpec("planner")])
             with playground.rollout(train=["planner"]) as run:
                 self.adapter.run(program)
             assert [call.agent for call in run.trace.calls] == ["planner"]
             installed.uninstall(self.adapter.integration)
-            assert vars(owner)[attribute] is theirs
+            assert vars(owner)[attribute] is third_party_wrapper
             seen.clear()
             with playground.rollout(train=["planner"]) as run:
                 self.adapter.run(program)

@@ -1,6 +1,6 @@
 """Serves a trained policy through the endpoint of training, without recording calls.
 
-Chat format, wire formats and sampling are those of training. The differences: sampling parameters
+Chat format, wire formats and sampling are as in training. The differences: sampling parameters
 come from the request, no call is forwarded to another server, and memory use is bounded.
 """
 
@@ -29,7 +29,7 @@ from lightning_core.trace import SpanRecord
 from lightning_core.trainers import make_trainer
 
 MEMORY_TOKENS = 1_000_000
-"""Tokens of past conversations kept, so that a later turn extends them; about 100 MB."""
+"""Tokens of past conversations kept, so a later turn extends them; about 100 MB."""
 
 MAX_RESPONSES = 1024
 """Number of recent responses that ``previous_response_id`` can refer to."""
@@ -81,9 +81,9 @@ class SingleSession(Sessions):
         """The session if the request has the key, else None."""
         if self._api_key is None:
             return self._session
-        given = next(iter(keys_of(headers)), "")
-        # Compared in constant time, so that response times do not reveal how much of a guess is right.
-        return self._session if secrets.compare_digest(given.encode(), self._api_key.encode()) else None
+        key = next(iter(keys_of(headers)), "")
+        # Compared in constant time, so response times do not reveal how much of a guess is right.
+        return self._session if secrets.compare_digest(key.encode(), self._api_key.encode()) else None
 
 
 class ServingEndpoint(PolicyEndpoint):
@@ -135,8 +135,8 @@ def open_serving(
 ) -> Generator[ServingEndpoint]:
     """Serve the policy of ``config`` while the body runs.
 
-    The weights are those of ``checkpoint`` if given. The defaults for temperature and number of
-    tokens are those of the run's evaluation. Raises `ConfigError` if the address cannot be used,
+    The weights come from ``checkpoint`` if given. The defaults for temperature and number of
+    tokens come from the run's evaluation. Raises `ConfigError` if the address cannot be used,
     or if it accepts requests from other machines and ``api_key`` is not set.
     """
     if api_key is None and not is_loopback(host):

@@ -48,7 +48,7 @@ class CheckpointKeeper:
             self.save(step)
 
     def keep_best(self, step: int) -> None:
-        """With ``trainer.keep_best``: keep the current weights if their evaluation is better than that of the kept ones."""
+        """With ``trainer.keep_best``: keep the current weights if their evaluation is better than the kept weights'."""
         rewards = held_out_rewards(self._store, "eval", "eval_after")
         if not self._settings.keep_best or step not in rewards:
             return

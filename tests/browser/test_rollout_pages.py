@@ -52,26 +52,26 @@ def test_the_page_is_accessible_at_both_widths_in_both_themes(sample: Tab, name:
     sample.inspect(path, name)
 
 
-def test_a_call_is_accessible_with_every_colouring(sample: Tab) -> None:
+def test_a_call_is_accessible_with_every_coloring(sample: Tab) -> None:
     page = sample.goto("/runs/sample/rollouts/2")
     page.get_by_role("link", name="Open call 2").click()
     path = page.url.partition("127.0.0.1")[2].partition("/")[2]
-    for colour in ("text", "logprob", "advantage", "change"):
-        page.get_by_role("radio", name=colour).check()
-        sample.inspect(f"/{path}", f"call-{colour}")
+    for color in ("text", "logprob", "advantage", "change"):
+        page.get_by_role("radio", name=color).check()
+        sample.inspect(f"/{path}", f"call-{color}")
 
 
-def test_tokens_are_coloured_and_read_with_the_keyboard(sample: Tab) -> None:
+def test_tokens_are_colored_and_read_with_the_keyboard(sample: Tab) -> None:
     page = sample.goto("/runs/sample/rollouts/2")
     strip = page.locator(".strip").first
     strip.wait_for()
     expect(strip).to_contain_text("<tool_call>")
     expect(page.locator(".message .tool-call").first).to_be_hidden()
-    colours = set()
-    for colour in ("logprob", "advantage", "change"):
-        page.get_by_role("radio", name=colour).check()
-        colours.add(strip.locator(".t").nth(1).evaluate("token => getComputedStyle(token).backgroundColor"))
-    assert len(colours) == 3
+    colors = set()
+    for color in ("logprob", "advantage", "change"):
+        page.get_by_role("radio", name=color).check()
+        colors.add(strip.locator(".t").nth(1).evaluate("token => getComputedStyle(token).backgroundColor"))
+    assert len(colors) == 3
     strip.focus()
     page.keyboard.press("End")
     tip = page.locator("#token")

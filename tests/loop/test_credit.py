@@ -42,7 +42,7 @@ def train(model: Path, runs: Path, agent: str, **sections: Any) -> Result:
 
 def test_groups_that_teach_nothing_are_replaced_within_the_budget(model: Path, tmp_path: Path):
     """Three quarters of the tasks always earn 1. 4 of 16 tasks have a signal, and each step uses up to 4 + 6 of them."""
-    result = train(model, tmp_path, "tests.loop.talkers:mostly_equal", rollouts={"refill": 6})
+    result = train(model, tmp_path, "tests.loop.bandit_programs:mostly_equal", rollouts={"refill": 6})
     with Store(result.folder / "store.db", read_only=True) as store:
         for step, metrics in enumerate(result.metrics):
             records = store.rollouts(step=step, phase="train")
@@ -58,7 +58,7 @@ def test_groups_that_teach_nothing_are_replaced_within_the_budget(model: Path, t
 
 
 def test_without_a_budget_nothing_is_replaced(model: Path, tmp_path: Path):
-    result = train(model, tmp_path, "tests.loop.talkers:mostly_equal")
+    result = train(model, tmp_path, "tests.loop.bandit_programs:mostly_equal")
     assert [(m["rollouts"], m["groups_refilled"]) for m in result.metrics] == [(16, 0)] * 2
 
 
@@ -77,7 +77,7 @@ def test_a_judge_behind_the_upstream_is_all_the_reward_there_is(model: Path, tmp
         result = train(
             model,
             tmp_path,
-            "tests.loop.talkers:silent",
+            "tests.loop.bandit_programs:silent",
             policy={"upstream": {"base_url": upstream.url}},
             credit={"judge": {"model": "critic", "weight": 2.0}},
             rollouts={"group_size": 8},
@@ -118,7 +118,7 @@ def test_a_judge_scores_each_criterion_and_each_counts_on_its_own(model: Path, t
         result = train(
             model,
             tmp_path,
-            "tests.loop.talkers:silent",
+            "tests.loop.bandit_programs:silent",
             policy={"upstream": {"base_url": upstream.url}},
             credit={"judge": {"model": "critic", "rubric": rubric, "weight": 2.0}},
         )
@@ -152,7 +152,9 @@ def test_a_judge_scores_each_criterion_and_each_counts_on_its_own(model: Path, t
 
 def test_the_untrained_weights_score_every_criterion_of_the_schema(model: Path, tmp_path: Path):
     rubric = [{"name": name, "text": "Good."} for name in ("first", "second")]
-    result = train(model, tmp_path, "tests.loop.talkers:silent", credit={"judge": {"model": "base", "rubric": rubric}})
+    result = train(
+        model, tmp_path, "tests.loop.bandit_programs:silent", credit={"judge": {"model": "base", "rubric": rubric}}
+    )
     with Store(result.folder / "store.db", read_only=True) as store:
         for record in store.rollouts(phase="judge"):
             (call,) = store.trace(record.id).calls
@@ -162,7 +164,7 @@ def test_the_untrained_weights_score_every_criterion_of_the_schema(model: Path, 
 
 def test_the_untrained_weights_can_be_the_judge(model: Path, tmp_path: Path):
     """Judges respond with random text that the schema allows."""
-    result = train(model, tmp_path, "tests.loop.talkers:silent", credit={"judge": {"model": "base"}})
+    result = train(model, tmp_path, "tests.loop.bandit_programs:silent", credit={"judge": {"model": "base"}})
     with Store(result.folder / "store.db", read_only=True) as store:
         for record in store.rollouts(phase="judge"):
             (call,) = store.trace(record.id).calls
@@ -179,7 +181,7 @@ def test_a_judge_without_scores_stops_the_run(model: Path, tmp_path: Path):
         train(
             model,
             tmp_path,
-            "tests.loop.talkers:silent",
+            "tests.loop.bandit_programs:silent",
             policy={"upstream": {"base_url": upstream.url}},
             credit={"judge": {"model": "critic"}},
         )

@@ -84,7 +84,7 @@ def test_a_damaged_model_is_named(model: Path, attempt: Try, file: str, content:
     ("changes", "words"),
     [
         ({"model_type": "bert"}, ["lacks", "choose a checkpoint of a causal language model"]),
-        ({"model_type": "vit"}, ["'vit'", "no causal language model"]),
+        ({"model_type": "vit"}, ["'vit'", "not a causal language model"]),
         ({"model_type": "nosuch"}, ["cannot be loaded", "nosuch"]),
         ({"hidden_size": 128}, ["do not fit its config.json", "should be"]),
         ({"num_hidden_layers": 3}, ["lacks", "weights"]),

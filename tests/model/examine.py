@@ -16,7 +16,7 @@ from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.config import dump_config, load_config
 from lightning_core.model.source import load_model
 from lightning_core.tools.export.export import export
-from lightning_core.tools.export.source import find_trained
+from lightning_core.tools.export.trained_model import find_trained
 from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row

@@ -75,7 +75,7 @@ def _without_mask(module: Any, arguments: Any, keywords: dict[str, Any]) -> tupl
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "t5"}, "a model of the type 't5', which is no causal language model of transformers"),
+        ({"model_type": "t5"}, "a model of the type 't5', which is not a causal language model of transformers"),
         ({"model_type": "of-next-year"}, "cannot be loaded: .*of-next-year"),
         ({}, "cannot be loaded: .*model_type"),
         ({"model_type": "llama"}, "cannot be loaded: .*model.safetensors"),

@@ -164,7 +164,7 @@ def test_custom_code_is_refused_without_a_question(model: Path, monkeypatch: pyt
 
     monkeypatch.setattr("builtins.input", ask)
     edit_config(model, model_type="odd", auto_map={"AutoConfig": "odd.Config", "AutoModelForCausalLM": "odd.Model"})
-    with pytest.raises(ConfigError, match=r"needs Python code of its own .*Lightning runs no code of models") as error:
+    with pytest.raises(ConfigError, match=r"needs its own Python code .*Lightning runs no code of models") as error:
         load(model)
     assert "trust_remote_code" not in str(error.value)
 

@@ -91,7 +91,7 @@ def test_a_resumed_run_knows_its_steps(tmp_path: Path) -> None:
 def test_errors_are_logged_once_with_the_name_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     report(tmp_path, configuration(FailingTracker.__module__ + ":FailingTracker", RECORDING), steps=6)
     first, total = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert "FailingTracker failed, and training goes on" in first
+    assert "FailingTracker failed and will miss these values; training continues" in first
     assert "no route to the server in step 1" in first
     assert "3 errors of the tracker tests.observers.recording_tracker:FailingTracker" in total
     lines = reported(tmp_path)
@@ -138,7 +138,7 @@ def test_a_run_ends_although_its_tracker_does_not(
     waiting, given_up = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     never.set()
     assert "waiting for the tracker slow; Ctrl-C ends the wait" in waiting
-    assert "the tracker slow did not end" in given_up
+    assert "tracker slow did not shut down in time" in given_up
 
 
 def test_training_does_not_wait_for_a_slow_tracker(tmp_path: Path) -> None:

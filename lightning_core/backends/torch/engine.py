@@ -3,7 +3,7 @@
 Sampling has its own thread.
 Requests arrive one by one, from any thread and event loop. Before each step the thread admits waiting requests: the parts
 of their prompts that are not cached are computed (`Lane.admit`). Then every running row gets one token
-(`Lane.step`), and finished rows are removed. A prompt's last token is computed in the first step of its row, so that
+(`Lane.step`), and finished rows are removed. A prompt's last token is computed in the first step of its row, so
 identical prompts, including later ones, share everything before it. Adapters of one model share its batches.
 """
 
@@ -40,7 +40,7 @@ class SampledModel:
 
     model: Any
     path: ComputePlan
-    """As `choose_path` returned it for ``model``."""
+    """The result of `choose_path` for ``model``."""
     adapters: Adapters | None = None
     """The adapters of ``model``; names with the same model share their batches."""
     adapter: str | None = None
@@ -73,7 +73,7 @@ class _Request(ActiveRow):
 
 
 class TorchBackend:
-    """A `Backend` on local weights, some of them being trained."""
+    """A `Backend` on local weights, some of which are trained."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class TorchBackend:
         """``models``: by name; the first is a live policy, the others are frozen. See also `add`.
 
         ``max_batch``: maximum number of rows that one model decodes together, over all adapters. ``gather_ms``: how long an
-        idle engine waits for further requests after the first. ``seed``: for requests without a seed of their own.
+        idle engine waits for further requests after the first. ``seed``: for requests without their own seed.
         ``cached_tokens``: see `add`. ``prefill_tokens``: prompt tokens after which a step admits no further requests.
         """
         self._max_context = max_context
@@ -227,7 +227,7 @@ class TorchBackend:
     def forget(self, model: str) -> None:
         """Drop the keys and values of ``model`` before its weights change; call it inside `pause`.
 
-        Running rows are prefilled again with their prompt and the tokens sampled so far, so that every token is sampled
+        Running rows are prefilled again with their prompt and the tokens sampled so far, so every token is sampled
         from exactly the version of the weights that it carries.
         """
         lane = self._lanes[model]
@@ -349,7 +349,7 @@ class TorchBackend:
 
 
 def make_lane(model: Any, path: ComputePlan, adapters: Adapters | None = None) -> Lane:
-    """The lane for a model on ``path``. ``adapters``: those of ``model``, if it has any."""
+    """The lane for a model on ``path``. ``adapters``: the adapters of ``model``, if it has any."""
     if path.geometry is not None:
         return TreeLane(model, path.geometry, adapters=adapters)
     return PlainLane(model, cache=path.cache, adapters=adapters)

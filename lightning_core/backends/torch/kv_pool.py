@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lightning_core.model.forest import common_prefix
+
 TokenArray = NDArray[np.int64]
 
 
@@ -71,7 +73,7 @@ class KVPool:
                 self.tokens += len(new.tokens)
                 node, done = new, len(tokens)
             else:
-                shared = _common_prefix(child.tokens, tokens[done:])
+                shared = common_prefix(child.tokens, tokens[done:])
                 node = child if shared == len(child.tokens) else self._split(child, shared)
                 done += shared
             node.last_used = self._clock
@@ -163,9 +165,3 @@ def _subtree(node: Node) -> Iterator[Node]:
         node = stack.pop()
         yield node
         stack.extend(node.children.values())
-
-
-def _common_prefix(a: TokenArray, b: TokenArray) -> int:
-    length = min(len(a), len(b))
-    differs = np.flatnonzero(a[:length] != b[:length])
-    return int(differs[0]) if len(differs) else length

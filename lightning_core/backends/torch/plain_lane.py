@@ -1,6 +1,6 @@
 """Prefill and decoding on the plain path: Hugging Face's own forward pass and cache.
 
-Rows with contexts of the same length are computed together, so that there is no padding, whose treatment differs between
+Rows with contexts of the same length are computed together, so there is no padding, whose treatment differs between
 architectures. Equal contexts, as in a group of attempts, are computed once. Nothing is kept for later prompts.
 """
 
@@ -56,22 +56,22 @@ class PlainLane:
         """Nothing is kept for later prompts: the state of a recurrent layer cannot be cut to a prefix."""
 
     def admit(self, *, rows: int, tokens: int) -> None:
-        found: dict[tuple[str | None, int], list[ActiveRow]] = {}
+        cohorts: dict[tuple[str | None, int], list[ActiveRow]] = {}
         different: set[tuple[str | None, bytes]] = set()
         room, computed = rows - len(self.rows), 0
         while self.waiting and room > 0 and computed < tokens:
             row = self.waiting.popleft()
             if not row.aborted:
                 context = row.context()
-                found.setdefault((row.adapter, len(context)), []).append(row)
+                cohorts.setdefault((row.adapter, len(context)), []).append(row)
                 self.prompt_tokens += len(context)
                 if (key := (row.adapter, context.tobytes())) not in different:
                     different.add(key)
                     computed += len(context)
                 room -= 1
-        for equal in found.values():
-            self._cohorts.append(_Cohort(rows=equal, cache=None))  # before the prefill, so that a failure reaches them
-        for cohort in self._cohorts[len(self._cohorts) - len(found) :]:
+        for equal in cohorts.values():
+            self._cohorts.append(_Cohort(rows=equal, cache=None))  # before the prefill, so a failure reaches them
+        for cohort in self._cohorts[len(self._cohorts) - len(cohorts) :]:
             self._prefill(cohort)
 
     def _prefill(self, cohort: _Cohort) -> None:

@@ -39,7 +39,7 @@ class ActiveRow:
         return np.concatenate([self.prompt, np.asarray(self.tokens, dtype=np.int64)]) if self.tokens else self.prompt
 
     def finish_reason(self) -> FinishReason | None:
-        """Why the response is complete; None if it is not."""
+        """The reason the response is complete, or None."""
         if self.tokens and self.tokens[-1] in self.params.stop_token_ids:
             return "stop"
         return "length" if len(self.tokens) >= self.params.max_tokens else None

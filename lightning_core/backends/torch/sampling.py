@@ -18,7 +18,7 @@ def sample_tokens(
 
     ``uniforms_R``: random numbers in [0, 1). The token is the inverse of the cumulative distribution at this number, so a
     row's token depends only on its own logits and number. Temperature 0 takes the most likely token, with its logprob at
-    temperature 1. Nucleus sampling (top_p < 1, arXiv 1904.09751) renormalises the distribution.
+    temperature 1. Nucleus sampling (top_p < 1, arXiv 1904.09751) renormalizes the distribution.
 
     Overwrites ``logits_RV``: with a vocabulary of 50,000, each further tensor of its size costs as much as a layer.
     """
@@ -26,7 +26,7 @@ def sample_tokens(
     inverse_R1 = 1 / torch.where(greedy_R, 1.0, temperatures_R)[:, None]
     logits_RV = logits_RV.float()
     likeliest_R = logits_RV.argmax(dim=-1) if bool(greedy_R.any()) else None
-    # Shifted so that the maximum is 0: the exponentials below are unnormalised probabilities.
+    # Shifted so that the maximum is 0: the exponentials below are unnormalized probabilities.
     scores_RV = logits_RV.sub_(logits_RV.amax(dim=-1, keepdim=True)).mul_(inverse_R1)
     nucleus_R = (top_p_R < 1) & ~greedy_R
     if bool(nucleus_R.any()):
@@ -60,7 +60,7 @@ def _search(masses_RN: Tensor, fractions_R1: Tensor) -> tuple[Tensor, Tensor, Te
     """The entry with the fraction of the total, the position in it (0 … 1), the total."""
     cumulative_RN = masses_RN.cumsum(dim=-1)
     total_R1 = cumulative_RN[:, -1:]
-    # Below the total even after rounding, so that the search ends at an entry with positive mass.
+    # Below the total even after rounding, so the search ends at an entry with positive mass.
     wanted_R1 = torch.minimum(fractions_R1 * total_R1, torch.nextafter(total_R1, torch.zeros_like(total_R1)))
     entry_R1 = torch.searchsorted(cumulative_RN, wanted_R1, right=True)
     mass_R1 = masses_RN.gather(1, entry_R1)

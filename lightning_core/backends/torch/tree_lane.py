@@ -33,7 +33,7 @@ class TreeLane:
         *,
         adapters: Adapters | None = None,
     ) -> None:
-        """``adapters``: those of ``model``, if it has any.
+        """``adapters``: the adapters of ``model``, if it has any.
 
         Nothing is cached for later prompts unless `remember` is called.
         """
@@ -77,7 +77,7 @@ class TreeLane:
                 self.prompt_tokens += len(context)
         paths = [end.path() for end in ends]  # only now, because later prompts can split the nodes of earlier ones
         new = list(dict.fromkeys(node for path in paths for node in path if node.keys is None))
-        self.rows.extend(admitted)  # before the prefill, so that a failure reaches them
+        self.rows.extend(admitted)  # before the prefill, so a failure reaches them
         if new:
             self._prefill(new)
         users = Counter(node for path in paths for node in path)
@@ -151,17 +151,17 @@ class TreeLane:
         parents: list[int] = []
         prefixes: dict[Node | None, int] = {}
         prefix_of_root: list[int] = []
-        wanted = set(nodes)
+        pending = set(nodes)
 
         def visit(node: Node, parent: int) -> None:
             order.append(node)
             parents.append(parent)
             index = len(order) - 1
             for child in node.children.values():
-                if child in wanted:
+                if child in pending:
                     visit(child, index)
 
-        roots = [node for node in nodes if node.parent not in wanted]
+        roots = [node for node in nodes if node.parent not in pending]
         # The tokens of one adapter are adjacent, and within them those that continue the same context.
         for root in sorted(roots, key=lambda n: (n.adapter or "", prefixes.setdefault(n.parent, len(prefixes)))):
             prefix_of_root.append(prefixes[root.parent])
@@ -185,7 +185,7 @@ class TreeLane:
         start = 0
         for node in order:
             stop = start + len(node.tokens)
-            # Copies, so that an evicted node frees its memory while its neighbours stay.
+            # Copies, so an evicted node frees its memory while its neighbors stay.
             node.keys = recording.keys_LKSD[:, :, start:stop].clone()
             node.values = recording.values_LKSD[:, :, start:stop].clone()
             start = stop

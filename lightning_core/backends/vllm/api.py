@@ -96,7 +96,7 @@ class VllmApi:
                     await response.aread()
                     raise self._refused(path, response)
                 yield response
-        except SSEError as error:  # the content type is not that of a stream; an HTTPError too
+        except SSEError as error:  # the response is not a stream; an HTTPError too
             raise self._unexpected(str(error)) from error
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
@@ -121,7 +121,7 @@ class VllmApi:
         if reason == "stop" and (not ids or ids[-1] not in params.stop_token_ids):
             raise InfrastructureError(
                 f"the vLLM server {self.url} ended a response with the tokens {ids[-1:]!r}; expected one of "
-                f"{sorted(params.stop_token_ids)!r}. Start it with --generation-config vllm, so that it has no other stop tokens"
+                f"{sorted(params.stop_token_ids)!r}. Start it with --generation-config vllm, which disables other stop tokens"
             )
         return Part(token_ids=ids, logprobs=logprobs, finish_reason=reason)
 
@@ -144,7 +144,7 @@ class VllmApi:
             mode: str = config["model_config"]["logprobs_mode"]
             device: str = config["device_config"]["device"]
             pieces: bool = config["scheduler_config"]["enable_chunked_prefill"]
-            found = ServerInfo(model=first["id"], max_context=int(first["max_model_len"]), device=device)
+            info = ServerInfo(model=first["id"], max_context=int(first["max_model_len"]), device=device)
         except (LookupError, TypeError, ValueError) as error:
             raise self._unexpected(f"{models} and {config}") from error
         if mode != "processed_logprobs":
@@ -157,7 +157,7 @@ class VllmApi:
                 f"the vLLM server {self.url} runs on a CPU with chunked prefill, and ends there when a request has a seed: start it with "
                 f" {' '.join(CPU_ARGS)}"
             )
-        return found
+        return info
 
     def abort(self) -> None:
         """Hold back new requests and end running ones with the reason ``abort``."""
@@ -209,9 +209,9 @@ class VllmApi:
             f"the vLLM server {self.url} returned status {response.status_code} for {path}: {response.text[:500]}"
         )
 
-    def _unexpected(self, found: str) -> InfrastructureError:
+    def _unexpected(self, actual: str) -> InfrastructureError:
         return InfrastructureError(
-            f"the vLLM server {self.url} returned {found[:300]!r}; expected a response of vLLM 0.27 or later"
+            f"the vLLM server {self.url} returned {actual[:300]!r}; expected a response of vLLM 0.27 or later"
         )
 
 

@@ -1,8 +1,8 @@
 """Sampling from a vLLM server, with new weights pushed after each update.
 
 Weights change between two tokens. During a push, new requests are held back and the server ends running ones; when each has returned
-its tokens, the weights are replaced. An interrupted response continues from its prompt and its tokens so far, so that no keys and values
-of older weights are used. Callers see no error, only deltas of the older version before those of the new one.
+its tokens, the weights are replaced. An interrupted response continues from its prompt and its tokens so far, so no keys and values
+of older weights are used. Callers get no error, only deltas of the older version before the new one's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COLDEST = 0.01
 class VllmBackend:
     """A `Backend` on a ``vllm serve`` of this run only, with one model, the live policy ``model``.
 
-    ``url``: such as ``http://127.0.0.1:8000``. ``max_context``: at most that of the server. Raises `ConfigError` if the server was not
+    ``url``: such as ``http://127.0.0.1:8000``. ``max_context``: at most the server's. Raises `ConfigError` if the server was not
     started with the required settings (see ``server.py``), `InfrastructureError` if it does not respond.
     """
 
@@ -55,7 +55,7 @@ class VllmBackend:
 
     @property
     def version(self) -> int:
-        """The version that was pushed last, and that of new deltas."""
+        """The version that was pushed last, which new deltas have."""
         return self._version
 
     def check(self, params: SamplingParams) -> None:
@@ -151,7 +151,7 @@ class VllmBackend:
                     return
             if time.monotonic() > deadline:
                 raise InfrastructureError(
-                    f"{self._sampling} responses were still running {DRAIN_SECONDS} s after the vLLM server was asked to end them; "
+                    f"{self._sampling} responses were still running {DRAIN_SECONDS} s after the vLLM server was requested to end them; "
                     "read each of their generators to the end, or close it"
                 )
 

@@ -59,14 +59,14 @@ def serve_vllm(
 ) -> Generator[str]:
     """Run ``vllm serve model`` as `VllmBackend` requires, on a free port; yields its URL.
 
-    ``args``: further arguments of the command. The server and its children end with the context, also if this process is killed. Raises
+    ``args``: further arguments of the command. The server and its children end with the context, even if this process is killed. Raises
     `MissingExtra` if there is no command ``vllm``, `ConfigError` if ``args`` sets an argument that is set here, and
     `InfrastructureError`, with the end of the server's output, if it stops or is not ready after ``start_seconds``.
     """
     executable = _find_executable()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    own = {
+    arguments = {
         "--host": "127.0.0.1",
         "--port": port,
         "--dtype": dtype,
@@ -75,12 +75,12 @@ def serve_vllm(
         **({} if max_context is None else {"--max-model-len": str(max_context)}),
     }
     for arg in args:
-        if (name := arg.partition("=")[0].replace("_", "-")) in (*own, "--max-model-len"):
+        if (name := arg.partition("=")[0].replace("_", "-")) in (*arguments, "--max-model-len"):
             raise ConfigError(
                 f"{name} cannot be set in the arguments for vLLM; --dtype comes from policy.dtype, --max-model-len from "
                 "policy.max_context, and the others are fixed"
             )
-    command = [str(executable), "serve", str(model), *(part for pair in own.items() for part in pair), *args]
+    command = [str(executable), "serve", str(model), *(part for pair in arguments.items() for part in pair), *args]
     environment = {
         **os.environ,
         "VLLM_SERVER_DEV_MODE": "1",  # enables the endpoints that load weights
@@ -127,10 +127,10 @@ def serve_vllm(
 def _find_executable() -> Path:
     """The command ``vllm`` of this Python environment, or else the first one on the path."""
     beside = Path(sys.executable).parent
-    found = shutil.which("vllm", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
-    if found is None:
+    executable = shutil.which("vllm", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
+    if executable is None:
         raise MissingExtra("vllm", "vllm", "policy.backend: vllm")
-    return Path(found)
+    return Path(executable)
 
 
 def _stop(process: subprocess.Popen[bytes], watch: subprocess.Popen[bytes]) -> None:

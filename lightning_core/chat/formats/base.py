@@ -46,7 +46,7 @@ class ToolFormat:
     bare: str = ""
     """The first character of calls without a mark, which are the whole response."""
     split: Callable[[str, bool], tuple[str, str | None]] | None = None
-    """For formats whose messages name their channel: the reasoning and the answer of a response, the answer None until
+    """For formats whose messages name their channel, the reasoning and the answer of a response, the answer None until
     it begins. The second argument is whether the response is complete."""
     frame: tuple[str, ...] = ()
     """Texts of `split` that are neither reasoning nor answer, the longest first."""
@@ -74,8 +74,8 @@ _MOST_READ = 16
 
 def skip_space(text: str, at: int) -> int:
     """The first index at or after ``at`` that is not white space."""
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
 
 
 def read_json(text: str, at: int) -> tuple[Any, int] | None:
@@ -105,8 +105,8 @@ def _json_end(text: str, at: int) -> int:
 
 def read_object(text: str, at: int) -> tuple[Mapping[str, Any], int] | None:
     """The JSON object at index ``at``, and its end; None if there is none."""
-    found = read_json(text, at)
-    return found if found is not None and isinstance(found[0], Mapping) else None
+    value = read_json(text, at)
+    return value if value is not None and isinstance(value[0], Mapping) else None
 
 
 def write_json(value: Any) -> str:
@@ -125,8 +125,8 @@ def calls_of(value: Any, *, complete: bool = False) -> list[ToolCall] | None:
         arguments = {} if key is None or item[key] is None else item[key]
         if (complete and key is None) or not isinstance(arguments, (Mapping, str)):
             return None
-        given = item.get("id")
-        calls.append(ToolCall(item["name"], arguments, given if isinstance(given, str) else None))
+        identifier = item.get("id")
+        calls.append(ToolCall(item["name"], arguments, identifier if isinstance(identifier, str) else None))
     return calls or None
 
 
@@ -146,14 +146,14 @@ def read_blocks(text: str, opening: str, read_one: Callable[[str, int], CallBloc
     left = _MOST_READ * len(text)
     at = text.find(opening)
     while at >= 0:
-        found = read_one(text, at + len(opening))
-        if found is None or not found[0]:
-            left -= 0 if found is None else found[1] - at
+        block = read_one(text, at + len(opening))
+        if block is None or not block[0]:
+            left -= 0 if block is None else block[1] - at
             at = text.find(opening, at + len(opening)) if left > 0 else -1
             continue
         content.append(text[done:at])
-        calls += found[0]
-        done = found[1]
+        calls += block[0]
+        done = block[1]
         at = text.find(opening, done)
     return "".join([*content, text[done:]]), calls
 

@@ -29,7 +29,7 @@ _STOP = re.compile(
     rf"(?:{'|'.join(map(re.escape, _ENDS))})(?=\s*+(?:{re.escape(_START)}|{re.escape(_CHANNEL)}|$))|(?={re.escape(_START)}assistant)"
 )
 
-# Possessive, so that white space is read once.
+# Possessive, so white space is read once.
 _TO = r"(?:\s*+to=(?P<{}>[^\s<>]++))?"
 _HEADER = re.compile(
     rf"\s*+(?:{re.escape(_START)}assistant)?{_TO.format('before')}\s*+"
@@ -60,35 +60,35 @@ def _pieces(text: str) -> list[_Piece]:
         recipient = None if header is None else header["before"] or header["after"]
         if header is None or (header["channel"] is None and recipient is None):
             # Up to the next message, which may follow without an end.
-            found = _STOP.search(text, at + 1)
-            end = len(text) if found is None else found.end()
-            pieces.append(_Piece("other", text[at:end], text[at:end], found is not None))
+            end_match = _STOP.search(text, at + 1)
+            end = len(text) if end_match is None else end_match.end()
+            pieces.append(_Piece("other", text[at:end], text[at:end], end_match is not None))
         elif recipient is not None:
             call, end = _call(text, header.end(), recipient)
             if call is None:
-                found = _STOP.search(text, header.end())
-                end = len(text) if found is None else found.end()
+                end_match = _STOP.search(text, header.end())
+                end = len(text) if end_match is None else end_match.end()
             pieces.append(_Piece("other" if call is None else "call", text[at:end], text[at:end], end < len(text)))
         else:
-            found = _STOP.search(text, header.end())
-            body = text[header.end() : len(text) if found is None else found.start()]
-            end = len(text) if found is None else found.end()
-            pieces.append(_Piece(header["channel"], body, text[at:end], found is not None))
+            end_match = _STOP.search(text, header.end())
+            body = text[header.end() : len(text) if end_match is None else end_match.start()]
+            end = len(text) if end_match is None else end_match.end()
+            pieces.append(_Piece(header["channel"], body, text[at:end], end_match is not None))
         at = end
     return pieces
 
 
 def _call(text: str, at: int, recipient: str) -> tuple[ToolCall | None, int]:
     """The call to ``recipient`` whose arguments start at ``at``, and its end."""
-    found = read_object(text, at) if recipient.startswith(_FUNCTIONS) else None
+    value = read_object(text, at) if recipient.startswith(_FUNCTIONS) else None
     name = recipient.removeprefix(_FUNCTIONS)
-    if found is None or not name:
+    if value is None or not name:
         return None, at
-    end = skip_space(text, found[1])
+    end = skip_space(text, value[1])
     ended = next((end + len(mark) for mark in _ENDS if text.startswith(mark, end)), None)
     if ended is None and end < len(text) and not text.startswith(_START, end):
         return None, at
-    return ToolCall(name, found[0]), end if ended is None else ended
+    return ToolCall(name, value[0]), end if ended is None else ended
 
 
 def split(text: str, final: bool) -> tuple[str, str | None]:

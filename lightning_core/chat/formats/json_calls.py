@@ -20,11 +20,11 @@ from lightning_core.chat.formats.base import (
 
 
 def _tagged_one(text: str, at: int, *, closing: str, opening: str) -> CallBlock:
-    found = read_json(text, at)
-    calls = None if found is None else calls_of(found[0])
-    if found is None or calls is None:
+    value = read_json(text, at)
+    calls = None if value is None else calls_of(value[0])
+    if value is None or calls is None:
         return None
-    end = skip_space(text, found[1])
+    end = skip_space(text, value[1])
     if text.startswith(closing, end):
         return calls, end + len(closing)
     # A missing closing tag is accepted at the end of the text and before another call.
@@ -39,12 +39,12 @@ def tagged(name: str, opening: str, closing: str, *, as_list: bool = False) -> T
             return f"{opening}[{', '.join(map(write_call, calls))}]{closing}"
         return "\n".join(f"{opening}{write_call(call)}{closing}" for call in calls)
 
-    one = partial(_tagged_one, closing=closing, opening=opening)
+    read_one = partial(_tagged_one, closing=closing, opening=opening)
     return ToolFormat(
         name=name,
         opens=(opening,),
         marks=(opening, closing),
-        read=lambda text: read_blocks(text, opening, one),
+        read=lambda text: read_blocks(text, opening, read_one),
         write=write,
     )
 
@@ -60,12 +60,12 @@ def _read_llama(text: str) -> Reading:
     calls: list[ToolCall] = []
     at = skip_space(body, 0)
     while at < len(body):
-        found = read_json(body, at) if body[at] == "{" else None
-        read = None if found is None else calls_of(found[0], complete=True)
-        if found is None or read is None:
+        value = read_json(body, at) if body[at] == "{" else None
+        read = None if value is None else calls_of(value[0], complete=True)
+        if value is None or read is None:
             return text, []
         calls += read
-        at = skip_space(body, found[1])
+        at = skip_space(body, value[1])
         if body.startswith(";", at):
             at = skip_space(body, at + 1)
     return (before, calls) if calls else (text, [])
@@ -78,10 +78,10 @@ _MISTRAL_NAME = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]([\w-]+))?(?:\[ARGS\])?\s
 def _read_mistral_block(text: str, at: int) -> CallBlock:
     """A list of calls, or in later versions one name with its arguments."""
     named = _MISTRAL_NAME.match(text, at)
-    found = read_json(text, at if named is None else named.end())
-    if found is None:
+    arguments = read_json(text, at if named is None else named.end())
+    if arguments is None:
         return None
-    value, end = found
+    value, end = arguments
     if named is not None:
         return [ToolCall(named[1], value, named[2])], end
     calls = calls_of(value) if isinstance(value, list) else None

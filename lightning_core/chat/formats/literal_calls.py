@@ -45,8 +45,8 @@ def _read_value(
     if text[at] == "[":
         return _read_list(text, at + 1, inner, "]")
     if text[at] == "{":
-        found = _read_list(text, at + 1, _pair(key, inner), "}")
-        return None if found is None else (dict(found[0]), found[1])
+        values = _read_list(text, at + 1, _pair(key, inner), "}")
+        return None if values is None else (dict(values[0]), values[1])
     if (word := _WORD.match(text, at)) is not None:
         return (_WORDS[word[0]], word.end()) if word[0] in _WORDS else None
     if (number := _NUMBER.match(text, at)) is not None:
@@ -65,8 +65,8 @@ def _number(written: str, end: int) -> Found:
 def _pair(key: _Read, value: _Read) -> _Read:
     def read(text: str, at: int) -> Found:
         name = key(text, at)
-        found = None if name is None else value(text, name[1])
-        return None if name is None or found is None else ((name[0], found[0]), found[1])
+        item = None if name is None else value(text, name[1])
+        return None if name is None or item is None else ((name[0], item[0]), item[1])
 
     return read
 
@@ -76,11 +76,11 @@ def _read_list(text: str, at: int, item: _Read, closing: str) -> Found:
     items: list[Any] = []
     at = skip_space(text, at)
     while not text.startswith(closing, at):
-        found = item(text, at)
-        if found is None:
+        element = item(text, at)
+        if element is None:
             return None
-        items.append(found[0])
-        at = skip_space(text, found[1])
+        items.append(element[0])
+        at = skip_space(text, element[1])
         if text.startswith(",", at):
             at = skip_space(text, at + 1)
         elif not text.startswith(closing, at):
@@ -107,31 +107,31 @@ _ESCAPES = {
 }
 
 
-def _unescape(found: re.Match[str]) -> str:
-    code = found[1]
+def _unescape(match: re.Match[str]) -> str:
+    code = match[1]
     if len(code) == 1:
-        return _ESCAPES.get(code, found[0])
+        return _ESCAPES.get(code, match[0])
     number = int(code[1:], 16)
-    return chr(number) if number <= 0x10FFFF else found[0]
+    return chr(number) if number <= 0x10FFFF else match[0]
 
 
 def _python_string(text: str, at: int) -> Found:
-    found = _QUOTED[text[at]].match(text, at) if text[at] in _QUOTED else None
-    if found is None:
+    match = _QUOTED[text[at]].match(text, at) if text[at] in _QUOTED else None
+    if match is None:
         return None
-    value = _ESCAPE.sub(_unescape, found[1])
+    value = _ESCAPE.sub(_unescape, match[1])
     # Two escapes may be one character beyond the basic plane, as in JSON.
-    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if "\\u" in found[
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if "\\u" in match[
         1
-    ] else value, found.end()
+    ] else value, match.end()
 
 
 def _python_key(text: str, at: int) -> Found:
-    found = _python_string(text, at) if at < len(text) else None
-    colon = None if found is None else skip_space(text, found[1])
-    if found is None or colon is None or not text.startswith(":", colon):
+    string = _python_string(text, at) if at < len(text) else None
+    colon = None if string is None else skip_space(text, string[1])
+    if string is None or colon is None or not text.startswith(":", colon):
         return None
-    return found[0], colon + 1
+    return string[0], colon + 1
 
 
 def _keyword(text: str, at: int) -> Found:
@@ -150,14 +150,14 @@ def _python_call(text: str, at: int) -> Found:
     name = _NAME.match(text, at)
     if name is None or not text.startswith("(", name.end()):
         return None
-    found = _read_list(text, name.end() + 1, _KEYWORD, ")")
-    return None if found is None else (ToolCall(name[0], dict(found[0])), found[1])
+    call = _read_list(text, name.end() + 1, _KEYWORD, ")")
+    return None if call is None else (ToolCall(name[0], dict(call[0])), call[1])
 
 
 def _python_calls(text: str, at: int) -> Found:
     at = skip_space(text, at)
-    found = _read_list(text, at + 1, _python_call, "]") if text.startswith("[", at) else None
-    return found if found is not None and found[0] else None
+    calls = _read_list(text, at + 1, _python_call, "]") if text.startswith("[", at) else None
+    return calls if calls is not None and calls[0] else None
 
 
 def _python_value(value: Any) -> str:
@@ -173,8 +173,8 @@ def _python_value(value: Any) -> str:
 
 def _write_python(calls: Sequence[ToolCall]) -> str:
     def one(call: ToolCall) -> str:
-        given = call.arguments.items() if isinstance(call.arguments, Mapping) else ()
-        return f"{call.name}({', '.join(f'{key}={_python_value(value)}' for key, value in given)})"
+        arguments = call.arguments.items() if isinstance(call.arguments, Mapping) else ()
+        return f"{call.name}({', '.join(f'{key}={_python_value(value)}' for key, value in arguments)})"
 
     return f"[{', '.join(map(one, calls))}]"
 
@@ -183,13 +183,13 @@ _LFM, _LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
 
 
 def _read_lfm_block(text: str, at: int) -> CallBlock:
-    found = _python_calls(text, at)
-    if found is None:
+    calls = _python_calls(text, at)
+    if calls is None:
         return None
-    end = skip_space(text, found[1])
+    end = skip_space(text, calls[1])
     if text.startswith(_LFM_END, end):
-        return found[0], end + len(_LFM_END)
-    return (found[0], end) if end == len(text) else None
+        return calls[0], end + len(_LFM_END)
+    return (calls[0], end) if end == len(text) else None
 
 
 _PYTHON, _PYTHON_END = "<|python_start|>", "<|python_end|>"
@@ -200,13 +200,13 @@ def _read_pythonic(text: str) -> Reading:
     before, mark, body = text.partition(_PYTHON)
     if not mark or before.lstrip().startswith("["):
         before, body = "", text
-    found = _python_calls(body, 0)
-    if found is None:
+    calls = _python_calls(body, 0)
+    if calls is None:
         return text, []
-    end = skip_space(body, found[1])
+    end = skip_space(body, calls[1])
     if mark and body.startswith(_PYTHON_END, end):
         end = skip_space(body, end + len(_PYTHON_END))
-    return (before, found[0]) if end == len(body) else (text, [])
+    return (before, calls[0]) if end == len(body) else (text, [])
 
 
 # Gemma 4
@@ -227,11 +227,11 @@ class _Gemma:
 
     @cached_property
     def _ends(self) -> list[int]:
-        return [found.start() for found in _STRING_END.finditer(self._text)]
+        return [match.start() for match in _STRING_END.finditer(self._text)]
 
     @cached_property
     def _key_ends(self) -> list[int]:
-        return [found.start() for found in re.finditer(re.escape(f"{_QUOTE}:"), self._text)]
+        return [match.start() for match in re.finditer(re.escape(f"{_QUOTE}:"), self._text)]
 
     def string(self, text: str, at: int) -> Found:
         """A string between quotes. It ends at the first quote that a comma or a bracket follows."""
@@ -240,8 +240,8 @@ class _Gemma:
     def key(self, text: str, at: int) -> Found:
         if text.startswith(_QUOTE, at):
             return self._quoted(at, self._key_ends, len(_QUOTE) + 1)
-        found = _GEMMA_KEY.match(text, at)
-        return None if found is None else (found[1], self._reach(found.end()))
+        match = _GEMMA_KEY.match(text, at)
+        return None if match is None else (match[1], self._reach(match.end()))
 
     def value(self, text: str, at: int) -> Found:
         self._reach(at)
@@ -264,11 +264,11 @@ def _read_gemma_block(text: str, at: int, source: _Gemma) -> CallBlock:
     if name is None:
         return None
     source.reached = name.end()
-    found = source.value(text, name.end())
-    end = 0 if found is None else skip_space(text, found[1])
-    if found is None or not text.startswith(_GEMMA_END, end):
+    value = source.value(text, name.end())
+    end = 0 if value is None else skip_space(text, value[1])
+    if value is None or not text.startswith(_GEMMA_END, end):
         return [], source.reached
-    return [ToolCall(name[1], found[0])], end + len(_GEMMA_END)
+    return [ToolCall(name[1], value[0])], end + len(_GEMMA_END)
 
 
 def _read_gemma(text: str) -> Reading:

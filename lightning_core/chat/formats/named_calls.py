@@ -29,13 +29,13 @@ def _read_deepseek_block(text: str, at: int) -> CallBlock:
     head = _DS_HEAD.match(text, at)
     if head is not None and head[1].strip() == "function":
         head = _DS_LINE.match(text, head.end())
-    found = None if head is None else read_object(text, head.end())
-    if head is None or found is None or not (name := head[1].strip()):
+    arguments = None if head is None else read_object(text, head.end())
+    if head is None or arguments is None or not (name := head[1].strip()):
         return None
-    end = skip_space(text, found[1])
+    end = skip_space(text, arguments[1])
     if text.startswith(_DS_FENCE, end):
         end = skip_space(text, end + len(_DS_FENCE))
-    return ([ToolCall(name, found[0])], end + len(_DS_CALL_END)) if text.startswith(_DS_CALL_END, end) else None
+    return ([ToolCall(name, arguments[0])], end + len(_DS_CALL_END)) if text.startswith(_DS_CALL_END, end) else None
 
 
 def _read_deepseek(text: str) -> Reading:
@@ -59,13 +59,13 @@ _KIMI_HEAD = re.compile(rf"\s*((?:functions\.)?([\w.-]+):\d+)\s*{re.escape(_KIMI
 def _read_kimi_block(text: str, at: int) -> CallBlock:
     """``functions.NAME:INDEX SEP JSON``. Results are assigned to calls by this id."""
     head = _KIMI_HEAD.match(text, at)
-    found = None if head is None else read_object(text, head.end())
-    if head is None or found is None:
+    arguments = None if head is None else read_object(text, head.end())
+    if head is None or arguments is None:
         return None
-    end = skip_space(text, found[1])
+    end = skip_space(text, arguments[1])
     if not text.startswith(_KIMI_CALL_END, end):
         return None
-    return [ToolCall(head[2], found[0], head[1])], end + len(_KIMI_CALL_END)
+    return [ToolCall(head[2], arguments[0], head[1])], end + len(_KIMI_CALL_END)
 
 
 def _read_kimi(text: str) -> Reading:

@@ -2,7 +2,7 @@
 and later, GLM 4.5 and later.
 
 Values are not escaped. A value therefore ends at the first closing tag that the next parameter or the end of the call
-follows, so that it may contain closing tags of its own.
+follows, so it may contain closing tags itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Elements:
     """The end of the call."""
     typed: bool = False
     lines: bool = False
-    """Whether a value is on lines of its own."""
+    """Whether a value is on separate lines."""
 
 
 class _Text:
@@ -51,20 +51,20 @@ class _Text:
 
     @cached_property
     def _closings(self) -> list[int]:
-        return [found.start() for found in re.finditer(re.escape(self.tags.closing), self.text)]
+        return [match.start() for match in re.finditer(re.escape(self.tags.closing), self.text)]
 
     @cached_property
     def _parameters(self) -> list[int]:
-        return [found.start() for found in self.tags.parameter.finditer(self.text)]
+        return [match.start() for match in self.tags.parameter.finditer(self.text)]
 
     @cached_property
     def _ends(self) -> list[tuple[int, int]]:
         """The closing tags before a parameter or the end of a call, and the index after their white space."""
         ends: list[tuple[int, int]] = []
-        for found in re.finditer(rf"{re.escape(self.tags.closing)}\s*+", self.text):
-            after = found.end()
+        for match in re.finditer(rf"{re.escape(self.tags.closing)}\s*+", self.text):
+            after = match.end()
             if self.text.startswith(self.tags.end, after) or self.tags.parameter.match(self.text, after):
-                ends.append((found.start(), after))
+                ends.append((match.start(), after))
         return ends
 
     def value(self, at: int) -> tuple[str, int] | None:
@@ -92,10 +92,10 @@ def _read_call(source: _Text, at: int) -> tuple[ToolCall | None, int]:
     arguments: dict[str, Any] = {}
     at = head.end()
     while (parameter := tags.parameter.match(text, at)) is not None:
-        found = source.value(parameter.end())
-        if found is None:
+        argument = source.value(parameter.end())
+        if argument is None:
             return None, at
-        value, at = found
+        value, at = argument
         if parameter[1] in arguments:
             return None, at
         arguments[parameter[1]] = value
@@ -112,7 +112,7 @@ def _read_call(source: _Text, at: int) -> tuple[ToolCall | None, int]:
 def _read_block(source: _Text, at: int, *, opening: str, closing: str, several: bool | None) -> CallBlock:
     """A call, then ``closing``, which may be missing where the text or the block ends.
 
-    ``several``: one or more calls, of which those before a malformed one are read; None: the call's end is that of the block.
+    ``several``: one or more calls, read up to a malformed one; None: the call ends with the block.
     """
     text = source.text
     calls: list[ToolCall] = []

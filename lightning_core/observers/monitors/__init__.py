@@ -11,7 +11,7 @@ from lightning_core.observers.monitors import agents, gradient, policy, rewards
 from lightning_core.observers.monitors.watch import Alert, alerts, new_alerts, raised
 
 _DECLARED = (agents, gradient, policy, rewards)
-"""Imported so that their monitors are in the registry."""
+"""Imported to register their monitors."""
 
 __all__ = [
     "MONITORS",

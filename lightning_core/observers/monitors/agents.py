@@ -27,13 +27,13 @@ def failed_rollouts(history: History, held_out: HeldOut, *, steps: Steps = 3, at
 def left_out(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least: Share = 0.1) -> str | None:
     """A share of `at_least` of the rollouts was left out: infrastructure failures, or invalid rewards."""
     lines = last(history, steps)
-    found = share(lines, "rollouts_left_out", "rollouts")
-    if found is None or found < at_least:
+    count = share(lines, "rollouts_left_out", "rollouts")
+    if count is None or count < at_least:
         return None
     invalid = total(lines, "rollouts_invalid")
     reasons = f"{invalid:.0f} had an invalid reward, the others" if invalid else "they"
     return (
-        f"{found:.0%} of the rollouts of {period(steps)} were left out: {reasons} had an infrastructure failure, such as a provider that "
+        f"{count:.0%} of the rollouts of {period(steps)} were left out: {reasons} had an infrastructure failure, such as a provider that "
         "does not answer or a rate limit. Tasks that fail often are trained less. lightning-rl trace lists the errors; raise "
         "rollouts.retries, or lower rollouts.concurrency if the provider limits requests"
     )
@@ -55,23 +55,23 @@ def no_calls(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least:
 
 @monitor("forked_contexts")
 def forked_contexts(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least: Share = 0.5) -> str | None:
-    """A share of `at_least` of the later calls of conversations does not continue the recorded tokens, so that each is
-    a training row of its own."""
+    """A share of `at_least` of the later calls of conversations does not continue the recorded tokens, so each is
+    its own training row."""
     lines = last(history, steps)
     continued = total(lines, *_CONTINUED)
     forked, rewritten = total(lines, "context_forked"), total(lines, "context_rewritten")
     if not lines or continued < _FEW_CALLS or (forked + rewritten) / continued < at_least:
         return None
-    found = (
+    fraction = (
         f"{(forked + rewritten) / continued:.0%} of the later calls in conversations of {period(steps)} do not continue the recorded "
-        "tokens; each is encoded and trained as a row of its own, which takes longer"
+        "tokens; each is encoded and trained as a separate row, which takes longer"
     )
     if forked >= rewritten:
         return (
-            f"{found}. The chat template renders earlier turns differently in later prompts, such as without their reasoning. Set "
+            f"{fraction}. The chat template renders earlier turns differently in later prompts, such as without their reasoning. Set "
             "policy.chat_template_kwargs so that it keeps them, if the template allows it"
         )
     return (
-        f"{found}. The agent changes its history: it edits, shortens or rebuilds earlier responses. Send responses back as they were "
+        f"{fraction}. The agent changes its history: it edits, shortens or rebuilds earlier responses. Send responses back as they were "
         "received"
     )

@@ -26,13 +26,13 @@ def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str
     groups, single = total(lines, "groups"), total(lines, "groups_single")
     if single > groups / 2:  # see single_attempt
         return None
-    found = f"nothing was trained in {period(steps)}: the attempts of all {groups:.0f} groups earned the same"
+    text = f"nothing was trained in {period(steps)}: the attempts of all {groups:.0f} groups earned the same"
     reward = mean(lines, "reward") or 0.0
     if solved(lines) >= _SOLVED:
-        return f"{found}, and {solved(lines):.0%} of the rollouts are solved. Use harder tasks, or end the run"
+        return f"{text}, and {solved(lines):.0%} of the rollouts are solved. Use harder tasks, or end the run"
     if reward == 0:
         return (
-            f"{found}: 0. The tasks are too hard, or the reward is 0 for every response. Check the reward with lightning-rl trace; use "
+            f"{text}: 0. The tasks are too hard, or the reward is 0 for every response. Check the reward with lightning-rl trace; use "
             "easier tasks, reward partial success, or raise rollouts.group_size so that some attempts succeed"
         )
     trained = any(number(line, "calls_credited", "rows_trained") for line in history)
@@ -42,7 +42,7 @@ def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str
         else "The reward does not depend on the response, or all responses are equal: check the reward with lightning-rl trace"
     )
     return (
-        f"{found} (mean {reward:.3f}). {cause}; raise rollouts.temperature or rollouts.group_size, replace such groups with "
+        f"{text} (mean {reward:.3f}). {cause}; raise rollouts.temperature or rollouts.group_size, replace such groups with "
         "rollouts.refill, or use easier or harder tasks"
     )
 

@@ -20,8 +20,8 @@ def entropy_collapse(
     ratio: Share = 0.1,
     equal: Share = 0.9,
 ) -> str | None:
-    """The entropy of sampling fell below `below` nats per token and below `ratio` of that of the first steps, a share of `equal`
-    of the groups earned the same, and most tasks are not solved. With fewer equal groups a low entropy is that of short, certain
+    """The entropy of sampling fell below `below` nats per token and below `ratio` of its value in the first steps, a share of `equal`
+    of the groups earned the same, and most tasks are not solved. With fewer equal groups, low entropy comes from short, certain
     answers."""
     if len(history) < 2 * steps or solved(history[-steps:]) >= _SOLVED:
         return None
@@ -94,7 +94,7 @@ def clipping(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least:
 
 @monitor("gradient_norm", each_policy=True)
 def gradient_norm(history: History, held_out: HeldOut, *, steps: Steps = 3, factor: Limit = 30.0) -> str | None:
-    """The gradient's norm is not finite, or its median over `steps` steps is `factor` times that of the steps before."""
+    """The gradient's norm is not finite, or its median over `steps` steps is `factor` times the median of the steps before."""
     names = ("grad_norm", "verl/actor/grad_norm")
     infinite = next((name for name in names if name in history[-1] and number(history[-1], name) is None), None)
     if infinite is not None:

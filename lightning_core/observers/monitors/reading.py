@@ -26,8 +26,8 @@ def number(line: Mapping[str, Any], *names: str) -> float | None:
 
 def mean(lines: History, *names: str) -> float | None:
     """The mean of a metric (`number`) over the steps that have it; None if no step has it."""
-    found = [value for line in lines if (value := number(line, *names)) is not None]
-    return fmean(found) if found else None
+    values = [value for line in lines if (value := number(line, *names)) is not None]
+    return fmean(values) if values else None
 
 
 def total(lines: History, *names: str) -> float:
@@ -36,7 +36,7 @@ def total(lines: History, *names: str) -> float:
 
 
 def share(lines: History, part: str, whole: str) -> float | None:
-    """The sum of ``part`` as a fraction of that of ``whole``; None without steps, or if a step has no ``part``."""
+    """The sum of ``part`` as a fraction of the sum of ``whole``; None without steps, or if a step has no ``part``."""
     if not lines or any(number(line, part) is None for line in lines):
         return None
     number_of = total(lines, whole)

@@ -62,7 +62,7 @@ def _mean(rewards: Mapping[str, float]) -> float:
 
 
 def _fall(before: Mapping[str, float], after: Mapping[str, float], errors: float) -> float | None:
-    """By how much the mean reward of the tasks in both fell; None if it may be chance."""
+    """The drop of the mean reward of the tasks in both; None if it may be chance."""
     falls = [before[task] - after[task] for task in before if task in after]
     if len(falls) < _MIN_TASKS or fmean(falls) <= _TINY:
         return None
@@ -74,7 +74,7 @@ def _values(lines: History, name: str) -> list[float]:
 
 
 def _rose(start: Sequence[float], end: Sequence[float], errors: float) -> bool:
-    """Whether the mean of ``end`` is above that of ``start`` by more than ``errors`` standard errors of the difference."""
+    """Whether the mean of ``end`` exceeds the mean of ``start`` by more than ``errors`` standard errors of the difference."""
     if min(len(start), len(end)) < 2:
         return False
     rise, error = fmean(end) - fmean(start), math.hypot(*(stdev(v) / math.sqrt(len(v)) for v in (start, end)))

@@ -43,7 +43,7 @@ class Alert:
 def raised(history: History, held_out: HeldOut, monitors: Sequence[Watched] | None = None) -> list[Alert]:
     """The monitors that hold after the newest step of ``history``.
 
-    ``held_out``: the evaluations so far. ``monitors``: those of the run; None: Lightning's own.
+    ``held_out``: the evaluations so far. ``monitors``: the run's; None: Lightning's own.
     """
     return _raised(_views(history), len(history), held_out, watched() if monitors is None else monitors)
 
@@ -51,21 +51,21 @@ def raised(history: History, held_out: HeldOut, monitors: Sequence[Watched] | No
 def alerts(history: History, held_out: HeldOut, monitors: Sequence[Watched] | None = None) -> list[Alert]:
     """The monitors that held after each step, in order: what the run itself reported.
 
-    A step's monitors were evaluated before its own held-out evaluation, except those of the last step, which include it.
+    A step's monitors were evaluated before its own held-out evaluation, except in the last step, whose monitors include it.
     """
-    found: list[Alert] = []
+    raised: list[Alert] = []
     views, active = _views(history), watched() if monitors is None else monitors
     for number, line in enumerate(history, start=1):
         newest = number == len(history)
         known = held_out if newest else {step: rewards for step, rewards in held_out.items() if step < line["step"]}
-        found += _raised(views, number, known, active)
-    return found
+        raised += _raised(views, number, known, active)
+    return raised
 
 
-def new_alerts(found: Sequence[Alert]) -> list[Alert]:
-    """The alerts of ``found`` (`alerts`) that did not hold after the step before."""
-    held = {(*a.source, a.step) for a in found}
-    return [a for a in found if (*a.source, a.step - 1) not in held]
+def new_alerts(raised: Sequence[Alert]) -> list[Alert]:
+    """The alerts of ``raised`` (`alerts`) that did not hold after the step before."""
+    held = {(*a.source, a.step) for a in raised}
+    return [a for a in raised if (*a.source, a.step - 1) not in held]
 
 
 Views = Mapping[str | None, History]
@@ -78,7 +78,7 @@ def _views(history: History) -> Views:
 
 
 def _of_policy(line: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
-    """The metrics of ``line``, with those of the policy ``name`` in place of the common ones."""
+    """The metrics of ``line``, with the policy ``name``'s in place of the common metrics."""
     yield from line.items()
     prefix = f"{name}/"
     yield from ((key.removeprefix(prefix), value) for key, value in line.items() if key.startswith(prefix))
@@ -88,21 +88,23 @@ def _raised(views: Views, number: int, held_out: HeldOut, monitors: Sequence[Wat
     """The monitors that hold after the first ``number`` steps."""
     if not number:
         return []
-    found: list[Alert] = []
+    raised: list[Alert] = []
     policies = [name for name in views if name is not None]
-    for one in monitors:
-        for policy in policies if one.rule.each_policy and policies else [None]:
+    for monitor in monitors:
+        for policy in policies if monitor.rule.each_policy and policies else [None]:
             history = views[policy][:number]
-            message, broken = _message(one, history, held_out)
+            message, broken = _message(monitor, history, held_out)
             if message is not None:
                 step = int(history[-1]["step"])
-                found.append(Alert(monitor=one.rule.name, step=step, message=message, policy=policy, broken=broken))
-    return found
+                raised.append(
+                    Alert(monitor=monitor.rule.name, step=step, message=message, policy=policy, broken=broken)
+                )
+    return raised
 
 
-def _message(one: Watched, history: History, held_out: HeldOut) -> tuple[str | None, bool]:
+def _message(monitor: Watched, history: History, held_out: HeldOut) -> tuple[str | None, bool]:
     """The monitor's message, and whether it is an exception that it raised, which must not end the run."""
     try:
-        return one.rule.function(history, held_out, **one.arguments), False
+        return monitor.rule.function(history, held_out, **monitor.arguments), False
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function can raise anything
         return f"the monitor itself failed: {describe(error)}. Correct it, or remove it from monitors.add", True

@@ -1,4 +1,4 @@
-"""Sends what a run measures to its trackers, each on a thread of its own."""
+"""Sends a run's metrics and results to its trackers, each on its own thread."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Trackers(Observer):
     only_reports = True
 
     def __init__(self, config: Config, factories: Mapping[str, TrackerFactory] | None = None) -> None:
-        """``factories``: default those of ``run.report_to``; raises as `tracker_factories` does."""
+        """``factories``: default: ``run.report_to``; raises as `tracker_factories` does."""
         self._factories = tracker_factories(config) if factories is None else factories
         self._threads: list[_TrackerThread] = []
 
@@ -88,7 +88,7 @@ class _TrackerThread:
         self._factory = factory
         self._run = run
         self._tracker: Tracker | None = None
-        # A daemon, so that a server that does not answer cannot keep an interrupted process alive.
+        # A daemon, so a server that does not answer cannot keep an interrupted process alive.
         self._thread = threading.Thread(target=self._work, name=f"lightning-tracker-{name}", daemon=True)
         self._reports: SimpleQueue[tuple[_Report, bool]] = SimpleQueue()
         self._errors = self._in_a_row = 0
@@ -107,7 +107,9 @@ class _TrackerThread:
             logger.warning("run.report_to: waiting for the tracker %s; Ctrl-C ends the wait", self._name)
             self._thread.join(max(0.0, began + _WAIT_SECONDS - time.monotonic()))
         if self._thread.is_alive():
-            logger.warning("run.report_to: the tracker %s did not end, and may lack what was reported last", self._name)
+            logger.warning(
+                "run.report_to: tracker %s did not shut down in time; its last values may be missing", self._name
+            )
         if self._errors > 1:
             logger.warning("run.report_to: %d errors of the tracker %s; the first is above", self._errors, self._name)
 
@@ -148,7 +150,7 @@ class _TrackerThread:
             self._in_a_row += 1
             if self._errors == 1:
                 logger.warning(
-                    "run.report_to: the tracker %s failed, and training goes on without what it missed: %s",
+                    "run.report_to: tracker %s failed and will miss these values; training continues: %s",
                     self._name,
                     describe(error),
                     exc_info=logger.isEnabledFor(logging.DEBUG),

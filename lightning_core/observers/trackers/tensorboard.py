@@ -1,7 +1,7 @@
 """Reports a run to TensorBoard: event files in the run's folder, under ``tensorboard/``.
 
 tensorboardX writes them, not ``torch.utils.tensorboard``: that imports torch and the whole TensorBoard with its server, of which
-a machine that only trains needs nothing.
+a training machine needs nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TensorBoardTracker:
         self._step = run.steps_done
         self._writer: Any = import_module(PACKAGE).SummaryWriter(
             str(run.folder / "tensorboard"),
-            # TensorBoard hides what an interrupted process wrote of the steps that are repeated.
+            # TensorBoard hides values that an interrupted process wrote for repeated steps.
             purge_step=run.steps_done + 1 if run.resumed else None,
             # The rest of a file's name is the machine and the second: not enough for a run that is resumed at once.
             filename_suffix=f".{run.steps_done:06d}",

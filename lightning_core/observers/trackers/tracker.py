@@ -36,7 +36,7 @@ class TrackedRun:
 
     def keep_id(self, tracker: str, identity: str) -> None:
         """Store the tracker's own id of this run in the run's folder, for when the run is resumed."""
-        # A file each, since trackers start at the same time, each on its own thread.
+        # One file per tracker, since trackers start concurrently, each on its own thread.
         self._id_path(tracker).write_text(f"{identity}\n", encoding="utf-8")
 
     def _id_path(self, tracker: str) -> Path:
@@ -44,9 +44,9 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Receives what a run measures. Created by a factory that gets the `TrackedRun`.
+    """Receives a run's metrics and results. Created by a factory that gets the `TrackedRun`.
 
-    All calls, the factory's included, come one after the other from a thread of the tracker's own, so that training does not
+    All calls, including the factory's, run in order on the tracker's own thread, so training does not
     wait for them. Their errors are logged and counted.
     """
 

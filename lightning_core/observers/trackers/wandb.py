@@ -45,7 +45,7 @@ class WandbTracker:
             dir=str(run.folder),
             # Not the process's current run, which may be the user's own; and the console is the progress display's.
             reinit="create_new",
-            # wandb asks for a key on a terminal; nobody may be there.
+            # wandb prompts for a key on a terminal, where nobody may answer.
             settings=self._wandb.Settings(console="off", login_timeout=60),
         )
         run.keep_id("wandb", self._run.id)

@@ -1,7 +1,7 @@
 """Environment variables that route the model calls of a program to the endpoint.
 
-A program in another process is reached by none of this process's patches. The clients of most providers read their URL and key from
-the environment, so a child process gets those of the endpoint. The original values stay in this process, for calls that the
+This process's patches do not reach a program in another process. The clients of most providers read their URL and key from
+the environment, so a child process gets the endpoint's URL and keys. The original values stay in this process, for calls that the
 endpoint forwards.
 """
 
@@ -78,8 +78,8 @@ def endpoint_environment(
 ) -> dict[str, str]:
     """The environment variables that route the calls of another program to the endpoint, as the current agent.
 
-    For launchers that Lightning does not patch: containers, SSH, job queues. ``environment``: that of the program, without these
-    variables; None: that of this process. ``base_url``: the endpoint's URL as the program reaches it; None: as configured.
+    For launchers that Lightning does not patch: containers, SSH, job queues. ``environment``: the program's, without these
+    variables; None: this process's. ``base_url``: the endpoint's URL as the program reaches it; None: as configured.
     Empty outside a rollout, in one without an endpoint, and if ``environment`` has a key of this rollout.
     """
     environment = os.environ if environment is None else environment
@@ -120,7 +120,7 @@ def child_variables(environment: Mapping[str, str], endpoint: str, key: str) -> 
 def origin_url(environment: Mapping[str, str], path: str, query: str) -> tuple[str, str | None]:
     """The URL that a program with this ``environment`` would have called without the endpoint, and its credentials.
 
-    ``path``: that of its request to the endpoint. The credentials are as in the header ``lightning-origin-authorization``.
+    ``path``: the path of its request to the endpoint. The credentials are as in the header ``lightning-origin-authorization``.
     """
     provider = _provider_of(path)
     base = next(filter(None, map(environment.get, provider.urls)), provider.default_url).rstrip("/")
@@ -144,5 +144,5 @@ def _originals(environment: Mapping[str, str], *endpoints: str | None) -> dict[s
     urls = {name for provider in _PROVIDERS for name in provider.urls}
     ours = {urlsplit(endpoint).netloc for endpoint in endpoints if endpoint is not None}
     given = {name: environment[name] for name in _ORIGINALS if name in environment}
-    # A program that got its variables from another rollout would be sent round in a circle.
+    # Variables from another rollout would route the program's calls in a circle.
     return {name: value for name, value in given.items() if name not in urls or urlsplit(value).netloc not in ours}

@@ -1,8 +1,8 @@
 """API keys that name their agent: ``<key of the rollout>.<base64url of a JSON object>.<signature>``.
 
-A program in another process sends its key with every request, with any client. A key made here also says which agent the program is,
+A program in another process sends its key with every request, with any client. A key made here also names the program's agent,
 which span its calls are children of, and where calls go that the endpoint does not answer. The signature is made with the secret of the
-rollout, so a program cannot change what its key says.
+rollout, so a program cannot change its key.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class KeyAddress:
 
     agent: str | None = None
     mark: str | None = None
-    """As `Address.mark`."""
+    """See `Address.mark`."""
     span: str | None = None
     """The span that the program's calls are children of: 16 hexadecimal digits."""
     origin: str | None = None
-    """Where calls that are not answered by the endpoint go; see `ActiveRollout.keep_origin`."""
+    """The destination of calls that the endpoint does not answer; see `ActiveRollout.keep_origin`."""
 
 
 _FIELDS = frozenset(field.name for field in fields(KeyAddress))

@@ -1,4 +1,4 @@
-"""`launch`: runs a program as an agent of the rollout, in folders of its own."""
+"""`launch`: runs a program as an agent of the rollout, in its own folders."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _wait(
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the process has ended. Where possible it keeps its number, which is also that of its group."""
+    """Whether the process has ended. Where possible it keeps its number, which is also its group's."""
     if not hasattr(os, "waitid"):  # macOS
         return process.poll() is not None
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -15,7 +15,7 @@ class Output:
     """The ends of several streams, as bytes. Reading never blocks, even if another process holds a stream open."""
 
     def __init__(self, *streams: IO[bytes], limit: int) -> None:
-        """``limit``: bytes that are kept of each."""
+        """``limit``: bytes kept per stream."""
         self._limit = limit
         self._selector = selectors.DefaultSelector()
         self._kept: dict[int, bytearray] = {}
@@ -36,7 +36,7 @@ class Output:
             stream.close()
 
     def read(self, seconds: float) -> bool:
-        """Read what there is, and wait at most ``seconds`` for it. Returns whether there was anything."""
+        """Read the available output, and wait at most ``seconds`` for it. Returns whether there was any."""
         found = False
         for key, _ in self._selector.select(seconds):
             with suppress(BlockingIOError):

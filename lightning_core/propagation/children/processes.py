@@ -29,7 +29,7 @@ class _ChildRun:
     process: multiprocessing.process.BaseProcess
     scope: ChildScope
     own: Callable[[], Any] | None
-    """``run`` if it was set on the object; None if it is that of its class."""
+    """``run`` if it was set on the object; None if its class defines it."""
 
     def __call__(self) -> Any:
         with self.scope():
@@ -40,7 +40,7 @@ def _start(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -
     if current_rollout() is None:
         return wrapped(*args, **kwargs)
     own = vars(instance).get("run")
-    # The attribute travels with the object, by pickle or by fork. The class may have a ``run`` of its own.
+    # The attribute travels with the object, by pickle or by fork. The class may have its own ``run``.
     instance.run = _ChildRun(instance, child_scope(), own)
     try:
         return wrapped(*args, **kwargs)
@@ -72,7 +72,7 @@ def _pool_init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
 
 def _pool_method(*names: str) -> Wrapper:
-    """Wraps a method of `multiprocessing.Pool` whose parameters are ``names``, so that its jobs carry the scope."""
+    """Wraps a method of `multiprocessing.Pool` whose parameters are ``names``, so its jobs carry the scope."""
 
     def wrapper(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         if current_rollout() is None or not _is_process_pool(instance):

@@ -13,7 +13,7 @@ _PROGRAM = re.compile(r"[\w.+/-]+")
 
 
 def program_of(words: Sequence[Any]) -> str:
-    """The name of the program with these arguments; that of the command if it is a shell with ``-c``."""
+    """The name of the program with these arguments; for a shell with ``-c``, the name of its command."""
     name = os.path.basename(os.fsdecode(words[0]))
     if len(words) > 2 and name.endswith("sh") and os.fsdecode(words[1]) == "-c":
         return program_of_command(os.fsdecode(words[2]), shell=name)

@@ -24,7 +24,7 @@ from lightning_core.propagation.children.sender import sender
 from lightning_core.propagation.clients.stamping import is_sending
 
 SUBPROCESS = "subprocess"
-"""Why a request may go elsewhere: a child process was started, whose requests are not seen here."""
+"""The reason of a request elsewhere: a child process was started, whose requests are not seen here."""
 
 _counted: ContextVar[bool] = ContextVar("lightning_program_counted", default=False)
 """Whether the program that is being started is counted by a function that calls this one."""

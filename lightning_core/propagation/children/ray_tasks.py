@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _CALL = "__ray_call__"
 
 _carriers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-"""For each remote function, the one that runs it in a scope. Ray exports each of them once."""
+"""The function that runs each remote function in a scope. Ray exports each function once."""
 _warned: set[str] = set()
 
 
@@ -48,7 +48,7 @@ def _entering(function: Callable[..., Any]) -> Callable[..., Any]:
                 return function(*args, **kwargs)
 
         entering = call
-    # Not functools.wraps: Ray reads the signature, which is that of this function.
+    # Not functools.wraps: Ray reads the signature, which must be this function's.
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
         setattr(entering, name, getattr(function, name))
     return entering

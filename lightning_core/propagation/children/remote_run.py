@@ -50,7 +50,7 @@ class RemoteRollout(ActiveRollout):
         sender.flush()
 
     def declare(self, names: Iterable[str]) -> None:
-        """As `ActiveRollout.declare`; each name is sent once."""
+        """See `ActiveRollout.declare`; each name is sent once."""
         with self._lock:
             new = set(names) - self._declared
             self._declared |= new
@@ -58,22 +58,22 @@ class RemoteRollout(ActiveRollout):
             self._send("declared", sorted(new))
 
     def add_origin(self, name: str, variables: Mapping[str, str]) -> None:
-        """As `ActiveRollout.add_origin`; returns when the endpoint knows it, since the program's first request needs it."""
+        """See `ActiveRollout.add_origin`; returns when the endpoint knows it, since the program's first request needs it."""
         super().add_origin(name, variables)
         self._send("origin", [name, dict(variables)])
         sender.flush()
 
     def note_elsewhere(self, agent: str | None, host: str, why: str, *, times: int = 1) -> None:
-        """As `ActiveRollout.note_elsewhere`."""
+        """See `ActiveRollout.note_elsewhere`."""
         sender.add(self._destination(), "elsewhere", agent, printable(host), why, times=times)
 
     def count(self, what: str, *, detail: str | None = None, times: int = 1) -> None:
-        """As `ActiveRollout.count`."""
+        """See `ActiveRollout.count`."""
         super().count(what, detail=detail, times=times)
         sender.add(self._destination(), "count", what, detail, times=times)
 
     def count_infrastructure_failure(self, detail: str, *, times: int = 1) -> None:
-        """As `ActiveRollout.count_infrastructure_failure`."""
+        """See `ActiveRollout.count_infrastructure_failure`."""
         sender.add(self._destination(), "infrastructure", detail, times=times)
 
     def _append(self, span: SpanRecord) -> None:

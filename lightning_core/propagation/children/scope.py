@@ -1,7 +1,7 @@
 """Carries the current scope into a child process that runs Python.
 
 A `ChildScope` travels with the work, by pickle or by fork. Entering it in the child installs the patches there and opens the scope
-for as long as the work runs, so that a worker process keeps nothing of a rollout.
+for as long as the work runs, so a worker process keeps nothing of a rollout.
 """
 
 from __future__ import annotations

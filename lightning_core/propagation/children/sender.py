@@ -1,6 +1,6 @@
 """Sends what this process records about rollouts that run in other processes.
 
-A daemon thread sends records in batches, so that the code that records does not wait for the network. It runs only while there is
+A daemon thread sends records in batches, so the code that records does not wait for the network. It runs only while there is
 something to send. `Sender.flush` waits until everything is sent.
 """
 
@@ -38,7 +38,7 @@ _ENDED = "the rollout has ended"
 _IDLE_SECONDS = 1.0
 """The thread ends, and closes its connection, after this time without records."""
 _COUNT_SECONDS = 0.2
-"""Counts wait this long for more of them, unless another record is sent."""
+"""Counts wait this long for further counts, unless another record is sent."""
 _BATCH_BYTES = 128 << 10
 """Small, because the endpoint's event loop parses a batch in one go."""
 _QUEUE_BYTES = 32 << 20

@@ -2,7 +2,7 @@
 
 This happens in the HTTP client when the request is sent, so any SDK and any client object works unchanged, whenever it was created.
 `stamping` decides, from the request and the current scope; each other module applies that to one library. Bodies are not changed, and
-not read if that would consume them. A stamped request follows no HTTP redirect, so that its key does not leave the endpoint, and
+not read if that would consume them. A stamped request follows no HTTP redirect, so its key does not leave the endpoint, and
 bypasses proxies if the endpoint is on this machine.
 """
 
@@ -33,7 +33,7 @@ _CLIENTS: tuple[tuple[str, tuple[tuple[str, Wrapper], ...]], ...] = (
 
 
 def install_client(patches: Patches) -> None:
-    """Wrap every HTTP client library that is installed, so that it stamps requests."""
+    """Make every installed HTTP client library stamp requests."""
     for module, wraps in _CLIENTS:
         if importlib.util.find_spec(module) is not None:
             for attribute, wrapper in wraps:

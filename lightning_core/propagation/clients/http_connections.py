@@ -1,6 +1,6 @@
 """Stamps requests of `http.client`, and so of `urllib.request`.
 
-When the headers of a model call end, the connection gets a socket to the endpoint instead of its own. So it never connects to the provider,
+When the headers of a model call end, the connection gets a socket to the endpoint instead of its own, so it never connects to the provider,
 neither in clear nor with TLS or through a proxy. The next request to another host connects again.
 """
 

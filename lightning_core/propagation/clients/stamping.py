@@ -56,7 +56,7 @@ class Redirection:
 
     @property
     def is_local(self) -> bool:
-        """Whether the endpoint is on this machine, so that proxies must be bypassed."""
+        """Whether the endpoint is on this machine, which requires bypassing proxies."""
         return _split(self.url).hostname in _LOOPBACK
 
     def is_same_origin(self, url: str) -> bool:
@@ -70,15 +70,15 @@ class Redirection:
         return base, self.url.removeprefix(base)
 
     def headers(self, sent: Mapping[str, str]) -> dict[str, str]:
-        """All headers of the stamped request; ``sent`` are those of the client."""
+        """All headers of the stamped request; ``sent`` are the client's."""
         kept = {name: value for name, value in sent.items() if name.lower() not in {*self.remove, *self.set}}
         return {**kept, **self.set}
 
 
 def redirect(method: str, url: str, headers: Mapping[str, str], body: Body | Compressed) -> Redirection | None:
-    """Where a request goes instead of ``url``; None: it is not changed.
+    """The stamped destination of a request to ``url``; None: it is not changed.
 
-    ``headers``: with lower-case or case-insensitive names. Raises StrayCallError for a model call of no agent that can be named, and for
+    ``headers``: with lower-case or case-insensitive names. Raises StrayCallError for a model call whose agent cannot be determined, and for
     any request that may be a model call if its routing fails.
     """
     with record("client.stamp"):
@@ -138,7 +138,7 @@ def _redirect_for(
 
 
 def _read(method: str, body: Body | Compressed) -> Body:
-    """A body as `find_route` reads it: only that of a POST, because decompressing it takes time."""
+    """A body as `find_route` reads it: only of a POST, because decompressing takes time."""
     if not isinstance(body, Compressed):
         return body
     return body.read() if method.upper() == "POST" else UNSEEN
@@ -202,11 +202,11 @@ class Changed:
     """A stamped request after the client's own hooks, middlewares or transports."""
 
     url: str
-    """Where they send it; the original URL if they left that of the endpoint."""
+    """The URL that they chose; the original URL if they left the endpoint's."""
     headers: Mapping[str, str]
     """Its headers without the stamp."""
     to: Redirection | None
-    """Where it goes instead of ``url``."""
+    """The destination in place of ``url``."""
 
 
 def redirect_again(method: str, url: str, headers: Mapping[str, str], body: Body | Compressed) -> Changed | None:
@@ -261,7 +261,7 @@ async def await_sent(
 
 
 def is_sending() -> bool:
-    """Whether a request that was looked at is being sent in this context, so that its connection is that of a known request."""
+    """Whether a request that was looked at is being sent in this context, so its connection is known."""
     sent = _sent.get()
     # Without a proxy, a stamped request connects to the endpoint alone.
     return _sending.get() and (sent is None or not sent.is_local)

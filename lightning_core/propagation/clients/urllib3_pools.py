@@ -41,7 +41,7 @@ def _arguments(pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
     given.update(given.pop("response_kw", {}))
     del given["self"]
     headers = given.get("headers")
-    # The pool of the endpoint has defaults of its own.
+    # The endpoint's pool has its own defaults.
     given.setdefault("timeout", pool.timeout)
     if given.get("retries") is None:
         given["retries"] = pool.retries

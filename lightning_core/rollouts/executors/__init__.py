@@ -1,1 +1,1 @@
-"""Where agents run: on an event loop, on threads or in worker processes, never on the runner's own loop."""
+"""Executors run agents: on an event loop, on threads or in worker processes, never on the runner's own loop."""

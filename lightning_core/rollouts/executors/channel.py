@@ -1,6 +1,6 @@
 """Messages between the runner and its workers, over a pair of sockets.
 
-A message is its length in 4 bytes, then its bytes. The runner sends pickles. Workers send JSON, so that nothing which an agent
+A message is its length in 4 bytes, then its bytes. The runner sends pickles. Workers send JSON, so nothing that an agent
 returns or raises runs code in the runner.
 """
 
@@ -46,7 +46,7 @@ def framed(data: bytes) -> bytes:
 
 
 async def read_json(reader: asyncio.StreamReader) -> Any:
-    """The next message of a worker; None at the end of the connection, and for what is no message."""
+    """The next message of a worker; None at the end of the connection, and for anything but a message."""
     try:
         (size,) = _HEADER.unpack(await reader.readexactly(_HEADER.size))
         if size > _MAX_BYTES:

@@ -1,4 +1,4 @@
-"""Runs agents in this process: async agents on an event loop of their own, sync agents on daemon threads.
+"""Runs agents in this process: async agents on a separate event loop, sync agents on daemon threads.
 
 Agents share the process with each other and with the run. An agent that blocks its event loop is found, and the loop replaced. An agent
 that ends, blocks or fills the process cannot be contained; use `processes` for that.
@@ -43,7 +43,7 @@ _RESPONSE_SECONDS = 1.0
 class InProcessExecutor:
     """Runs ``solve`` and then ``reward``, if there is one.
 
-    ``own_threads``: async agents run on threads and event loops of their own too.
+    ``own_threads``: async agents also run on separate threads and event loops.
     """
 
     def __init__(self, solve: Agent, reward: ScoreFunction | None, *, own_threads: bool) -> None:
@@ -202,7 +202,7 @@ class AgentLoop:
 
 
 async def on_thread(function: Callable[[], Any]) -> Any:
-    """The result of ``function`` on a daemon thread of its own, in a copy of the current context."""
+    """The result of ``function`` on a new daemon thread, in a copy of the current context."""
     runner = asyncio.get_running_loop()
     future: asyncio.Future[Any] = runner.create_future()
     context = contextvars.copy_context()
@@ -258,7 +258,7 @@ def _settle(
 
 
 def _run_here(solve: Agent, work: Assignment) -> Any:
-    """Run the agent on this thread, with an event loop of its own if it is asynchronous."""
+    """Run the agent on this thread, with a new event loop if it is asynchronous."""
     result = solve(work.task)
     if not inspect.iscoroutine(result):
         return result

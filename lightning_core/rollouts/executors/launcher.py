@@ -1,4 +1,4 @@
-"""Starts and ends worker processes: a process of its own, which imports the agent and forks.
+"""Starts and ends worker processes, in a separate process that imports the agent and forks.
 
 A fork costs milliseconds and shares the memory of everything that was imported. It is unsafe if the import started threads or left
 connections open. Then, and on other systems than Linux, each worker is a new interpreter that imports the agent itself.
@@ -188,7 +188,7 @@ def _ended_child() -> int | None:
 
 
 def _why_not_fork(files: dict[int, str], threads: int) -> str | None:
-    """Why this process must not be forked now; None if it may be. ``files``, ``threads``: before the agent was imported."""
+    """The reason this process must not be forked now, or None. ``files``, ``threads``: before the agent was imported."""
     if sys.platform != "linux":
         return f"the platform is {sys.platform}"
     if len(running := threading.enumerate()) > 1:

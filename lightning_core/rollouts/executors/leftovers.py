@@ -24,7 +24,7 @@ def adopt_orphans() -> None:
 
 
 def processes() -> Processes:
-    """The processes that this one and its descendants have started, without those of `multiprocessing` itself."""
+    """The processes started by this process and its descendants, except `multiprocessing`'s own."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:  # no need to read all of /proc

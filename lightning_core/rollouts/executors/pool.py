@@ -55,7 +55,7 @@ class WorkerHandle:
         self.lost = False
         """It was killed because the launcher is gone."""
         self.first_memory = 0
-        """Its memory in bytes after the first of them."""
+        """Its memory in bytes after its first rollout."""
 
     def send(self, data: bytes) -> None:
         """Send a message."""
@@ -71,7 +71,7 @@ class WorkerHandle:
         if self.pid is not None and not self.exited.done():
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PGRP, self.pid, _LOW_PRIORITY)
-            with contextlib.suppress(OSError):  # on Linux desktops, sessions have priorities of their own
+            with contextlib.suppress(OSError):  # on Linux desktops, sessions have their own priorities
                 Path(f"/proc/{self.pid}/autogroup").write_text(str(_LOW_PRIORITY))
 
     def hang_up(self) -> None:
@@ -91,13 +91,13 @@ class Pool:
         self._commands: CommandSender | None = None
         self._numbers = itertools.count()
         self._starting: dict[int, WorkerHandle] = {}
-        """By the number of the start."""
+        """The workers by start number."""
         self._workers: dict[int, WorkerHandle] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._opening: threading.Thread | None = None
         self._boots = False
         self.obstacle: str | None = None
-        """Why each worker imports the agent anew; None: workers are forks of a process that has imported it."""
+        """The reason each worker imports the agent anew; None: workers are forks of a process that has imported it."""
         self.memory = 0
         """Bytes that the imported agent takes."""
 

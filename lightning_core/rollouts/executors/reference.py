@@ -67,6 +67,6 @@ def _is_at(function: Callable[..., Any], name: str) -> bool:
 
 def _unsupported(key: str, function: Callable[..., Any], why: str) -> ConfigError:
     return ConfigError(
-        f"{key}: {function!r:.120} cannot run in another process: {why}. Move it to the top level of a module of its own, or set "
+        f"{key}: {function!r:.120} cannot run in another process: {why}. Move it to the top level of a separate module, or set "
         "rollouts.executor to task or thread"
     )

@@ -1,7 +1,7 @@
 """A worker process: runs one rollout after another, each in its own scope.
 
 Working directory, environment variables and random numbers are reset at the start of each rollout. Other state of the process
-is kept, so that the agent's clients stay connected.
+is kept, so the agent's clients stay connected.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Worker:
         return {"ended": ended, "memory": memory_bytes(), "left": self._left_running(*before)}
 
     def _left_running(self, before: set[threading.Thread], processes_before: Processes) -> bool:
-        """Whether the rollout left tasks, threads or processes of its own, which would run during later rollouts."""
+        """Whether the rollout left its own tasks, threads or processes, which would run during later rollouts."""
         if self._used_loop and asyncio.all_tasks(self._loop.get_loop()):
             return True
         new = [t for t in threading.enumerate() if t not in before and t.name != RECORDS_THREAD]
@@ -229,7 +229,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def memory_bytes() -> int:
-    """The memory of this process without that of files, in bytes; 0 on systems without ``/proc``."""
+    """The memory of this process in bytes, without files; 0 on systems without ``/proc``."""
     with contextlib.suppress(OSError, ValueError):
         _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
         return (resident - shared) * os.sysconf("SC_PAGE_SIZE")

@@ -25,7 +25,7 @@ _PREFIX = "air: "
 def with_air(episode: Episode, air: Air, functions: Sequence[CallReward] = ()) -> Episode:
     """``episode`` plus the intermediate rewards of its trained calls, except rewards of 0. ``functions``: of ``air.rules``.
 
-    In a fork also those of the calls that it repeats: its return is compared with that of the rollout where they were sampled.
+    A fork also gets the rewards of the calls that it repeats: its return is compared with the rollout's where they were sampled.
     """
     return replace(episode, rewards=(*episode.rewards, *_rewards(episode, air, functions)))
 

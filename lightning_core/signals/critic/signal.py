@@ -20,7 +20,7 @@ class CriticSignal(Signal):
 
     critic: Critic
     policies: Collection[str]
-    """Those whose reward rule needs values."""
+    """The policies whose reward rule needs values."""
 
     async def annotate(
         self, episodes: Sequence[Episode], tasks: Mapping[str, Task], step: int, *, required: bool

@@ -30,12 +30,12 @@ class CrossEntropy(Section):
     """Coefficient of the cross-entropy, which is in nats per token: the mean over rollouts of the mean over the chosen
     tokens of each."""
     tokens: Annotated[tuple[CeTokens, ...], BeforeValidator(_listed), Field(strict=False)] = ("tool",)
-    """The tokens, one of these or a list. `tool`: results of tools (ECHO). `user`: messages of the user. Of both, those
-    that follow a response of the rollout. `response`: the responses of rollouts with a reward of `min_reward` or more."""
+    """The tokens, one of these or a list. `tool`: results of tools (ECHO). `user`: messages of the user. For
+    both: only messages after the first response. `response`: the responses of rollouts with a reward of `min_reward` or more."""
     min_reward: float | None = None
     """With `response`: the least reward of a rollout; null: `eval.solved`."""
     agents: Names | None = None
-    """Agents whose prompts and responses are meant, with `*` as wildcard; null: all trained agents."""
+    """Agents the loss applies to, with `*` as wildcard; null: all trained agents."""
 
 
 class CrossEntropyKeys(Section):

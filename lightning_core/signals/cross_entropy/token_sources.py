@@ -1,4 +1,4 @@
-"""The tokens with a cross-entropy loss: which message each token of a prompt belongs to (``algorithm.ce``).
+"""Maps each token of a prompt to its message, for the cross-entropy loss (``algorithm.ce``).
 
 With ``tokens: tool`` this is ECHO (arXiv 2605.24517): the policy also learns to predict what its actions bring about, from every
 rollout, also those without any difference in reward. With ``tokens: response`` it is rejection-sampling fine-tuning on the step's
@@ -47,7 +47,7 @@ class TokenSources:
             self._min_reward = solved if settings.min_reward is None else settings.min_reward
         if self._roles and not all(chat.places_text for chat in chats.values()):
             raise ConfigError(
-                "algorithm.ce: the tokenizer does not report the characters of each token, so that the tokens of tool results and "
+                "algorithm.ce: the tokenizer does not report the characters of each token, so the tokens of tool results and "
                 "user messages are not known; use tokens: response, or a model with a fast tokenizer"
             )
 
@@ -95,7 +95,7 @@ class TokenSources:
         *,
         again: bool,
     ) -> None:
-        """``again``: the agent has responded before in this rollout, so that new messages may be results of that."""
+        """``again``: the agent has responded before in this rollout, so new messages may be results of that response."""
         conversation = keys(prompt.messages, prompt.tools)
         new = {
             i: key

@@ -23,7 +23,7 @@ class CurriculumKeys(Section):
     order. `curriculum`: at random, with a probability proportional to p(1 − p), where p is the task's estimated
     success rate (see `eval.solved`) in its last attempts (2408.15099, 2502.12272)."""
     sampling_floor: Annotated[float, Ge(0), Le(1)] = 0.1
-    """With `curriculum`: the part of the probability that is the same for all tasks, so that none is left out."""
+    """With `curriculum`: the part of the probability that is the same for all tasks, so every task can be drawn."""
 
 
 def sampling_floor(tasks: Section) -> float | None:

@@ -1,4 +1,4 @@
-"""Draws the tasks of a step by the recent attempts at them, which are read from the store, so that a resumed run draws the same."""
+"""Draws the tasks of a step by the recent attempts at them, which are read from the store, so a resumed run draws the same."""
 
 from __future__ import annotations
 

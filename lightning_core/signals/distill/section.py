@@ -72,7 +72,7 @@ def prompt_function(distill: Distill) -> Callable[..., Any] | None:
 
 
 def _check(c: Sections) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the keys of a teacher that can teach nothing, those without effect, and those that verl does not support."""
+    """Yield the keys of teachers equal to the policy, keys without effect, and keys that verl does not support."""
     d = distill_of(c.algorithm)
     if d is None:
         return

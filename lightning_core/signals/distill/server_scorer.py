@@ -24,7 +24,7 @@ _PROBE = "The quick brown fox jumps over 13 lazy dogs; SELECT name FROM users WH
 
 
 PlaceLogprobs = Mapping[str, Mapping[str, Any]]
-"""By token id: ``logprob``, and ``decoded_token`` if the server decodes."""
+"""Entries by token id: ``logprob``, and ``decoded_token`` if the server decodes."""
 
 
 class _BadRequest(InfrastructureError):
@@ -154,8 +154,8 @@ class ServerScorer:
 def open_scorer(distill: Distill, tokenizer: Any, *, vocabulary: int | None = None) -> ServerScorer:
     """The teacher of ``distill`` that is a server's model.
 
-    ``tokenizer``: the policy's. ``vocabulary``: the number of tokens that the policy has logits for; a server may know more. Errors are
-    those of `ServerScorer`.
+    ``tokenizer``: the policy's. ``vocabulary``: the number of tokens that the policy has logits for; a server may know more. Raises the
+    errors of `ServerScorer`.
     """
     assert distill.server is not None, "the teacher is a server's model"
     return ServerScorer(

@@ -25,7 +25,7 @@ class DistillSignal(Signal):
     algorithm: Algorithm
 
     def streams(self, episodes: Sequence[Episode]) -> Streams:
-        """The teacher's terms for the calls of ``episodes``. Errors are those of `Teacher.streams`."""
+        """The teacher's terms for the calls of ``episodes``. Raises the errors of `Teacher.streams`."""
         return self.teacher.streams(episodes, masked=masked_calls(self.algorithm, episodes))
 
 

@@ -86,7 +86,7 @@ class Teacher:
                 f"algorithm.distill: the teacher's prompt and the response have {length} tokens, more than policy.max_context = "
                 f"{self.max_context}; raise it, or shorten what {name!r} adds"
             )
-        # A rollout of its own: teachers' prompts of two calls can be prefixes of each other.
+        # A separate rollout: teachers' prompts of two calls can be prefixes of each other.
         return replace(
             transition, prompt_ids=np.array(ids, dtype="<u4"), rollout=f"{transition.rollout}-{transition.call}"
         )

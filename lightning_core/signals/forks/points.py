@@ -96,7 +96,7 @@ def fork_job(origin: Rollout, point: Call, index: int, sample: int) -> Job:
 
 
 def reason_to_drop(fork: Rollout) -> str | None:
-    """Why ``fork`` is not used; None if it is."""
+    """The reason ``fork`` is not used, or None."""
     recording, tools = fork.job.recorded, fork.job.tools
     assert isinstance(recording, Recording), "a fork repeats another rollout"
     if fork.status in LEFT_OUT:

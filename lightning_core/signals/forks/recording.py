@@ -49,11 +49,11 @@ class Replay:
         return self._next((agent, model, pack(prompt_ids, "<u4")))
 
     def take_forwarded(self, agent: str | None, messages: Sequence[object]) -> Call | None:
-        """The recorded call that answers one that is forwarded; None to forward it."""
+        """The recorded call that answers a forwarded call; None to forward it."""
         return self._next((agent, None, _text(messages)))
 
     def reach(self, agent: str | None, model: str, prompt_ids: Sequence[int]) -> str | None:
-        """The id of the chosen call if this sampled one takes its place, else None."""
+        """The id of the chosen call if this call is sampled in its place, else None."""
         point = self._point
         if point is None or _key(point) != (agent, model, pack(prompt_ids, "<u4")):
             return None

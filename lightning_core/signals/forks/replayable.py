@@ -37,7 +37,7 @@ def replayable(function: str, /) -> Callable[[F], F]: ...
 @overload
 def replayable(function: F, /) -> F: ...
 def replayable(function: Any, /) -> Any:
-    """Mark a function, as ``@replayable`` or with a name of its own as ``@replayable("name")``.
+    """Mark a function, as ``@replayable`` or with a name as ``@replayable("name")``.
 
     Only for functions whose effects need not happen again. Results are matched by agent, tool call of the model in which the function
     runs, name, arguments and order of equal calls. Arguments are compared by value; objects other than plain data, dataclasses and

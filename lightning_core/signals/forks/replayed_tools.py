@@ -23,9 +23,9 @@ def kept_tools(settings: Forks) -> ToolResults | None:
 
 
 def recorded_tools(trace: Trace, point: Call) -> list[RecordedTool]:
-    """The calls of tools in ``trace`` whose results a fork at ``point`` takes from the record: those that began before it.
+    """The calls of tools in ``trace`` whose results a fork at ``point`` takes from the record: the calls that began before it.
 
-    A tool whose body makes the call ``point`` runs again. What is inside another of these tools does not happen.
+    A tool whose body makes the call ``point`` runs again. Code inside another of these tools does not run.
     """
     parents = _parents(trace)
     around = set(_ancestors(point.id, parents))
@@ -58,7 +58,7 @@ def calls_of_tools(trace: Trace, tools: Iterable[RecordedTool]) -> set[str]:
 
 
 def tools_that_ran(trace: Trace, tools: Iterable[RecordedTool]) -> str:
-    """For the reason why the fork ``trace`` is dropped: the first tool that did not return a recorded result; empty if all did."""
+    """Names the first tool in the fork ``trace`` that did not return a recorded result, for messages; empty if all did."""
     for event in trace.events:
         if NOT_KEPT in event.attributes:
             return f". The tool {event.attributes[TOOL]!r} ran again: {event.attributes[NOT_KEPT]}"

@@ -20,8 +20,8 @@ def rewards_of_tree(episode: Episode) -> Hashable:
 
 @reward_rule("counterfactual", group=("task", "fork"), needs=("forks",), depends_on=rewards_of_tree)
 def counterfactual(episode: Episode) -> list[float]:
-    """The mean return of the rollouts through the call, compared with those of the other responses to the same history.
-    C3 (2603.06859): only the response differs, so the difference is what it changed. With `advantage: rloo`, leave-one-out.
+    """The mean return of the rollouts through the call, compared with the other responses to the same history.
+    C3 (2603.06859): only the response differs, so it causes the difference. With `advantage: rloo`, leave-one-out.
 
     Calls before the first fork are compared with the other attempts at the task.
     """

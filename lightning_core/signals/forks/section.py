@@ -35,7 +35,7 @@ class Forks(Section):
     docs/forks.md describes them."""
 
     points: Count = 1
-    """Number of calls per task that are sampled anew, chosen among those of all its attempts."""
+    """Number of calls per task that are sampled anew, chosen among the calls of all its attempts."""
     samples: Count = 2
     """Number of forks at each of these calls."""
     agents: Names | None = None

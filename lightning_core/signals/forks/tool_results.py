@@ -22,9 +22,9 @@ T = TypeVar("T")
 _Outcome = tuple[Literal["returned", "raised"], Any]
 
 RESULT = "lightning.tool.pickled_result"
-"""Attribute of a tool's span: what its body returned or raised; base64 of a pickle."""
+"""Attribute of a tool's span: the result or exception of its body; base64 of a pickle."""
 NOT_KEPT = "lightning.tool.not_kept"
-"""Attribute of a tool's span: why its result cannot be returned again."""
+"""Attribute of a tool's span: the reason its result cannot be returned again."""
 
 _MAX_BYTES = 1 << 20
 """Most bytes of a pickled result that is kept."""
@@ -54,14 +54,14 @@ class ToolResults:
     names: frozenset[str] | None
     """Names of tools; None: the functions that are marked with ``@replayable``."""
     recorded: Sequence[RecordedTool] = ()
-    """In order of start."""
+    """The recorded calls in order of start."""
 
     def __call__(self) -> ToolReplay:
         return ToolReplay(self)
 
 
 class ToolReplay:
-    """Runs the selected tools of one attempt: returns the recorded results that are left, and keeps those of tools that run."""
+    """Runs the selected tools of one attempt: returns the recorded results that are left, and keeps the results of tools that run."""
 
     def __init__(self, results: ToolResults) -> None:
         self._names = results.names
@@ -74,7 +74,7 @@ class ToolReplay:
         return marked if self._names is None else name in self._names
 
     def run(self, handle: SpanHandle, body: Callable[[], T]) -> T:
-        """The recorded result of the tool of the span ``handle``, or else that of ``body``. A recorded exception is raised again."""
+        """The recorded result of the tool of the span ``handle``, or else ``body``'s. A recorded exception is raised again."""
         if (outcome := self._restore(handle)) is not None:
             return _repeat(outcome)
         try:

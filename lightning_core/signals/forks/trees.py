@@ -1,7 +1,7 @@
 """The rollouts of a step as trees: a fork shares the calls that it repeats with the rollout that it was forked from.
 
 A *choice* is a response. The responses that were sampled with the same history are choices of the same *decision*, which
-has the id of the first of them. All rollouts through a choice are samples of what the policy earns after it, and all rollouts
+has the id of the first. All rollouts through a choice are samples of what the policy earns after it, and all rollouts
 through a decision are samples of what it earns before it.
 """
 

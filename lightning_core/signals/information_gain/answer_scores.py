@@ -64,7 +64,7 @@ class AnswerScorer:
         """``episodes`` with the logprobs of their tasks' answers at the calls of ``policies``.
 
         ``tasks``: by id. A call whose prompt leaves no room for the answer is not scored, and counted. Raises `ConfigError` if the
-        answer of a task is no text.
+        answer of a task is not a text.
         """
         answers = {identity: find_answer(task, self.settings.answer, self.function) for identity, task in tasks.items()}
         self._log_missing(answers)
@@ -100,7 +100,7 @@ class AnswerScorer:
         mask = np.zeros(stop, dtype=np.bool_)
         mask[start:] = True
         return Row(
-            # A row of its own: no call continues it.
+            # A separate row: no call continues it.
             rollout=f"{transition.rollout}-{transition.call}",
             agent=transition.agent,
             policy=transition.policy,
@@ -125,7 +125,7 @@ class AnswerScorer:
 def find_answer(task: Task, name: str, function: Callable[[Task], Any] | None) -> str | None:
     """The answer of ``task``; None if it has none, or an empty one. ``function``: what ``name`` names, unless it is a key.
 
-    Raises `ConfigError` if the answer is no text, or the function fails.
+    Raises `ConfigError` if the answer is not a text, or the function fails.
     """
     answer: object
     if function is None:

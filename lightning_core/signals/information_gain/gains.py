@@ -1,6 +1,6 @@
 """The gain of each call of a rollout in the likelihood of the task's answer (``credit.information_gain``).
 
-The answer is scored at the prompt of each trained call, in place of the response. What a call gained is the score at the prompt of the
+The answer is scored at the prompt of each trained call, in place of the response. A call's gain is the score at the prompt of the
 call that follows it, which has the call's own response and what its tools returned, less the score at its own prompt.
 """
 
@@ -23,10 +23,10 @@ After = Literal["agent", "policy"]
 def information_gains(
     episode: Episode, *, after: After = "agent", measure: Measure = "probability"
 ) -> list[float | None]:
-    """For each transition, the score after it minus the score before it. None without both.
+    """The score after each transition minus the score before it; None without both.
 
     ``measure``: the score. ``probability``: exp of the mean logprob of the answer's tokens; ``log-probability``: the mean itself.
-    ``after``: whose next prompt has the score after a call: that of the same ``agent``, or of any agent with the same ``policy``. The
+    ``after``: the agents whose next prompt has the score after a call: the same ``agent``, or any agent with the same ``policy``. The
     next call is the first, in order of arrival, that began after the call ended and does not run in a parallel branch.
     """
     scores = {call: math.exp(s) if measure == "probability" else s for call, s in answer_scores(episode).items()}

@@ -32,7 +32,7 @@ class InformationGain(Section):
     """Key of the task that has the answer, as the text that the agent would answer. Or `module:callable`, called with the
     task; it returns the text, or None for a task without an answer."""
     prefix: str = ""
-    """Text that the policy is made to say before the answer, such as `"</think>\n<answer>"`. Special tokens in it are encoded
+    """Text inserted before the answer when it is scored, such as `"</think>\n<answer>"`. Special tokens in it are encoded
     as such."""
 
 

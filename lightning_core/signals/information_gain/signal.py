@@ -24,7 +24,7 @@ class InformationGainSignal(Signal):
 
     scorer: AnswerScorer
     policies: Collection[str]
-    """Those whose reward rule uses the scores."""
+    """The policies whose reward rule uses the scores."""
     store: Store
     _counts: dict[str, float] = field(default_factory=dict[str, float])
 

@@ -1,8 +1,8 @@
 """Scores the rollouts of a group in one prompt, as RULER does (OpenPipe's ART).
 
 The prompt contains the common beginning of the rollouts once, then the rest of each. Only the differences within the group matter for
-training, and a model compares better than it scores. The judge's requests go through the policy endpoint as those of an agent that is not
-trained; its scores are recorded as rewards of the rollouts.
+training, and a model compares better than it scores. The judge's requests go through the policy endpoint as an untrained
+agent's; its scores are recorded as rewards of the rollouts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class JudgeResult:
     """The rewards of each rollout, by its id: the score from 0 to 1 times ``credit.judge.weight``; or one for each criterion and each of
     its agents, without weights."""
     error: str | None
-    """Why there are no scores; None if there are."""
+    """The reason there are no scores, or None."""
     records: Sequence[tuple[RolloutRecord, Sequence[SpanRecord]]]
 
 
@@ -213,7 +213,7 @@ def _request_scores(group: Sequence[Episode], judge: Judge, url: str, key: str) 
 def _transcript(trace: Trace) -> list[str]:
     """The messages of all calls, without the history that later calls repeat.
 
-    What the agent itself repeats is kept."""
+    The agent's own repetitions are kept."""
     lines: list[str] = []
     shown: Counter[str] = Counter()
     for call in trace.calls:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lightning_core.config.sections import Sections
 
 JUDGE = "judge"
-"""The name of the rewards that hold a judge's scores, and the beginning of those of its criteria."""
+"""The name of the rewards that hold a judge's scores, and the prefix of its criteria's rewards."""
 _KEY: KeyPath = ("credit", "judge")
 
 
@@ -46,7 +46,7 @@ def _rubric_kind(data: object) -> str:
 
 Rubric = Annotated[
     Annotated[str, Tag("[text]")] | Annotated[tuple[Criterion, ...], Field(strict=False), Tag("[criteria]")],
-    # One kind is expected, so that errors are about that one.
+    # One kind is expected, so errors are about that kind.
     Discriminator(_rubric_kind),
 ]
 
@@ -58,7 +58,7 @@ class Judge(Section):
     model: str
     """Name of the model: `base` for the initial weights, or a model of `policy.upstream`."""
     rubric: Rubric | None = None
-    """The standard for rollouts: a text, for one score; or a list of criteria, each with a score of its own; null: how well
+    """The standard for rollouts: a text, for one score; or a list of criteria, each with its own score; null: how well
     it solves the task."""
     weight: float = 1.0
     """Coefficient of the score, which is from 0 to 1. The product is added to the episode's reward. With a list of
@@ -68,7 +68,7 @@ class Judge(Section):
 
     @property
     def criteria(self) -> tuple[Criterion, ...]:
-        """The criteria with scores of their own; none if the rubric is a text."""
+        """The criteria with their own scores; empty if the rubric is a text."""
         return self.rubric if isinstance(self.rubric, tuple) else ()
 
     @property

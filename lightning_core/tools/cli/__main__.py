@@ -14,7 +14,7 @@ def run() -> int:
         from lightning_core.tools.cli.main import main
 
         return main()
-    except KeyboardInterrupt:  # outside a command; `main` reports those of commands
+    except KeyboardInterrupt:  # outside a command; `main` reports interrupts of commands
         print("\nlightning-rl: interrupted.", file=sys.stderr)
         return exits.SIGNAL + signal.SIGINT
 

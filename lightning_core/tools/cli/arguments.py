@@ -1,4 +1,4 @@
-"""Checks of ``key=value`` arguments, and what a wrong one was probably meant to be."""
+"""Checks of ``key=value`` arguments, with suggestions for misspelt ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def default_config() -> str:
 
 
 def split_sources(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Tell the sources of ``sft`` from overrides, which argparse does not: a word without ``=``, or the path of something."""
+    """Separate the sources of ``sft`` from overrides, which argparse does not: a word without ``=``, or an existing path."""
     words = [*options.sources, *options.overrides]
     options.sources = [word for word in words if not word.startswith("-") and ("=" not in word or Path(word).exists())]
     options.overrides = [word for word in words if word not in options.sources]
@@ -32,10 +32,10 @@ def split_sources(parser: argparse.ArgumentParser, options: argparse.Namespace) 
 
 def check_overrides(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Exit with a usage error for an override without ``=``, and for one in place of the configuration."""
-    given: str | None = getattr(options, "config", None)
-    if given is not None and "=" in given and not Path(given).exists() and options.command == "eval":
+    config: str | None = getattr(options, "config", None)
+    if config is not None and "=" in config and not Path(config).exists() and options.command == "eval":
         parser.error(
-            f"found {given!r} in place of the configuration; its file comes first: lightning-rl eval lightning.yaml {given}"
+            f"found {config!r} in place of the configuration; its file comes first: lightning-rl eval lightning.yaml {config}"
         )
     for position, text in enumerate(options.overrides):
         if text.startswith(("-", "=")) or "=" not in text:
@@ -58,6 +58,6 @@ def _keys_like(name: str) -> list[str]:
     from lightning_core.config.problems import key_paths
     from lightning_core.config.sections import Sections
 
-    wanted = name.replace("-", "_")
-    found = [key for key in key_paths(Sections) if key == wanted or key.endswith(f".{wanted}")]
-    return found[:3] if wanted else []
+    key_name = name.replace("-", "_")
+    matches = [key for key in key_paths(Sections) if key == key_name or key.endswith(f".{key_name}")]
+    return matches[:3] if key_name else []

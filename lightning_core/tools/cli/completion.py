@@ -1,6 +1,6 @@
 """``lightning-rl completion``: prints a shell's completion script.
 
-shtab writes it from the parser once, so that a completion is answered by the shell itself. argcomplete would start Python and import
+shtab writes it from the parser once, so a completion is answered by the shell itself. argcomplete would start Python and import
 this package each time that Tab is pressed.
 """
 
@@ -24,11 +24,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def completion(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Run the command; returns its exit code. ``parser``: that of all commands."""
+    """Run the command; returns its exit code. ``parser``: the parser of all commands."""
     import shtab
 
     for action in _actions(parser):
-        # What is no option is a file or a folder, except names of a fixed set.
+        # Positional arguments complete to paths, unless they have choices.
         if not action.option_strings and action.choices is None:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
     print(shtab.complete(parser, options.shell))

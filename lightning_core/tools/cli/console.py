@@ -36,7 +36,7 @@ class Column:
 
 
 class _Visible:
-    """Shows control characters of a renderable as escapes, so that no text of an agent controls the terminal."""
+    """Shows control characters of a renderable as escapes, so no text of an agent controls the terminal."""
 
     def __init__(self, renderable: RenderableType) -> None:
         self._renderable = renderable

@@ -38,8 +38,8 @@ def credit(options: argparse.Namespace) -> int:
 
     folder = as_run_folder(options.config)
     if folder is None:
-        found = "is a file" if Path(options.config).exists() else "does not exist"
-        raise ConfigError(f"{options.config!r} {found}; expected a run's folder, such as runs/latest")
+        state = "is a file" if Path(options.config).exists() else "does not exist"
+        raise ConfigError(f"{options.config!r} {state}; expected a run's folder, such as runs/latest")
     overrides = [*([f"credit.rewards={options.rule}"] if options.rule else []), *options.overrides]
     unsupported = next((text for text in overrides if not _SETTING.match(text)), None)
     if unsupported is not None:
@@ -66,7 +66,8 @@ def credit(options: argparse.Namespace) -> int:
         configs = {file: load_config(file, overrides) for file in dict.fromkeys(files.values())}
         rules = {file: _rules(config) for file, config in configs.items()}
         needing = next(
-            (r.reward_rule.name for own in rules.values() for r in own.values() if NEED in r.reward_rule.needs), None
+            (r.reward_rule.name for named in rules.values() for r in named.values() if NEED in r.reward_rule.needs),
+            None,
         )
         if needing is not None and not store.has_arrays(ANSWER_LOGPROBS):
             raise ConfigError(
@@ -85,7 +86,7 @@ def _rules(config: Config) -> Mapping[str, CreditRules]:
     from lightning_core.config.build_rules import policy_rules
 
     rules = policy_rules(config)
-    if any(own.needs_values for own in rules.values()):
+    if any(r.needs_values for r in rules.values()):
         raise ConfigError(
             f"rewards: {config.credit.rewards} needs a critic's values, which are available in training only"
         )

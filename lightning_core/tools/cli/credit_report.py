@@ -20,7 +20,7 @@ def make_report(changes: Sequence[Change], rules: Mapping[str, CreditRules], ste
             Column("agent", cut=True),
             *_numeric("calls", "mean |A|", "now", "correlation", "other sign", "from 0", "to 0"),
         ],
-        (_agent_row(found) for found in compare_agents(changes)),
+        (_agent_row(change) for change in compare_agents(changes)),
     )
     changed = most_changed(changes, calls)
     if not changed:
@@ -54,16 +54,16 @@ def _line(text: str) -> Text:
 
 
 def _describe(rules: Mapping[str, CreditRules]) -> str:
-    def one(own: CreditRules) -> str:
-        return f"rewards: {own.reward_rule.name}, advantage: {own.advantage_rule.name}"
+    def describe(r: CreditRules) -> str:
+        return f"rewards: {r.reward_rule.name}, advantage: {r.advantage_rule.name}"
 
     if len(rules) == 1:
-        return one(*rules.values())
-    return "; ".join(f"{name}: {one(own)}" for name, own in rules.items())
+        return describe(*rules.values())
+    return "; ".join(f"{name}: {describe(r)}" for name, r in rules.items())
 
 
-def _agent_row(found: AgentChange) -> Sequence[str]:
-    correlation = "–" if found.correlation is None else f"{found.correlation:.3f}"
-    counts = map(str, (found.flipped, found.from_zero, found.to_zero))
-    agent = "all" if found.agent is None else found.agent
-    return agent, str(found.calls), f"{found.before:.3f}", f"{found.after:.3f}", correlation, *counts
+def _agent_row(change: AgentChange) -> Sequence[str]:
+    correlation = "–" if change.correlation is None else f"{change.correlation:.3f}"
+    counts = map(str, (change.flipped, change.from_zero, change.to_zero))
+    agent = "all" if change.agent is None else change.agent
+    return (agent, str(change.calls), f"{change.before:.3f}", f"{change.after:.3f}", correlation, *counts)

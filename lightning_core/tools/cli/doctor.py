@@ -45,8 +45,8 @@ def doctor(options: argparse.Namespace) -> int:
 
         return _report(examine_environment(), as_json=options.json)
     for option, least in (("tasks", 1), ("attempts", 2)):
-        if (given := getattr(options, option)) < least:
-            raise ConfigError(f"--{option} {given}: expected {least} or more")
+        if (value := getattr(options, option)) < least:
+            raise ConfigError(f"--{option} {value}: expected {least} or more")
     from lightning_core.config import load_config
 
     config = load_config(options.config, options.overrides, needs=("agent", "tasks.train"))
@@ -56,13 +56,13 @@ def doctor(options: argparse.Namespace) -> int:
     progress = show_progress()
     try:
         with agents_output_apart():
-            found = examine_environment(config)
-            found += examine(
+            findings = examine_environment(config)
+            findings += examine(
                 config, count=options.tasks, attempts=options.attempts, model=not options.no_model, progress=progress
             )
     finally:
         progress.close()
-    return _report(found, as_json=options.json)
+    return _report(findings, as_json=options.json)
 
 
 def _report(findings: Iterable[Finding], *, as_json: bool) -> int:

@@ -38,12 +38,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def export(options: argparse.Namespace) -> int:
-    """Write the folder, and upload it if asked to; returns the exit code."""
+    """Write the folder, upload it with ``--push``; returns the exit code."""
     try:
         from lightning_core.rollouts.interrupts import interruptible
         from lightning_core.tools.export import export as exporting
         from lightning_core.tools.export import push as pushing
-        from lightning_core.tools.export.source import find_trained
+        from lightning_core.tools.export.trained_model import find_trained
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("lightning_core"):
             raise
@@ -55,7 +55,7 @@ def export(options: argparse.Namespace) -> int:
         trained = find_trained(run, checkpoint=options.checkpoint, policy=options.policy, overrides=options.overrides)
     if options.push:
         pushing.check_push(options.push, adapter_of=trained.policy.model if options.format == "peft" else None)
-    with interruptible():  # so that no part of the folder remains after SIGTERM
+    with interruptible():  # no part of the folder may remain after SIGTERM
         exporting.export(trained, out, format=options.format, dtype=options.dtype)
     say(f"{trained.name} of {trained.checkpoint} as {options.format}: {out}")
     if options.push:

@@ -1,6 +1,6 @@
 """``lightning-rl init``: writes an agent, tasks, a configuration and a test, from a template for a framework.
 
-A template is a folder in ``templates/``; its files are added to those of ``templates/shared/`` and replace files of the same name.
+A template is a folder in ``templates/``; its files are added to ``templates/shared/`` and replace files of the same name.
 """
 
 from __future__ import annotations
@@ -106,10 +106,10 @@ def write(name: str, folder: Path) -> list[Path]:
 
 def template_files(name: str) -> dict[Path, Path]:
     """The files of the template ``name``: their paths in the new folder, sorted, and their sources."""
-    found: dict[Path, Path] = {}
+    files: dict[Path, Path] = {}
     for folder in (FOLDER / SHARED, FOLDER / name):
-        found |= {path.relative_to(folder): path for path in folder.rglob("*") if _belongs(path)}
-    return dict(sorted(found.items()))
+        files |= {path.relative_to(folder): path for path in folder.rglob("*") if _belongs(path)}
+    return dict(sorted(files.items()))
 
 
 def _belongs(path: Path) -> bool:

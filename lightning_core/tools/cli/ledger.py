@@ -44,7 +44,7 @@ def format_names(ledger: Iterable[Entry], paths: Mapping[str, Sequence[str]]) ->
 
     ``paths``: of each name that stands for agents in several places.
     """
-    shared = {path: name for name, found in paths.items() for path in found}
+    shared = {path: name for name, places in paths.items() for path in places}
     names = [
         f"{name} (one place only: {', '.join(paths[name])})" if name in paths else name
         for name in sorted({shared.get(name, name) for name in selectable_names(ledger)})

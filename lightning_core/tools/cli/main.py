@@ -163,9 +163,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     cli_export.add_options(export)
 
-    show = commands.add_parser(
-        "trace", help="show rollouts as trees: those of a run, stored traces, or one task run now"
-    )
+    show = commands.add_parser("trace", help="show rollouts as trees: a run's, stored traces, or one task run now")
     cli_trace.add_options(show)
 
     credit = commands.add_parser("credit", help="recompute credit on a run's stored rollouts, and show what changes")
@@ -275,7 +273,7 @@ def _enough_tasks(config: Config) -> Sequence[Task]:
 
 
 def _interrupted(interrupt: KeyboardInterrupt, advice: str = "") -> int:
-    """Say so, and return the exit code."""
+    """Report the interrupt, and return the exit code."""
     number = getattr(interrupt, "number", signal.SIGINT)
     by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
     with suppress(OSError):
@@ -284,7 +282,7 @@ def _interrupted(interrupt: KeyboardInterrupt, advice: str = "") -> int:
 
 
 def _show_ledger(path: Path, *, since: float) -> None:
-    """The ledger of a run that failed, unless it failed before it recorded anything: the newest run is then another one."""
+    """The ledger of a run that failed, unless it failed before it recorded anything: the newest run is then a different run."""
     from lightning_core.records.store import Store
     from lightning_core.tools.cli.console import show
     from lightning_core.tools.cli.ledger import format_ledger
@@ -305,12 +303,12 @@ def _how_to_resume(config: Config, file: str, overrides: Sequence[str]) -> str:
     from lightning_core.records.checkpoints import checkpoints
 
     folder = Path(config.run.dir) / (config.run.name or "latest")
-    found = checkpoints(folder)
-    if not found:
+    resumable = checkpoints(folder)
+    if not resumable:
         return "No checkpoint was written yet."
-    given = [text for text in overrides if not text.startswith(("run.name=", "run.resume="))]
-    words = [file, *given, *([f"run.name={config.run.name}"] if config.run.name else []), "--resume"]
-    return f"The last checkpoint is {found[-1]}; to continue: lightning-rl train {shlex.join(words)}"
+    kept = [text for text in overrides if not text.startswith(("run.name=", "run.resume="))]
+    words = [file, *kept, *([f"run.name={config.run.name}"] if config.run.name else []), "--resume"]
+    return f"The last checkpoint is {resumable[-1]}; to continue: lightning-rl train {shlex.join(words)}"
 
 
 def _eval(options: argparse.Namespace) -> int:

@@ -17,14 +17,14 @@ def say(text: str, *, error: bool = False) -> None:
 
 @contextmanager
 def agents_output_apart() -> Generator[None]:
-    """Send what agents and their processes print to standard error: standard output is the command's result."""
+    """Redirect output of agents and their processes to standard error: standard output is the command's result."""
     sys.stdout.flush()
-    ours = os.dup(1)
+    stdout = os.dup(1)
     try:
         os.dup2(2, 1)  # for their processes
         with redirect_stdout(sys.stderr):
             yield
     finally:
         sys.stdout.flush()
-        os.dup2(ours, 1)
-        os.close(ours)
+        os.dup2(stdout, 1)
+        os.close(stdout)

@@ -72,20 +72,20 @@ def make_comparison(runs: Sequence[RunInfo], tasks: int) -> Group:
     ]
     for label, run in zip(labels[1:], runs[1:], strict=True):
         try:
-            found = held_out_difference(runs[0].folder, run.folder)
+            difference = held_out_difference(runs[0].folder, run.folder)
         except (ConfigError, sqlite3.DatabaseError) as error:  # a damaged store
             parts += ["", _line(f"held-out reward of {labels[0]} and {label}: cannot be compared: {error}")]
         else:
-            parts += ["", *_held_out(labels[0], label, found, tasks)]
+            parts += ["", *_held_out(labels[0], label, difference, tasks)]
     return Group(*parts)
 
 
 def _run_row(run: RunInfo) -> Sequence[str]:
     steps = str(run.steps) if run.total_steps is None else f"{run.steps}/{run.total_steps}"
     held_out = _NOTHING
-    if run.summary is not None and (found := run.summary.eval) is not None:
-        before = format_mean(found.eval_reward_before, found.eval_ci95_before, digits=2)
-        held_out = f"{before} → {format_mean(found.eval_reward_after, found.eval_ci95_after, digits=2)}"
+    if run.summary is not None and (evaluation := run.summary.eval) is not None:
+        before = format_mean(evaluation.eval_reward_before, evaluation.eval_ci95_before, digits=2)
+        held_out = f"{before} → {format_mean(evaluation.eval_reward_after, evaluation.eval_ci95_after, digits=2)}"
     started = datetime.fromtimestamp(run.started).strftime("%Y-%m-%d %H:%M")
     return (
         run.name,
@@ -119,10 +119,10 @@ def _value(values: Mapping[str, Any], label: str) -> str:
 def _metric_rows(runs: Sequence[RunInfo]) -> Iterator[Sequence[str]]:
     """The state of each run, its best step, and all metrics of its last step."""
     steps = [run.metrics for run in runs]
-    last = [found[-1] if found else {} for found in steps]
+    last = [lines[-1] if lines else {} for lines in steps]
     yield "state", *(run.state for run in runs)
     yield "steps", *(str(run.steps) for run in runs)
-    yield "reward, best step", *(_best(found) for found in steps)
+    yield "reward, best step", *(_best(lines) for lines in steps)
     names = dict.fromkeys(key for metrics in last for key, value in metrics.items() if isinstance(value, (int, float)))
     for name in names:
         if name != "step":
@@ -138,19 +138,19 @@ def _best(metrics: Sequence[Mapping[str, Any]]) -> str:
     return f"{rewards[step]:.3f} (step {step})"
 
 
-def _held_out(first: str, second: str, found: HeldOutDifference | None, tasks: int) -> Iterator[RenderableType]:
-    if found is None:
+def _held_out(first: str, second: str, d: HeldOutDifference | None, tasks: int) -> Iterator[RenderableType]:
+    if d is None:
         yield _line(f"held-out reward of {first} and {second}: no task was evaluated in both")
         return
     yield _line(
-        f"held-out reward on {plural(found.tasks, 'common task')}: {first} {found.first_reward:.3f} ({_where(found.first)}), "
-        f"{second} {found.second_reward:.3f} ({_where(found.second)})"
+        f"held-out reward on {plural(d.tasks, 'common task')}: {first} {d.first_reward:.3f} ({_where(d.first)}), "
+        f"{second} {d.second_reward:.3f} ({_where(d.second)})"
     )
-    yield _line(f"difference, paired by task: {format_estimate(found.difference, sign='+')} (95% interval)")
-    if found.not_compared:
-        was = "was" if found.not_compared == 1 else "were"
-        yield _line(f"{plural(found.not_compared, 'task')} {was} evaluated in one of them only")
-    changed = [change for change in found.changes if change.change][:tasks]
+    yield _line(f"difference, paired by task: {format_estimate(d.difference, sign='+')} (95% interval)")
+    if d.not_compared:
+        was = "was" if d.not_compared == 1 else "were"
+        yield _line(f"{plural(d.not_compared, 'task')} {was} evaluated in one run only")
+    changed = [change for change in d.changes if change.change][:tasks]
     if changed:
         rows = ((c.task_id, f"{c.first:.3f}", f"{c.second:.3f}", f"{c.change:+.3f}") for c in changed)
         yield make_table(

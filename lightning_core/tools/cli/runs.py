@@ -68,18 +68,18 @@ def _list(options: argparse.Namespace) -> int:
     from lightning_core.tools.cli.run_tables import make_run_table, run_document
 
     everything = list_runs(Path(options.dir))
-    found = [run for run in everything if _matches(run, options.search, options.tag)]
+    matching = [run for run in everything if _matches(run, options.search, options.tag)]
     if options.json:
-        print(json.dumps([run_document(run) for run in found], indent=2, allow_nan=False))
-    elif found:
-        show(make_run_table(found))
+        print(json.dumps([run_document(run) for run in matching], indent=2, allow_nan=False))
+    elif matching:
+        show(make_run_table(matching))
     else:
         say(f"no run in {options.dir!r}" + (f" matches; it has {len(everything)}" if everything else ""))
     return exits.OK
 
 
 def _matches(run: RunInfo, text: str | None, tags: Sequence[str]) -> bool:
-    from lightning_core.tools.runs.settings import matches
+    from lightning_core.tools.runs.config_rows import matches
 
     return set(tags) <= set(run.tags) and matches(run, text or "")
 

@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     chosen.add_argument("--best", metavar="K", type=whole(1), help="at most K of each task, with the highest rewards")
     chosen.add_argument(
-        "--phase", choices=PHASES, default="train", help="of a run: those of this phase (default: train)"
+        "--phase", choices=PHASES, default="train", help="of a run: rollouts of this phase (default: train)"
     )
 
 
@@ -63,14 +63,19 @@ def sft(options: argparse.Namespace) -> int:
     selection = Selection(
         min_reward=options.min_reward, solved=config.eval.solved, best=options.best, phase=options.phase
     )
-    passes = training.Passes(epochs=options.epochs, batch=options.batch, held_out=options.held_out)
     progress = show_progress()
     try:
-        found = training.sft(options.sources, config=config, selection=selection, passes=passes, progress=progress)
+        result = training.sft(
+            options.sources,
+            config=config,
+            selection=selection,
+            options=training.SftOptions(epochs=options.epochs, batch=options.batch, held_out=options.held_out),
+            progress=progress,
+        )
     finally:
         with suppress(OSError):
             progress.close()
-    if found.losses:
-        say(f"held-out loss: {found.losses[0]:.4f} before, {found.losses[-1]:.4f} after, in nats per token")
-    say(f"run: {found.folder}\ncheckpoint: {found.checkpoint}")
+    if result.losses:
+        say(f"held-out loss: {result.losses[0]:.4f} before, {result.losses[-1]:.4f} after, in nats per token")
+    say(f"run: {result.folder}\ncheckpoint: {result.checkpoint}")
     return exits.OK

@@ -40,17 +40,17 @@ def make_summary(summary: Summary) -> Group:
     if summary.stopped is not None:
         parts.append(f"Stopped early: {summary.stopped}.")
     if summary.best_step is not None:
-        parts.append(f"The best held-out reward is that of step {summary.best_step}: checkpoints/best.")
+        parts.append(f"The best held-out reward was reached at step {summary.best_step}: checkpoints/best.")
     parts += _monitors(summary.monitors)
     return Group(*parts)
 
 
 def _solved(summary: Summary) -> Iterator[str]:
     """``Solved: 3 of 20 held-out tasks (15%) before, 5 (25%) after.``"""
-    found = summary.solved
-    if found is not None and found.tasks:
-        before, after = (f"({count / found.tasks:.0%})" for count in (found.before, found.after))
-        yield f"Solved: {found.before} of {plural(found.tasks, 'held-out task')} {before} before, {found.after} {after} after."
+    solved = summary.solved
+    if solved is not None and solved.tasks:
+        before, after = (f"({count / solved.tasks:.0%})" for count in (solved.before, solved.after))
+        yield f"Solved: {solved.before} of {plural(solved.tasks, 'held-out task')} {before} before, {solved.after} {after} after."
 
 
 def _answers(answers: Sequence[Answers]) -> Iterator[RenderableType]:
@@ -60,10 +60,12 @@ def _answers(answers: Sequence[Answers]) -> Iterator[RenderableType]:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("held-out task", "reward", "answer before", "answer after"):
         table.add_column(title, overflow="fold")
-    for one in answers:
-        change = f"{one.reward_before:.3f} → {one.reward_after:.3f}"
+    for entry in answers:
+        change = f"{entry.reward_before:.3f} → {entry.reward_after:.3f}"
         # Texts, because square brackets in a string would be parsed as markup.
-        table.add_row(Text(one.task), change, *(Text("(none)" if a is None else a) for a in (one.before, one.after)))
+        table.add_row(
+            Text(entry.task), change, *(Text("(none)" if a is None else a) for a in (entry.before, entry.after))
+        )
     yield from (table, "")
 
 
@@ -84,12 +86,10 @@ def _waste(summary: Summary) -> Iterator[str]:
 
 def _monitors(monitors: Sequence[RaisedMonitor]) -> Iterator[str]:
     """The monitors that were raised, each with its message."""
-    for one in monitors:
-        policy = "" if one.policy is None else f" of policy {one.policy}"
-        steps = (
-            f"step {one.first_step}" if one.steps == 1 else f"{one.steps} steps, {one.first_step} to {one.last_step}"
-        )
-        yield f"Monitor {one.monitor}{policy} ({steps}): {one.message}."
+    for m in monitors:
+        policy = "" if m.policy is None else f" of policy {m.policy}"
+        steps = f"step {m.first_step}" if m.steps == 1 else f"{m.steps} steps, {m.first_step} to {m.last_step}"
+        yield f"Monitor {m.monitor}{policy} ({steps}): {m.message}."
 
 
 def format_estimate(estimate: Estimate, *, sign: str = "") -> str:

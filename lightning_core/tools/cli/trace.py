@@ -43,10 +43,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document: the list, or the whole rollout")
     lists = parser.add_argument_group("which rollouts of a run to list")
     lists.add_argument("--last", metavar="N", type=whole(1), help=f"number on a page (default: {_LAST})")
-    lists.add_argument(
-        "--page", metavar="K", type=whole(1), help="page K, from 1: that of the newest rollouts (default)"
-    )
-    lists.add_argument("--phase", choices=PHASES, help="only those of this phase")
+    lists.add_argument("--page", metavar="K", type=whole(1), help="page K, from 1 with the newest rollouts (default)")
+    lists.add_argument("--phase", choices=PHASES, help="only rollouts of this phase")
     lists.add_argument("--step", metavar="N", type=whole(0), help="only those after N updates")
     lists.add_argument("--task-id", metavar="ID", help="only attempts at this task")
     lists.add_argument("--agent", metavar="NAME", help="only those with a model call of this agent")
@@ -86,10 +84,12 @@ def trace(options: argparse.Namespace) -> int:
 
 
 def _refuse_filters(options: argparse.Namespace, why: str) -> None:
-    given = [name for name in _FILTERS if getattr(options, name) is not None]
-    given += [name for name in ("reverse",) if options.reverse] + ["sort"] * (options.sort != "ordinal")
-    if given:
-        raise ConfigError(f"--{given[0].replace('_', '-')} filters or sorts the rollouts of a run's folder, but {why}")
+    filters = [name for name in _FILTERS if getattr(options, name) is not None]
+    filters += [name for name in ("reverse",) if options.reverse] + ["sort"] * (options.sort != "ordinal")
+    if filters:
+        raise ConfigError(
+            f"--{filters[0].replace('_', '-')} filters or sorts the rollouts of a run's folder, but {why}"
+        )
 
 
 def _refuse_pages(options: argparse.Namespace, why: str) -> None:
@@ -158,7 +158,7 @@ def last_rollout(path: Path) -> int | None:
 
 
 def _list_run(path: Path, options: argparse.Namespace) -> None:
-    """List a page of the rollouts that match, with the requests of those that are listed."""
+    """List a page of the rollouts that match, with the requests of the listed rollouts."""
     from lightning_core.records.agent_paths import ambiguous_paths
     from lightning_core.records.store import Store
     from lightning_core.tools.cli.console import show
@@ -168,31 +168,31 @@ def _list_run(path: Path, options: argparse.Namespace) -> None:
     from lightning_core.tools.runs.browse import RolloutFilter, find_rollouts
     from lightning_core.tools.runs.traces import read_trace
 
-    wanted = RolloutFilter(**{name: getattr(options, name) for name in _FILTERS})
-    if not wanted.is_range:
+    filters = RolloutFilter(**{name: getattr(options, name) for name in _FILTERS})
+    if not filters.is_range:
         raise ConfigError(f"--min-reward {options.min_reward:g}: expected at most --max-reward {options.max_reward:g}")
     as_stored = options.sort == "ordinal" and not options.reverse
     page, size = _page(options)
     with Store(path, read_only=True) as store:
         # As stored, the first page has the newest, which are listed in their order.
-        found = find_rollouts(
+        listing = find_rollouts(
             store,
-            wanted,
+            filters,
             order=options.sort,
             descending=as_stored or options.reverse,
             limit=size,
             offset=(page - 1) * size,
         )
-        records = found.rollouts[::-1] if as_stored else found.rollouts
+        records = listing.rollouts[::-1] if as_stored else listing.rollouts
         if options.json:
-            print_document({"total": found.total, "rollouts": [rollout_document(r) for r in records]})
+            print_document({"total": listing.total, "rollouts": [rollout_document(r) for r in records]})
             return
         newest = max(records, key=lambda r: r.ordinal, default=None)
         found_trace = None if newest is None else read_trace(store, newest).trace
         paths = ambiguous_paths([] if found_trace is None else [found_trace])
         ledger = store.ledger(rollouts=[r.id for r in records])
         parts = ["", format_ledger(ledger), "", format_names(ledger, paths)] if records else []
-        show(make_rollout_table(records), *parts, _hint(len(records), found.total, options))
+        show(make_rollout_table(records), *parts, _hint(len(records), listing.total, options))
 
 
 def _show_rollout(path: Path, rollout: str, options: argparse.Namespace) -> str:
@@ -207,16 +207,16 @@ def _show_rollout(path: Path, rollout: str, options: argparse.Namespace) -> str:
             record = store.rollout(rollout if (number := _number(rollout)) is None else number)
         except LookupError as error:
             raise ConfigError(f"--rollout {rollout}: {error}") from None
-        found, _, problem = read_trace(store, record)
-        if found is None:
+        trace, _, problem = read_trace(store, record)
+        if trace is None:
             raise ConfigError(
                 f"--rollout {rollout}: {problem} Its status is {status_text(record.status, record.error)}"
             )
         credit = store.credit(rollout=record.id)
     if options.json:
-        print_document(trace_document(found, record, credit))
+        print_document(trace_document(trace, record, credit))
     else:
-        _show_tree(found, record, credit, full=options.full)
+        _show_tree(trace, record, credit, full=options.full)
     return record.status
 
 
@@ -235,29 +235,29 @@ def _show_stored(path: Path, options: argparse.Namespace) -> None:
         raise ConfigError(f"no traces could be read from {str(path)!r}: {error}") from None
     rollout: str | None = options.rollout
     if rollout is not None:
-        found = next((t for n, t in enumerate(traces, 1) if n == _number(rollout) or t.rollout == rollout), None)
-        if found is None:
+        trace = next((t for n, t in enumerate(traces, 1) if n == _number(rollout) or t.rollout == rollout), None)
+        if trace is None:
             raise ConfigError(f"--rollout {rollout}: expected a number from 1 to {len(traces)}, or a trace id")
         if options.json:
-            print_document(trace_document(found))
+            print_document(trace_document(trace))
         else:
-            _show_tree(found, full=options.full)
+            _show_tree(trace, full=options.full)
         return
     page, size = _page(options)
     end = max(0, len(traces) - (page - 1) * size)
     listed = list(enumerate(traces, 1))[max(0, end - size) : end]
     if options.json:
-        print_document({"total": len(traces), "traces": [trace_row(number, found) for number, found in listed]})
+        print_document({"total": len(traces), "traces": [trace_row(number, trace) for number, trace in listed]})
         return
     ledger = Ledger()
-    for found in traces:
-        ledger.update(trace_ledger(found))
+    for trace in traces:
+        ledger.update(trace_ledger(trace))
     names, hint = format_names(ledger, ambiguous_paths(traces)), _hint(len(listed), len(traces), options)
     show(make_trace_table(listed), "", format_ledger(ledger), "", names, hint)
 
 
 def _show_tree(
-    found: Trace, record: RolloutRecord | None = None, credit: Sequence[CallCredit] = (), *, full: bool
+    trace: Trace, record: RolloutRecord | None = None, credit: Sequence[CallCredit] = (), *, full: bool
 ) -> None:
     from lightning_core.records.agent_paths import ambiguous_paths
     from lightning_core.records.ledger import trace_ledger
@@ -265,9 +265,9 @@ def _show_tree(
     from lightning_core.tools.cli.ledger import format_ledger, format_names
     from lightning_core.tools.cli.tree import make_tree
 
-    ledger = trace_ledger(found, {row.agent for row in credit})
-    names = format_names(ledger, ambiguous_paths([found]))
-    show(make_tree(found, record, credit, full=full), "", format_ledger(ledger), "", names)
+    ledger = trace_ledger(trace, {row.agent for row in credit})
+    names = format_names(ledger, ambiguous_paths([trace]))
+    show(make_tree(trace, record, credit, full=full), "", format_ledger(ledger), "", names)
 
 
 def _hint(listed: int, count: int, options: argparse.Namespace) -> str:

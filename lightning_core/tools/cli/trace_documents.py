@@ -39,7 +39,7 @@ def trace_document(
 ) -> dict[str, Any]:
     """Everything about one rollout: calls with messages, tokens and credit; events; rewards; the ledger.
 
-    ``record``: what its run stored about it; without it, the trace was not recorded by a run.
+    ``record``: the run's record of it; None for traces that no run recorded.
     """
     of_call = {row.call: row for row in credit}
     return {
@@ -57,10 +57,10 @@ def trace_document(
 
 
 def _call(call: Call, credit: CallCredit | None) -> dict[str, Any]:
-    found = (
+    document = (
         None if credit is None else {"reward": credit.reward, "advantage": credit.advantage, "tokens": credit.tokens}
     )
-    return {**_fields(call), "credit": found}
+    return {**_fields(call), "credit": document}
 
 
 def _fields(item: Call | Event) -> dict[str, Any]:

@@ -23,7 +23,7 @@ _INDENT = "  "
 def make_tree(
     trace: Trace, record: RolloutRecord | None = None, credit: Iterable[CallCredit] = (), *, full: bool = False
 ) -> Group:
-    """The header and the tree of one rollout; ``record`` adds what its run stored about it.
+    """The header and the tree of one rollout; ``record`` adds the run's record of it.
 
     Each message is one line, and lines are cut at the terminal's width. With ``full``, all
     messages of each prompt are shown, and texts are wrapped instead.
@@ -200,18 +200,18 @@ def _call_lines(call: Call, trace: Trace, credit: CallCredit | None, errors: _Er
         yield from _message_lines(one_line(call.agent or "response"), call.response, full)
 
 
-def _message_lines(speaker: str, message: Mapping[str, Any], full: bool) -> Iterator[str]:
+def _message_lines(role: str, message: Mapping[str, Any], full: bool) -> Iterator[str]:
     text = _content_text(message.get("content"))
     if text or not message.get("tool_calls"):
         if not full:
-            yield f"{_INDENT}{speaker}: {one_line(text)}"
+            yield f"{_INDENT}{role}: {one_line(text)}"
         else:
             first, *rest = text.split("\n")
-            yield f"{_INDENT}{speaker}: {first}"
+            yield f"{_INDENT}{role}: {first}"
             yield from (f"{_INDENT * 2}{line}" for line in rest)
     for tool_call in message.get("tool_calls") or ():
         function = tool_call.get("function") or {}
-        yield f"{_INDENT}{speaker} calls {one_line(str(function.get('name', '?')))} {one_line(str(function.get('arguments', '')))}"
+        yield f"{_INDENT}{role} calls {one_line(str(function.get('name', '?')))} {one_line(str(function.get('arguments', '')))}"
 
 
 def _content_text(content: Any) -> str:

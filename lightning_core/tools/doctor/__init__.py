@@ -1,6 +1,6 @@
 """Checks of an environment, a configuration and an agent before they are trained; see docs/doctor.md.
 
-Checks are pure functions over evidence. `machine` and `trials` gather the evidence, `examine` puts all together.
+Checks are pure functions over evidence. `gather` and `trials` gather the evidence, `examine` combines it.
 """
 
 from lightning_core.tools.doctor.examine import examine, examine_environment

@@ -19,7 +19,7 @@ checks: Checks[Trial] = Checks("Conversations")
 @checks.check("contexts")
 def contexts(t: Trial) -> Iterator[Observed]:
     """The relation of prompts to earlier calls. `clean` and `realigned` calls continue the row of the call before; `forked` and
-    `new` ones start a row of their own, whose whole prompt is computed again in the update. An agent that rewrites its
+    `new` ones start a new row, whose whole prompt is computed again in the update. An agent that rewrites its
     history pays this for each call. Append messages to the history as they were returned."""
     if not t.calls:
         return
@@ -37,7 +37,7 @@ def contexts(t: Trial) -> Iterator[Observed]:
 
 
 def _reasons(t: Trial) -> Iterator[tuple[str | None, str]]:
-    """Why calls do not simply continue their agent's call before. A first call may start with examples of responses."""
+    """The reasons calls do not continue their agent's previous call. A first call may start with example responses."""
     for rollout in t.rollouts:
         seen: set[str | None] = set()
         for call in rollout.trace.calls:
@@ -49,7 +49,7 @@ def _reasons(t: Trial) -> Iterator[tuple[str | None, str]]:
 
 @checks.check("truncation")
 def truncation(t: Trial) -> Iterator[Observed]:
-    """Responses that ended at the token limit instead of by themselves. Their reward is that of an unfinished answer.
+    """Responses that ended at the token limit instead of by themselves. Their reward is given for an unfinished answer.
     Raise the limit, or shorten answers by the prompt or by the reward."""
     cut = [c for c in t.calls if c.finish_reason == "length"]
     if not cut:
@@ -61,7 +61,7 @@ def truncation(t: Trial) -> Iterator[Observed]:
     text = f"{percent(share)} of {plural(len(t.calls), 'call')} reached the limit of {listed([str(n) for n in limits])} tokens{lengths}"
     by_request = bool(limits) and limits[0] < limit
     advice = (
-        "the limit is that of the agent's request, or of the context: raise max_tokens in the agent, or policy.max_context"
+        "the agent's request sets the limit, or the context does: raise max_tokens in the agent, or policy.max_context"
         if by_request
         else f"raise rollouts.max_tokens to {2 * limit} or more"
     )

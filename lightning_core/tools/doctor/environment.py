@@ -17,7 +17,7 @@ class Extra:
     """An optional extra of the distribution."""
 
     installed: Mapping[str, str]
-    """The versions of its installed packages, without those of extras that it includes. Empty if it is not used."""
+    """The versions of its installed packages, without the packages of extras that it includes. Empty if it is not used."""
     conflicts: Sequence[str]
     """Its unmet requirements: ``llguidance>=1.7 (missing)``."""
 
@@ -38,7 +38,7 @@ class Environment:
     """The machine and the installed packages."""
 
     versions: Mapping[str, str]
-    """Of Python, lightning-rl, and of torch and transformers if they are installed."""
+    """The versions of Python, lightning-rl, and torch and transformers if installed."""
     integrations: Mapping[str, Extra]
     """The frameworks by the names of their integrations."""
     extras: Mapping[str, Extra]
@@ -55,13 +55,13 @@ class Environment:
     disk_bytes: int
     """Free bytes there."""
     folder_error: str | None
-    """Why no run can be created there; None if one can."""
+    """The reason no run can be created there, or None."""
     proxies: Mapping[str, str] = field(default_factory=dict[str, str])
     """The variables of proxies that requests to this machine would go through, and the proxies."""
     port: str
     """The address of the endpoint: ``127.0.0.1:0``."""
     port_error: str | None
-    """Why it cannot be opened; None if it can."""
+    """The reason it cannot be opened, or None."""
 
 
 checks: Checks[Environment] = Checks("Environment")
@@ -84,7 +84,7 @@ def torch(e: Environment) -> Iterator[Observed]:
 def frameworks(e: Environment) -> Iterator[Observed]:
     """A framework whose installed version is not supported, or that is incomplete. Its agents are not named and its
     events are not recorded. Install the extra of its name."""
-    complete = [one.installed for one in e.integrations.values() if one.installed and not one.conflicts]
+    complete = [i.installed for i in e.integrations.values() if i.installed and not i.conflicts]
     if complete:
         shown = (f"{name} {version}" for packages in complete for name, version in packages.items())
         yield Observed("ok", ", ".join(shown))
@@ -93,8 +93,8 @@ def frameworks(e: Environment) -> Iterator[Observed]:
 
 @checks.check("extras")
 def extras(e: Environment) -> Iterator[Observed]:
-    """An extra of which some packages are missing or too old, so that what needs it fails later. Install the extra."""
-    if complete := [name for name, one in e.extras.items() if one.installed and not one.conflicts]:
+    """Some packages of an extra are missing or too old, so its features fail later. Install the extra."""
+    if complete := [name for name, extra in e.extras.items() if extra.installed and not extra.conflicts]:
         yield Observed("ok", ", ".join(complete))
     yield from _unmet(e.extras)
 
@@ -114,12 +114,12 @@ def needed(e: Environment) -> Iterator[Observed]:
 def cpu(e: Environment) -> Iterator[Observed]:
     """CPU, cores, and the instructions that the model uses. With AMX or AVX512_BF16, matrix products are about twice as
     fast. Without AVX2, training on this CPU is slow."""
-    found = f"{e.cpu}, {e.cores} cores"
+    description = f"{e.cpu}, {e.cores} cores"
     if e.devices is None:
-        yield Observed("info", found)
+        yield Observed("info", description)
         return
     units = [e.devices.kernels, *filter(None, [e.devices.bfloat16])]
-    text = f"{found}, {e.devices.threads} threads, {' + '.join(units)}"
+    text = f"{description}, {e.devices.threads} threads, {' + '.join(units)}"
     if e.devices.kernels in ("AVX512", "AVX2") or not e.cpu.startswith(("Intel", "AMD")):
         yield Observed("info", text)
     else:
@@ -182,10 +182,10 @@ def port(e: Environment) -> Iterator[Observed]:
         yield Observed("problem", f"the endpoint cannot open {e.port}: {e.port_error}", advice)
 
 
-def _unmet(found: Mapping[str, Extra]) -> Iterator[Observed]:
-    for name, extra in found.items():
+def _unmet(extras: Mapping[str, Extra]) -> Iterator[Observed]:
+    for name, extra in extras.items():
         if extra.installed and extra.conflicts:
             text = f"{name} is incomplete: {', '.join(extra.conflicts)}"
             yield Observed("warning", text, f"pip install 'lightning-rl[{name}]'")
-    if absent := [name for name, extra in found.items() if not extra.installed]:
+    if absent := [name for name, extra in extras.items() if not extra.installed]:
         yield Observed("info", f"not installed: {', '.join(absent)}")

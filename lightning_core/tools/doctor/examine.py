@@ -17,16 +17,16 @@ from lightning_core.rollouts.entry_points import check_tasks, load_agent, load_r
 from lightning_core.rollouts.interrupts import interruptible
 from lightning_core.rollouts.tasks import load_tasks, training_tasks
 from lightning_core.signals.air.section import air_of, import_rules
-from lightning_core.tools.doctor import conversations, environment, plan, rewards, settings, tasks, wiring
+from lightning_core.tools.doctor import config_values, conversations, environment, plan, rewards, tasks, wiring
 from lightning_core.tools.doctor.finding import Checks, Finding
-from lightning_core.tools.doctor.machine import gather_environment
+from lightning_core.tools.doctor.gather import gather_environment
 from lightning_core.tools.doctor.trial import Trial
 from lightning_core.tools.doctor.trials import Setup, policy_trial, scripted_trial
 
 SCRIPTED, POLICY = "scripted policy", "policy"
 CHECKS: tuple[Checks[Any], ...] = (
     environment.checks,
-    settings.checks,
+    config_values.checks,
     tasks.checks,
     wiring.checks,
     conversations.checks,
@@ -55,7 +55,7 @@ def examine(
     ``model``: whether to run the real policy too. Writes to a temporary folder only, which is removed. Raises `ConfigError` if the
     agent, the reward function or the tasks cannot be loaded.
     """
-    found = list(settings.checks.examine("configuration", config))
+    findings = list(config_values.checks.examine("configuration", config))
     solve, reward = load_agent(config), load_reward(config)
     train = training_tasks(config)
     held_out = [] if config.tasks.eval is None else load_tasks(config.tasks.eval, key="tasks.eval")
@@ -73,7 +73,7 @@ def examine(
         tasks_per_step=config.rollouts.tasks_per_step,
         allow_overlap=config.tasks.allow_overlap,
     )
-    found += tasks.checks.examine("tasks", lists)
+    findings += tasks.checks.examine("tasks", lists)
     with interruptible(), tempfile.TemporaryDirectory(prefix="lightning-doctor-") as scratch:
         setup = Setup(
             config=config,
@@ -86,14 +86,14 @@ def examine(
             scratch=Path(scratch),
             progress=progress or SilentProgress(),
         )
-        found += _trials(setup, model=model)
-    return found
+        findings += _trials(setup, model=model)
+    return findings
 
 
 def _trials(setup: Setup, *, model: bool) -> Iterator[Finding]:
     trial = scripted_trial(setup)
-    found = list(_findings(SCRIPTED, trial, wiring.checks, rewards.health))
-    yield from found
+    findings = list(_findings(SCRIPTED, trial, wiring.checks, rewards.health))
+    yield from findings
     skipped = _why_skipped(setup.config, trial, model=model)
     if skipped is not None:
         yield from conversations.checks.examine(SCRIPTED, trial)
@@ -101,7 +101,7 @@ def _trials(setup: Setup, *, model: bool) -> Iterator[Finding]:
         yield Finding(section=POLICY, name="not checked", level="info", found=text)
         return
     trial, measured = policy_trial(setup)
-    known = {(f.name, f.level, f.found) for f in found}
+    known = {(f.name, f.level, f.found) for f in findings}
     for finding in _findings(POLICY, trial, wiring.checks, conversations.checks, rewards.health, rewards.checks):
         if (finding.name, finding.level, finding.found) not in known:
             yield finding
@@ -115,14 +115,14 @@ def _findings(section: str, trial: Trial, *tables: Checks[Trial]) -> Iterator[Fi
 
 
 def _why_skipped(config: Config, trial: Trial, *, model: bool) -> str | None:
-    """Why the real policy does not run; None if it does."""
+    """The reason the real policy does not run, or None."""
     if not model:
         return "--no-model"
     if config.trainer.name != "torch":
         return f"trainer.name is {config.trainer.name}, whose policy runs on a cluster"
     if config.policy.backend != "torch":
         return f"policy.backend is {config.policy.backend}, a server that is not started here"
-    # Of rollouts that all failed after an answer of the script, the script may be the reason.
+    # If all rollouts failed after an answer of the script, the script may be the reason.
     if isinstance(trial.error, (ConfigError, TrainingError)) and not (trial.is_explained and trial.is_any_answered):
         return "a run stops before that"
     return None

@@ -24,11 +24,11 @@ class Measured:
     rollouts: int
     """Number of rollouts of the trial."""
     seconds_rollouts: float
-    """From the first model call of the trial to the end of its last rollout."""
+    """Seconds from the first model call of the trial to the end of its last rollout."""
     seconds_rollout: float
     """Mean of the rollouts, from their first model call on."""
     seconds_update: float | None
-    """None if there were no rows."""
+    """Seconds of the update; None without rows."""
     update_error: str | None = None
     memory: int
     """Bytes of memory after the update."""
@@ -115,8 +115,8 @@ def step(m: Measured) -> Iterator[Observed]:
     """Seconds of a step's rollouts and update, extrapolated from the trial. The lower ends assume that all rollouts and rows
     run side by side, the upper ends that nothing does. Rows without gradient cost no update."""
     rolling, updating = step_time(m)
-    one = f"a rollout takes {_seconds(m.seconds_rollout)}"
-    yield Observed("info", f"{one}; a step: rollouts {rolling}, update {updating}")
+    rollout_time = f"a rollout takes {_seconds(m.seconds_rollout)}"
+    yield Observed("info", f"{rollout_time}; a step: rollouts {rolling}, update {updating}")
 
 
 @checks.check("time of the run")

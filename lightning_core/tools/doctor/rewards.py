@@ -25,42 +25,42 @@ def rewards(t: Trial) -> Iterator[Observed]:
     """The range of the rewards, and who gives them. If all attempts earn the same, nothing is learned: either the reward does not
     depend on the answer, or the tasks are too hard or too easy for the model. Give partial rewards, or choose other
     tasks."""
-    found = [r.reward for r in t.finished]
+    values = [r.reward for r in t.finished]
     if not t.is_any_ok:
         return
-    given = f"given by {giver(t)}"
-    low, high = min(found), max(found)
-    if low == high and len(found) > 1:
+    source = f"given by {giver(t)}"
+    low, high = min(values), max(values)
+    if low == high and len(values) > 1:
         yield Observed(
             "warning",
-            f"all {len(found)} rewards are {low:g}, {given}",
+            f"all {len(values)} rewards are {low:g}, {source}",
             "check the reward; if it is right, choose easier or harder tasks, or give partial rewards",
         )
     else:
-        yield Observed("info", f"{low:g} to {high:g}, mean {fmean(found):.3g}, {given}")
+        yield Observed("info", f"{low:g} to {high:g}, mean {fmean(values):.3g}, {source}")
 
 
 @health.check("invalid rewards")
 def invalid(t: Trial) -> Iterator[Observed]:
     """Rewards that are missing, not finite, or given twice. A run stops at the first one beyond `rollouts.max_invalid`."""
-    found = [r for r in t.rollouts if r.status == "invalid"]
-    if found:
+    invalid_rollouts = [r for r in t.rollouts if r.status == "invalid"]
+    if invalid_rollouts:
         yield Observed(
             "problem",
-            f"{len(found)} of {plural(len(t.rollouts), 'reward')} are invalid; the first: {found[0].error}",
+            f"{len(invalid_rollouts)} of {plural(len(t.rollouts), 'reward')} are invalid; the first: {invalid_rollouts[0].error}",
             "return one finite number for each rollout, also for wrong answers",
         )
 
 
 @health.check("reward function fails")
 def fails(t: Trial) -> Iterator[Observed]:
-    """The reward function raised an error or did not return in time. Such rollouts are left out, so that the run trains on
+    """The reward function raised an error or did not return in time. Such rollouts are left out, so the run trains on
     the others only. Return a reward for every answer."""
-    found = [r for r in t.rollouts if r.status == "infrastructure" and is_of_reward(r.error)]
-    if found:
+    failed_rollouts = [r for r in t.rollouts if r.status == "infrastructure" and is_of_reward(r.error)]
+    if failed_rollouts:
         yield Observed(
             "problem",
-            f"{len(found)} of {plural(len(t.rollouts), 'rollout')} have no reward: {found[0].error}",
+            f"{len(failed_rollouts)} of {plural(len(t.rollouts), 'rollout')} have no reward: {failed_rollouts[0].error}",
             "let the reward function return a number for every answer",
         )
 

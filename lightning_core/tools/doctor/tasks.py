@@ -78,8 +78,8 @@ def duplicates(t: TaskLists) -> Iterator[Observed]:
 
 @checks.check("overlap")
 def overlap(t: TaskLists) -> Iterator[Observed]:
-    """Evaluated held-out tasks whose content, apart from the id, is that of a training task. The held-out reward then shows what was
-    learned by heart. `train` refuses them, unless `tasks.allow_overlap` is set. Keep the two apart."""
+    """Evaluated held-out tasks whose content, apart from the id, equals a training task's. The held-out reward then measures
+    memorization. `train` refuses them, unless `tasks.allow_overlap` is set. Keep the two apart."""
     evaluated = sample_held_out(list(t.eval), t.eval_limit)
     shared = list(shared_tasks(t.train, evaluated))
     if not shared:
@@ -90,7 +90,7 @@ def overlap(t: TaskLists) -> Iterator[Observed]:
 
 @checks.check("eval.tasks")
 def eval_tasks(t: TaskLists) -> Iterator[Observed]:
-    """`eval.tasks` is larger than the number of held-out tasks, so that fewer are evaluated than configured."""
+    """`eval.tasks` is larger than the number of held-out tasks, so fewer are evaluated than configured."""
     if t.eval and t.eval_limit is not None and t.eval_limit > len(t.eval):
         yield Observed(
             "warning",

@@ -20,7 +20,7 @@ class Trial:
     """Rollouts of a few tasks, several attempts at each."""
 
     config: Config
-    """The configuration of the run, not that of the trial."""
+    """The run's configuration, not the trial's."""
     rollouts: Sequence[Rollout]
     """The attempts that ended."""
     error: LightningError | None = None
@@ -34,7 +34,7 @@ class Trial:
 
     @property
     def is_explained(self) -> bool:
-        """Whether the error is that no rollout ended well, which checks of their status report."""
+        """Whether the error is that no rollout succeeded, which checks of their status report."""
         return (
             bool(self.rollouts) and isinstance(self.error, (InfrastructureError, TrainingError)) and not self.is_any_ok
         )
@@ -46,16 +46,16 @@ class Trial:
 
     @property
     def is_any_answered(self) -> bool:
-        """Whether any model call of any agent was answered, so that what followed may depend on the answer."""
+        """Whether any model call of any agent was answered, so what followed may depend on the answer."""
         return any(entry.kind == "call" for entry in self.ledger)
 
     @cached_property
     def ledger(self) -> Ledger:
         """The model requests of all rollouts."""
-        found = Ledger()
+        ledger = Ledger()
         for rollout in self.rollouts:
-            found.update(trace_ledger(rollout.trace))
-        return found
+            ledger.update(trace_ledger(rollout.trace))
+        return ledger
 
     @cached_property
     def trained(self) -> frozenset[str]:
@@ -75,16 +75,16 @@ class Trial:
     @cached_property
     def groups(self) -> list[list[float]]:
         """The rewards of the attempts at each task."""
-        found: dict[str, list[float]] = {}
+        groups: dict[str, list[float]] = {}
         for rollout in self.finished:
-            found.setdefault(rollout.job.task_id, []).append(rollout.reward)
-        return list(found.values())
+            groups.setdefault(rollout.job.task_id, []).append(rollout.reward)
+        return list(groups.values())
 
 
 def working_time(rollout: Rollout) -> tuple[int, int] | None:
-    """When the first model call of ``rollout`` began and the rollout ended, in ns; None without calls.
+    """The start of the first model call of ``rollout`` and the rollout's end, in ns; None without calls.
 
-    What comes before is mostly the start of a worker process, which happens once in a run.
+    The time before is mostly the start of a worker process, which happens once in a run.
     """
     trace = rollout.trace
     if not trace.calls or not trace.events:

@@ -31,7 +31,7 @@ from lightning_core.rollouts.refill import without_gradient
 from lightning_core.rollouts.rows import to_rows
 from lightning_core.rollouts.runner import RewardFunction, Solve, Task
 from lightning_core.session import TrainingSession, open_session
-from lightning_core.tools.doctor.machine import free_bytes
+from lightning_core.tools.doctor.gather import free_bytes
 from lightning_core.tools.doctor.plan import Measured
 from lightning_core.tools.doctor.trial import Trial, working_time
 from lightning_core.tools.serving import ServingEndpoint
@@ -175,7 +175,7 @@ def _with_gradient(row: Row) -> Row:
 
 def _times(rollouts: Sequence[Rollout]) -> tuple[float, float]:
     """Seconds from the first model call to the last end, and the mean of the rollouts."""
-    times = [found for found in map(working_time, rollouts) if found is not None]
+    times = [seconds for seconds in map(working_time, rollouts) if seconds is not None]
     if not times:
         return 0.0, 0.0
     whole = max(end for _, end in times) - min(start for start, _ in times)

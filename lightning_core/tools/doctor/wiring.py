@@ -1,4 +1,4 @@
-"""Checks of a trial: who speaks, where requests go, and how rollouts end."""
+"""Checks of a trial: agents, destinations of requests, and ends of rollouts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def stopped(t: Trial) -> Iterator[Observed]:
 @checks.check("speakers")
 def speakers(t: Trial) -> Iterator[Observed]:
     """The agents that make model calls, their number, and the model or provider that answers them. With the script, calls of agents that
-    are not trained are answered by the script too, so that no provider is called."""
+    are not trained are answered by the script too, so no provider is called."""
     calls: Counter[str] = Counter()
     for entry, count in t.ledger.items():
         if entry.kind in ("call", "failed"):
@@ -54,10 +54,10 @@ def speakers(t: Trial) -> Iterator[Observed]:
 
 @checks.check("not reached")
 def not_reached(t: Trial) -> Iterator[Observed]:
-    """A trained agent that made no call in the trial. It exists, but these tasks do not need it, or another agent speaks
+    """A trained agent that made no call in the trial. It exists, but these tasks do not need it, or another agent calls the model
     for it. Examine more tasks with `--tasks`."""
-    speaking = {c.agent for c in t.calls if c.agent is not None}
-    for name in sorted(s for s in t.config.agents.named if not any(matches(s, agent) for agent in speaking)):
+    callers = {c.agent for c in t.calls if c.agent is not None}
+    for name in sorted(s for s in t.config.agents.named if not any(matches(s, agent) for agent in callers)):
         if t.error is None:
             yield Observed(
                 "warning",
@@ -105,20 +105,20 @@ def failures(t: Trial) -> Iterator[Observed]:
     infrastructure failed (they are left out). With the script, an agent may fail because of the answer `ok`; a problem is then
     only that all rollouts fail before any answer, or that all end by `sys.exit` or at `input()`, which reads nothing in a run."""
     for status, meaning in (("failed", "failed"), ("infrastructure", "were left out")):
-        found = [r for r in t.rollouts if r.status == status]
-        if found and not (status == "infrastructure" and is_of_reward(found[0].error)):
-            exits = len(found) == len(t.rollouts) and all((r.error or "").startswith(_EXITS) for r in found)
+        affected = [r for r in t.rollouts if r.status == status]
+        if affected and not (status == "infrastructure" and is_of_reward(affected[0].error)):
+            exits = len(affected) == len(t.rollouts) and all((r.error or "").startswith(_EXITS) for r in affected)
             by_script = t.scripted and t.is_any_answered and not exits
             every = not t.is_any_ok and not by_script
             advice = _RETURN if exits else "correct the agent, or let it return a reward if it can fail at every task"
             answer = " with the scripted answer 'ok'" if by_script else ""
             yield Observed(
                 "problem" if every else "warning",
-                f"{len(found)} of {plural(len(t.rollouts), 'rollout')} {meaning}{answer}; the first error: {found[0].error}",
+                f"{len(affected)} of {plural(len(t.rollouts), 'rollout')} {meaning}{answer}; the first error: {affected[0].error}",
                 advice if every else "",
             )
 
 
 def is_of_reward(error: str | None) -> bool:
-    """Whether the error of a rollout that was left out is that of the reward function."""
+    """Whether the reward function raised the error of a rollout that was left out."""
     return "the reward function" in (error or "")

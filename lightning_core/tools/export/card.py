@@ -1,4 +1,4 @@
-"""The model card: what was trained, on what, and how good it is, from the run's records."""
+"""The model card: training, tasks and results, from the run's records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_core.records.held_out import EVALUATIONS
 from lightning_core.records.intervals import Comparison, compare
 from lightning_core.records.results import Evaluation, recorded_evaluations
 from lightning_core.records.store import Phase, Store
-from lightning_core.tools.export.source import Trained
+from lightning_core.tools.export.trained_model import Trained
 
 _REASON = re.compile("unknown: .*")
 _RELATIONS = {"transformers": "finetune", "peft": "adapter", "gguf": "quantized"}
@@ -82,7 +82,7 @@ def _facts(trained: Trained, steps: int) -> dict[str, str]:
 def _settings(trained: Trained) -> str:
     """The section with the settings that differ from the defaults.
 
-    Without what may contain a path or a key: verl's own settings, hosts, and arguments of rules that are not numbers.
+    Without settings that may contain a path or a key: verl's own settings, hosts, and arguments of rules that are not numbers.
     """
     config = trained.config
     sections: dict[str, dict[str, Any]] = {
@@ -100,8 +100,8 @@ def _settings(trained: Trained) -> str:
 
 
 def _agents(trained: Trained) -> tuple[str, ...]:
-    own = trained.config.policies.get(trained.name)
-    named = trained.config.agents.train if own is None else own.agents
+    policy = trained.config.policies.get(trained.name)
+    named = trained.config.agents.train if policy is None else policy.agents
     return () if named is None or isinstance(named, str) else tuple(named)
 
 
@@ -118,8 +118,8 @@ def _data(trained: Trained) -> str:
 
 def _results(trained: Trained, steps: int) -> str:
     """The rewards on held-out tasks before training and with these weights."""
-    found = _evaluations(trained)
-    c = _compare(found, steps)
+    evaluations = _evaluations(trained)
+    c = _compare(evaluations, steps)
     if c is None:
         return "These weights were not evaluated on held-out tasks."
     rows = (
@@ -133,7 +133,7 @@ def _results(trained: Trained, steps: int) -> str:
         lines.append(f"| {name} | {mean:.3f} | {ends} |")
     if c.improvement_ci95 is not None and c.improvement_ci95[0] <= 0 <= c.improvement_ci95[1]:
         lines += ["", "The improvement is not significant: its 95% interval includes 0."]
-    trials = len(found["eval"].keys() | found["eval_after"].keys())
+    trials = len(evaluations["eval"].keys() | evaluations["eval_after"].keys())
     if trials > 1 and trained.checkpoint == best_checkpoint(trained.run):
         lines += [
             "",
@@ -153,10 +153,10 @@ def _evaluations(trained: Trained) -> dict[Phase, dict[int, Evaluation]]:
         return {phase: {} for phase in EVALUATIONS}
 
 
-def _compare(found: dict[Phase, dict[int, Evaluation]], steps: int) -> Comparison | None:
-    """The evaluations before training and after ``steps`` updates; None if one of them is missing."""
-    before = next(iter(found["eval_before"].values()), None)
-    after = next((by_step[steps] for by_step in reversed(found.values()) if steps in by_step), None)
+def _compare(evaluations: dict[Phase, dict[int, Evaluation]], steps: int) -> Comparison | None:
+    """The evaluations before training and after ``steps`` updates; None if either is missing."""
+    before = next(iter(evaluations["eval_before"].values()), None)
+    after = next((by_step[steps] for by_step in reversed(evaluations.values()) if steps in by_step), None)
     try:
         return None if before is None or after is None else compare(before.rewards, after.rewards)
     except ValueError:  # no task in common

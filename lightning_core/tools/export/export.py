@@ -25,7 +25,7 @@ from lightning_core.model.source import (
 from lightning_core.tools.export.card import make_card
 from lightning_core.tools.export.gguf import OUTTYPES, write_gguf
 from lightning_core.tools.export.merged import convert, load_merged
-from lightning_core.tools.export.source import Trained
+from lightning_core.tools.export.trained_model import Trained
 from lightning_core.trainers.torch.checkpoint import read_facts, read_weights
 
 ExportFormat = Literal["hf", "peft", "gguf"]
@@ -59,7 +59,9 @@ def check_out(out: Path, *, run: Path) -> None:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"{str(out)!r} exists and is not an empty folder: choose another one, or remove it")
         if out.resolve().is_relative_to(run.resolve()):
-            raise ConfigError(f"{str(out)!r} is inside the run's folder {str(run)!r}: choose one outside of it")
+            raise ConfigError(
+                f"{str(out)!r} is inside the run's folder {str(run)!r}: choose a folder outside the run's"
+            )
 
 
 def _write_hf(trained: Trained, folder: Path, name: str, dtype: str) -> None:
@@ -104,7 +106,7 @@ def _write_gguf(trained: Trained, folder: Path, name: str, dtype: str) -> None:
     model, tokenizer = load_merged(trained)
     file = folder / f"{name}-{OUTTYPES[dtype]}.gguf"
     with tempfile.TemporaryDirectory(dir=folder, prefix="hf-") as merged:
-        # From float32, so that every type is rounded once.
+        # From float32, so every type is rounded once.
         save_model(model, merged)
         tokenizer.save_pretrained(merged)
         del model

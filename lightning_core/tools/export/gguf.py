@@ -63,11 +63,13 @@ def _failure(log: str, script: Path) -> LightningError:
 
 
 def _converter() -> Path:
-    """A folder with the converter: that of ``$LLAMA_CPP``, or the cached one."""
-    if own := os.environ.get(ENV):
-        folder = Path(own).expanduser()
+    """A folder with the converter: ``$LLAMA_CPP``, or the cached one."""
+    if converter := os.environ.get(ENV):
+        folder = Path(converter).expanduser()
         if not (folder / _SCRIPT).is_file():
-            raise ConfigError(f"{ENV}={own!r}: found no {_SCRIPT} there; expected a folder with llama.cpp's sources")
+            raise ConfigError(
+                f"{ENV}={converter!r}: found no {_SCRIPT} there; expected a folder with llama.cpp's sources"
+            )
         return folder
     target = cache_folder() / _SOURCES.replace("==", "-")
     if not target.is_dir():
@@ -77,7 +79,7 @@ def _converter() -> Path:
 
 def _fetch(target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Built in a sibling folder and renamed, so that no other process ever sees a part of it.
+    # Built in a sibling folder and renamed, so other processes never see a partial file.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
         logger.warning("downloading llama.cpp's converter, once (77 MB)")
         advice = f"Without a network, set {ENV} to a folder with llama.cpp's sources, or use --format hf"

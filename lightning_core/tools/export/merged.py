@@ -10,7 +10,7 @@ import torch
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.model.merge import layers_of, merge
 from lightning_core.model.source import load_model, load_tokenizer, resolve_model
-from lightning_core.tools.export.source import Trained
+from lightning_core.tools.export.trained_model import Trained
 from lightning_core.trainers.torch.checkpoint import read_facts, read_weights
 
 
@@ -24,7 +24,7 @@ def load_merged(trained: Trained) -> tuple[Any, Any]:
         return load_model(trained.folder, torch.float32), load_tokenizer(trained.folder)
     weights, facts = read_weights(trained.folder), read_facts(trained.folder)["fingerprint"]
     # Loaded from the initial model and not from the checkpoint, since transformers saves weights by the names that it read.
-    # A checkpoint has those of the model in memory, where a mixture's experts are one tensor.
+    # A checkpoint has the names of the model in memory, where a mixture's experts are one tensor.
     source = resolve_model(trained.policy.model)
     try:
         model: Any = load_model(source, torch.float32)
@@ -50,9 +50,9 @@ def _check(model: Any, shapes: Mapping[str, Sequence[int]]) -> None:
     for name, shape in shapes.items():
         parameter = parameters.get(name)
         if parameter is None or list(parameter.shape) != list(shape):
-            found = "no such weight" if parameter is None else f"one of shape {list(parameter.shape)}"
+            actual = "no such weight" if parameter is None else f"one of shape {list(parameter.shape)}"
             raise TrainingError(
-                f"the checkpoint does not fit the model: it has {name!r} of shape {list(shape)}, the model has {found}; "
+                f"the checkpoint does not fit the model: it has {name!r} of shape {list(shape)}, the model has {actual}; "
                 "set policy.model=… to the model that was trained"
             )
 

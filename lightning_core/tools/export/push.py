@@ -18,7 +18,7 @@ from lightning_core.model.source import hub_name
 
 
 def check_push(repo: str, *, adapter_of: str | None = None) -> None:
-    """Raise `ConfigError` if ``repo`` is no repository's name, or if there is no token.
+    """Raise `ConfigError` if ``repo`` is not a repository's name, or if there is no token.
 
     ``adapter_of``: the model of an adapter without its base, which must be on the Hub too.
     """

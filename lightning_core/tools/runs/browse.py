@@ -24,23 +24,23 @@ def whole_number(text: str, *, least: int = 0) -> int:
     expected = f"expected a whole number from {least} to {LARGEST:,}"
     try:
         # The length first: Python refuses to convert thousands of digits.
-        found = int(text) if len(text) <= 20 else None
+        number = int(text) if len(text) <= 20 else None
     except ValueError:
-        found = None
-    if found is None or not least <= found <= LARGEST:
+        number = None
+    if number is None or not least <= number <= LARGEST:
         raise ValueError(expected)
-    return found
+    return number
 
 
 def finite_number(text: str) -> float:
     """``text`` as a finite number. Raises `ValueError` with what was expected."""
     try:
-        found = float(text)
+        number = float(text)
     except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
+        number = math.nan
+    if not math.isfinite(number):
         raise ValueError("expected a finite number")
-    return found
+    return number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class RolloutFilter:
 
     @property
     def is_range(self) -> bool:
-        """Whether ``min_reward`` is at most ``max_reward``, or one of them is not set."""
+        """Whether ``min_reward`` is at most ``max_reward``, or either is not set."""
         return self.min_reward is None or self.max_reward is None or self.min_reward <= self.max_reward
 
 
@@ -109,8 +109,8 @@ def first_rollouts(
     A total needs all texts of the store if the filter has a text.
     """
     query, _, values = _query(store, wanted, order, descending)
-    found = store.records(query, *values, limit + 1, offset)
-    return Matches(found[:limit], len(found) > limit)
+    records = store.records(query, *values, limit + 1, offset)
+    return Matches(records[:limit], len(records) > limit)
 
 
 def _query(store: Store, wanted: RolloutFilter | None, order: str, descending: bool) -> tuple[str, str, Sequence[Any]]:
@@ -119,7 +119,7 @@ def _query(store: Store, wanted: RolloutFilter | None, order: str, descending: b
         raise ValueError(f"found order {order!r}, expected one of {', '.join(ORDERS)}")
     conditions = list(_conditions(wanted or RolloutFilter(), _has_index(store)))
     where = " AND ".join(text for text, _ in conditions) or "1"
-    values = [value for _, given in conditions for value in given]
+    values = [value for _, arguments in conditions for value in arguments]
     direction = "DESC" if descending else "ASC"
     column = "ended_ns - started_ns" if order == "seconds" else order
     # NULLS LAST on a column without nulls would keep SQLite from using its index.
@@ -142,7 +142,7 @@ class Facets:
     phases: Sequence[str]
     statuses: Sequence[str]
     agents: Sequence[str]
-    """In a store without an index of agents, those of the newest rollouts."""
+    """In a store without an index of agents, the agents of the newest rollouts."""
     steps: tuple[int, int] | None
     """The first and the last step; None without rollouts."""
 
@@ -165,7 +165,7 @@ def facets(store: Store) -> Facets:
 
 def _agents(store: Store) -> list[str]:
     if _has_index(store):
-        # One search of the index for each name; DISTINCT would read all of it.
+        # One search of the index for each name; DISTINCT would read the whole index.
         query = """
             WITH RECURSIVE names(value) AS (
                 SELECT min(agent) FROM spans WHERE operation = 'chat'
@@ -205,8 +205,8 @@ def _conditions(wanted: RolloutFilter, has_index: bool) -> Iterator[tuple[str, S
         elif name == "agent":
             # Named, since SQLite would read the spans of each rollout.
             index = f" INDEXED BY {_AGENTS}" if has_index else ""
-            own = f"SELECT 1 FROM spans{index} WHERE agent = ? AND operation = 'chat' AND rollout = rollouts.id"
-            yield f"EXISTS ({own})", [value]
+            by_agent = f"SELECT 1 FROM spans{index} WHERE agent = ? AND operation = 'chat' AND rollout = rollouts.id"
+            yield f"EXISTS ({by_agent})", [value]
         elif value:
             yield _contains(value)
 

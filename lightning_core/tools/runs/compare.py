@@ -14,12 +14,12 @@ from lightning_core.records.results import recorded_evaluations
 from lightning_core.records.store import Phase, Store
 
 _PHASES: tuple[tuple[Phase, ...], ...] = (EVALUATIONS, ("eval_manual",))
-"""Where a run's last evaluation is looked for: its own ones, and only without those, the ones of ``lightning-rl eval``."""
+"""Phases searched for a run's last evaluation: the run's own, else ``lightning-rl eval``'s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationPoint:
-    """Where a run's last held-out evaluation is in its store."""
+    """The position of a run's last held-out evaluation in its store."""
 
     phase: Phase
     step: int
@@ -60,19 +60,19 @@ class HeldOutDifference:
 
 
 def held_out_difference(a: Path, b: Path) -> HeldOutDifference | None:
-    """The last held-out evaluation of the run in ``b`` compared with that of the run in ``a``.
+    """The last held-out evaluation of the run in ``b`` compared with the last evaluation of the run in ``a``.
 
-    None if one of them has no evaluation, or if no task is in both. Tasks are the same if their id and content are.
+    None if either has no evaluation, or if no task is in both. Tasks are the same if their id and content are.
     Raises `ConfigError` if a store cannot be read.
     """
     first, second = _last_held_out(a), _last_held_out(b)
     if first is None or second is None:
         return None
     (at, before), (later, after) = first, second
-    both = [task for task in before if task in after]
-    if not both:
+    common = [task for task in before if task in after]
+    if not common:
         return None
-    pairs = [TaskChange(task_id=task[0], first=before[task], second=after[task]) for task in both]
+    pairs = [TaskChange(task_id=task[0], first=before[task], second=after[task]) for task in common]
     return HeldOutDifference(
         first=at,
         second=later,
@@ -80,7 +80,7 @@ def held_out_difference(a: Path, b: Path) -> HeldOutDifference | None:
         second_reward=fmean(p.second for p in pairs),
         difference=paired_improvement([p.first for p in pairs], [p.second for p in pairs]),
         changes=sorted(pairs, key=lambda p: -abs(p.change)),
-        not_compared=len(before) + len(after) - 2 * len(both),
+        not_compared=len(before) + len(after) - 2 * len(common),
     )
 
 

@@ -83,7 +83,7 @@ class AgentChange:
     after: float
     """Mean absolute advantage as trained, and with other rules."""
     correlation: float | None
-    """Pearson's, of the advantages before and after; None if one of them is constant."""
+    """Pearson correlation of the advantages before and after; None if either is constant."""
     flipped: int
     """Number of calls whose advantage gets the other sign."""
     from_zero: int

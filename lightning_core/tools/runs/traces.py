@@ -1,4 +1,4 @@
-"""Reads traces of stored rollouts for people: a trace that cannot be built is a message."""
+"""Reads stored traces for display; returns a message if a trace cannot be built."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning_core.trace import OPERATION, Call, SpanRecord, Trace, span_to_cal
 
 
 class ReadTrace(NamedTuple):
-    """A rollout's spans and their trace, or why they make none."""
+    """A rollout's spans and their trace, or the reason there is none."""
 
     trace: Trace | None
     spans: tuple[SpanRecord, ...]

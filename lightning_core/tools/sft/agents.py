@@ -35,13 +35,13 @@ def learning_agents(config: Config, traces: Sequence[Trace]) -> dict[str | None,
             chosen[name] = policy
     listed = ", ".join(f"{name or '(no agent)'!r} ({number} calls)" for name, number in calls.most_common()) or "none"
     if not chosen:
-        found = (
+        selected = (
             f"agents.train is {list(agents.named)!r}"
             if agents.named
             else "agents.train is not set, and no agent was trained"
         )
         raise ConfigError(
-            f"no call of an agent that learns: {found}; the rollouts have the agents {listed}. Set agents.train"
+            f"no call of an agent that learns: {selected}; the rollouts have the agents {listed}. Set agents.train"
         )
     for selector in agents.named:
         if not any(name is not None and matches(selector, name) for name in chosen):

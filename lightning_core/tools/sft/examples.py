@@ -31,7 +31,7 @@ class Selection:
     """The phase of a run's rollouts."""
 
     def refuses(self, reward: float | None) -> str | None:
-        """Why a rollout with this reward is left out; None if it is not."""
+        """The reason a rollout with this reward is left out, or None."""
         least = self.solved if self.min_reward is None else self.min_reward
         if reward is None:
             return None if self.min_reward is None else "rollouts without a reward"
@@ -43,14 +43,14 @@ def read_examples(sources: Iterable[str | Path], selection: Selection, left_out:
 
     Adds the others to ``left_out``, by reason. Raises `ConfigError` for a source that cannot be read, and if none is left.
     """
-    found: dict[str, Trace] = {}
+    traces: dict[str, Trace] = {}
     for source in sources:
         for trace in _read(Path(source), selection, left_out):
-            if trace.rollout in found:
+            if trace.rollout in traces:
                 left_out["rollouts that another source has too"] += 1
             else:
-                found[trace.rollout] = trace
-    chosen = _best(list(found.values()), selection.best, left_out)
+                traces[trace.rollout] = trace
+    chosen = _best(list(traces.values()), selection.best, left_out)
     if not chosen:
         listed = "; ".join(f"{number} {reason}" for reason, number in left_out.items())
         advice = "Lower --min-reward, or name other sources" if listed else "Name other sources"
@@ -102,7 +102,7 @@ def _read_run(folder: Path, selection: Selection, left_out: Counter[str]) -> Ite
 
 
 def _outcome(record: RolloutRecord) -> str | None:
-    """Why the rollout is no example with any reward; None if it can be one."""
+    """The reason the rollout cannot be an example with any reward, or None."""
     if record.status in LEFT_OUT:
         return "rollouts with an infrastructure failure or an invalid reward"
     if record.status != "ok":
@@ -126,7 +126,7 @@ def _refusal(trace: Trace, selection: Selection) -> str | None:
 
 
 def _best(traces: Sequence[Trace], most: int | None, left_out: Counter[str]) -> list[Trace]:
-    """At most ``most`` traces of each task; of equal rewards those that were read first."""
+    """At most ``most`` traces of each task; at equal rewards, the first ones read."""
     if most is None:
         return list(traces)
     by_task: dict[str, list[Trace]] = {}

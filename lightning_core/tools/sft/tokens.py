@@ -1,8 +1,8 @@
 """Recorded calls → transitions: the tokens to learn, for each call of a trained agent.
 
-Responses that the policy's own model sampled have their recorded tokens. Those of a teacher have messages only: the prompt and
+Responses that the policy's own model sampled have their recorded tokens. A teacher's responses have messages only: the prompt and
 the response are rendered by the policy's chat template, as if the policy had given that response, with tool calls in its own
-format. The next turn of the conversation then continues these tokens, so that a conversation is one row.
+format. The next turn of the conversation then continues these tokens, so a conversation is one row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TokenCounts:
     rendered: int = 0
     """Calls whose messages were rendered by the policy's chat template."""
     without_reasoning: int = 0
-    """Those whose response had reasoning that the policy's template does not write."""
+    """Rendered calls whose response had reasoning that the policy's template does not write."""
 
 
 class Tokens:
@@ -64,7 +64,7 @@ class Tokens:
     def transitions(self, trace: Trace) -> list[Transition]:
         """The calls that are learned, in order, as if they were sampled at temperature 1. Their logprobs are 0: not known."""
         memory = Memory()
-        found: list[Transition] = []
+        transitions: list[Transition] = []
         for call in trace.calls:
             if call.agent not in self._agents:
                 continue
@@ -74,13 +74,13 @@ class Tokens:
                 try:
                     prompt_ids, output_ids = self._tokens(call, self._chats[policy], memory)
                     if len(prompt_ids) + len(output_ids) <= self._max_context:
-                        found.append(_transition(trace, call, policy, prompt_ids, output_ids))
+                        transitions.append(_transition(trace, call, policy, prompt_ids, output_ids))
                         continue
                     reason = f"calls with more than policy.max_context = {self._max_context} tokens"
                 except PolicyRequestError as error:
                     reason = f"calls: {error}"
             self._left_out[reason] += 1
-        return found
+        return transitions
 
     def _tokens(self, call: Call, chat: Chat, memory: Memory) -> tuple[Sequence[int], Sequence[int]]:
         """The prompt and the response of ``call``, which is remembered for the next turn."""
@@ -95,7 +95,7 @@ class Tokens:
             self.counts.recorded += 1
         else:
             if call.finish_reason == "length":
-                raise PolicyRequestError("the response was cut at its token limit, so that it has no end to learn")
+                raise PolicyRequestError("the response was cut at its token limit, so it has no end to learn")
             output_ids = chat.encode_response(prompt, response, call.tools)
             self._check(call, chat, prompt, output_ids)
             self.counts.rendered += 1
@@ -116,7 +116,7 @@ class Tokens:
 
 
 def _refusal(call: Call) -> str | None:
-    """Why a call cannot be learned, with any tokens; None if it can."""
+    """The reason a call cannot be learned, with any tokens, or None."""
     if call.error is not None:
         return "calls that failed"
     if call.replays is not None:

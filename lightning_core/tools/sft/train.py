@@ -1,7 +1,7 @@
 """`lightning-rl sft`: supervised fine-tuning with the trainer of a run.
 
 The loss is the mean cross-entropy of the responses' tokens. It is `reinforce` with an advantage of 1 and ``token-mean``: rows,
-packing, optimizer and checkpoints are those of reinforcement learning.
+packing, optimizer and checkpoints are as in reinforcement learning.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from lightning_core.transitions import Row
 _METRICS = {"loss": "ce_loss"} | {
     name: name for name in ("grad_norm", "learning_rate", "rows_trained", "packed_tokens", "micro_batches")
 }
-"""The trainer's metrics that mean something without rollouts, and their names here."""
+"""The trainer's metrics that apply without rollouts, and their names here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Passes:
-    """The options of the training besides the configuration."""
+class SftOptions:
+    """Options of the training besides the configuration."""
 
     epochs: int = 1
     """Passes over the rollouts."""
     batch: int = 16
-    """Rollouts of an update."""
+    """Rollouts per update."""
     held_out: float = 0.1
     """The share of tasks whose rollouts are held out, to measure the loss on."""
 
@@ -73,7 +73,7 @@ class SftResult:
 
 
 def sft(
-    sources: Sequence[str | Path], *, config: Config, selection: Selection, passes: Passes, progress: Progress
+    sources: Sequence[str | Path], *, config: Config, selection: Selection, options: SftOptions, progress: Progress
 ) -> SftResult:
     """Train the policies of ``config`` on the recorded rollouts in ``sources``; see `read_examples`.
 
@@ -89,16 +89,16 @@ def sft(
     agents = learning_agents(config, traces)
     chats, max_context = open_chats(config)
     tokens = Tokens(agents, chats, max_context=max_context, left_out=left_out)
-    rows = {trace.rollout: found for trace in traces if (found := tokens.rows(trace))}
+    rows = {trace.rollout: rendered for trace in traces if (rendered := tokens.rows(trace))}
     for reason, number in left_out.items():
         progress.message(f"left out: {number} {reason}")
     if not rows:
         raise ConfigError(
             f"none of {plural(len(traces), 'rollout')} has a call that can be learned: {_listed(left_out)}"
         )
-    learned, held = split([trace for trace in traces if trace.rollout in rows], passes.held_out, seed=config.run.seed)
+    learned, held = split([trace for trace in traces if trace.rollout in rows], options.held_out, seed=config.run.seed)
     progress.message(_overview(learned, held, rows, tokens.counts))
-    supervised = _for_supervision(config, steps=passes.epochs * math.ceil(len(learned) / passes.batch))
+    supervised = _for_supervision(config, steps=options.epochs * math.ceil(len(learned) / options.batch))
     folder, _ = open_run_folder(config)
     with ExitStack() as stack:
         stack.enter_context(started(folder))
@@ -107,36 +107,36 @@ def sft(
         learner = make_trainer(supervised, samples=False).learner
         stack.callback(learner.close)
         store = stack.enter_context(Store(folder / "store.db"))
-        school = SftLoop(supervised, passes, learner, folder, store, observers, rows)
-        school.learn([trace.rollout for trace in learned], [trace.rollout for trace in held])
-        found = SftResult(
+        loop = SftLoop(supervised, options, learner, folder, store, observers, rows)
+        loop.learn([trace.rollout for trace in learned], [trace.rollout for trace in held])
+        result = SftResult(
             folder=folder,
             checkpoint=checkpoints(folder)[-1],
-            losses=school.losses,
+            losses=loop.losses,
             counts=tokens.counts,
             left_out=left_out,
-            metrics=school.metrics,
+            metrics=loop.metrics,
         )
-        _record(found, sources, selection, passes)
+        _record(result, sources, selection, options)
         summary = Summary(
             eval=None,
-            steps=school.steps,
-            stopped=school.stopped,
+            steps=loop.steps,
+            stopped=loop.stopped,
             rollouts=len(rows),
             tokens_sampled=0,
-            tokens_trained=sum(int(m["tokens_ce"]) for m in school.metrics),
+            tokens_trained=sum(int(m["tokens_ce"]) for m in loop.metrics),
             wall_seconds=time.monotonic() - began,
             seed=config.run.seed,
         )
         summary.write(folder / "summary.json")
-        observers.finished(Result(folder=folder, checkpoint=found.checkpoint, summary=summary, metrics=school.metrics))
-    return found
+        observers.finished(Result(folder=folder, checkpoint=result.checkpoint, summary=summary, metrics=loop.metrics))
+    return result
 
 
 def split(traces: Sequence[Trace], share: float, *, seed: int) -> tuple[list[Trace], list[Trace]]:
-    """``traces`` to learn from, and held-out ones: those of ``share`` of the tasks, at least one if there are two.
+    """``traces`` to learn from, and held-out traces: of ``share`` of the tasks, at least one if there are two.
 
-    A task's rollouts stay together, so that none is held out whose task is learned.
+    A task's rollouts stay together, so no held-out rollout has a trained task.
     """
     tasks = sorted({trace.task_id for trace in traces})
     number = 0 if share == 0 or len(tasks) < 2 else min(len(tasks) - 1, max(1, round(share * len(tasks))))
@@ -150,15 +150,15 @@ class SftLoop:
     def __init__(
         self,
         config: Config,
-        passes: Passes,
+        options: SftOptions,
         learner: Learner,
         folder: Path,
         store: Store,
         observers: Observers,
         rows: Mapping[str, Sequence[Row]],
     ) -> None:
-        """``rows``: of each rollout."""
-        self._config, self._passes, self._learner = config, passes, learner
+        """``rows``: by rollout."""
+        self._config, self._options, self._learner = config, options, learner
         self._folder, self._store, self._observers = folder, store, observers
         self._rows = rows
         self.steps = 0
@@ -169,22 +169,22 @@ class SftLoop:
 
     def learn(self, rollouts: Sequence[str], held: Sequence[str]) -> None:
         """Train on ``rollouts``; measure the loss on the rollouts ``held`` before and after each epoch."""
-        config, passes = self._config, self._passes
-        batches = math.ceil(len(rollouts) / passes.batch)
+        config, options = self._config, self._options
+        batches = math.ceil(len(rollouts) / options.batch)
         log = StepLog(self._folder, self._store, self._observers, after=0)
         (self._folder / SUPERVISED).write_text("{}\n", encoding="utf-8")
         self._measure(held, "before")
-        for epoch in range(passes.epochs):
+        for epoch in range(options.epochs):
             order = random.Random(f"{config.run.seed}:{epoch}").sample(list(rollouts), len(rollouts))
             best = False
             for number in range(batches):
                 self._observers.phase(f"epoch {epoch + 1}, update {number + 1} of {batches}")
-                chosen = order[number * passes.batch : (number + 1) * passes.batch]
+                chosen = order[number * options.batch : (number + 1) * options.batch]
                 is_last = number == batches - 1
                 with uninterrupted():
                     metrics = self._step(chosen)
                     if is_last and held:
-                        loss = self._measure(held, f"after epoch {epoch + 1} of {passes.epochs}")
+                        loss = self._measure(held, f"after epoch {epoch + 1} of {options.epochs}")
                         metrics["held_out_ce_loss"], best = loss, loss <= min(self.losses[1:])
                     recorded = log.add(self.steps, metrics)
                     self.metrics.append({"step": self.steps, **recorded})
@@ -212,9 +212,9 @@ class SftLoop:
         """The loss on the rollouts ``held``, in nats per token; shown."""
         if not held:
             return math.nan
-        found = self._learner.scorer(POLICY).logprobs([row for rollout in held for row in self._rows[rollout]])
-        tokens = sum(len(logprobs_T) for logprobs_T in found.values())
-        loss = -math.fsum(float(logprobs_T.sum(dtype="float64")) for logprobs_T in found.values()) / tokens
+        logprobs = self._learner.scorer(POLICY).logprobs([row for rollout in held for row in self._rows[rollout]])
+        tokens = sum(len(logprobs_T) for logprobs_T in logprobs.values())
+        loss = -math.fsum(float(logprobs_T.sum(dtype="float64")) for logprobs_T in logprobs.values()) / tokens
         self.losses.append(loss)
         self._observers.message(f"held-out loss {when}: {loss:.4f} nats per token")
         return loss
@@ -233,10 +233,12 @@ class SftLoop:
 
 
 def _for_supervision(config: Config, *, steps: int) -> Config:
-    """``config`` with the loss of supervised fine-tuning, in this process, without what only rollouts need."""
+    """``config`` with the loss of supervised fine-tuning, in this process, without settings that only rollouts need."""
     trainer = config.trainer
     if trainer.warmup_steps >= steps:
-        raise ConfigError(f"trainer.warmup_steps is {trainer.warmup_steps}, but there {_are(steps)}; lower it")
+        raise ConfigError(
+            f"trainer.warmup_steps is {trainer.warmup_steps}, but must be less than the number of updates ({steps}); lower it"
+        )
     policies = {name: p.model_copy(update={"credit": PolicyCredit()}) for name, p in config.policies.items()}
     return config.model_copy(
         update={
@@ -250,10 +252,6 @@ def _for_supervision(config: Config, *, steps: int) -> Config:
     )
 
 
-def _are(steps: int) -> str:
-    return f"{'is' if steps == 1 else 'are'} {plural(steps, 'step')}"
-
-
 def _listed(left_out: Mapping[str, int]) -> str:
     return "; ".join(f"{number} {reason}" for reason, number in left_out.items()) or "they have none"
 
@@ -261,10 +259,10 @@ def _listed(left_out: Mapping[str, int]) -> str:
 def _overview(
     learned: Sequence[Trace], held: Sequence[Trace], rows: Mapping[str, Sequence[Row]], counts: TokenCounts
 ) -> str:
-    own = [row for trace in learned for row in rows[trace.rollout]]
-    tokens = sum(int(row.mask.sum()) for row in own)
+    train_rows = [row for trace in learned for row in rows[trace.rollout]]
+    tokens = sum(int(row.mask.sum()) for row in train_rows)
     parts = [
-        f"{plural(len(learned), 'rollout')} to learn from ({len(own)} rows, {tokens} tokens of responses), {len(held)} held out",
+        f"{plural(len(learned), 'rollout')} to learn from ({len(train_rows)} rows, {tokens} tokens of responses), {len(held)} held out",
         f"{plural(counts.recorded, 'call')} with recorded tokens, {counts.rendered} rendered by the chat template",
     ]
     if counts.without_reasoning:
@@ -274,18 +272,18 @@ def _overview(
     return "; ".join(parts)
 
 
-def _record(found: SftResult, sources: Sequence[str | Path], selection: Selection, passes: Passes) -> None:
+def _record(result: SftResult, sources: Sequence[str | Path], selection: Selection, options: SftOptions) -> None:
     document = {
         "sources": [str(Path(source).resolve()) for source in sources],
         "min_reward": selection.min_reward,
         "best": selection.best,
         "phase": selection.phase,
-        "epochs": passes.epochs,
-        "batch": passes.batch,
-        "held_out": passes.held_out,
-        "held_out_losses": found.losses,
-        "calls_recorded": found.counts.recorded,
-        "calls_rendered": found.counts.rendered,
-        "left_out": dict(found.left_out),
+        "epochs": options.epochs,
+        "batch": options.batch,
+        "held_out": options.held_out,
+        "held_out_losses": result.losses,
+        "calls_recorded": result.counts.recorded,
+        "calls_rendered": result.counts.rendered,
+        "left_out": dict(result.left_out),
     }
-    (found.folder / SUPERVISED).write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (result.folder / SUPERVISED).write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

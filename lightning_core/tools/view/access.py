@@ -30,7 +30,7 @@ PARAMETER = "token"
 class Access:
     """Middleware: admits requests with the token, from a URL's ``?token=…`` or the cookie that such a request sets.
 
-    ``hosts``: accepted values of the ``Host`` header. Others are refused, so that a page elsewhere cannot read ours under a name
+    ``hosts``: accepted values of the ``Host`` header. Others are refused, so a page elsewhere cannot read ours under a name
     that it makes point to this machine (DNS rebinding). ``cookie``: its name; one for each port, since cookies ignore ports.
     """
 
@@ -72,8 +72,8 @@ class Access:
             return PlainTextResponse(f"Unknown host. Expected one of: {', '.join(sorted(self._hosts))}", 400)
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("These pages are read-only. Expected GET or HEAD.", 405, {"Allow": "GET, HEAD"})
-        given = request.query_params.get(PARAMETER)
-        if given is not None and self._is_token(given):
+        token = request.query_params.get(PARAMETER)
+        if token is not None and self._is_token(token):
             rest = [(key, value) for key, value in request.query_params.multi_items() if key != PARAMETER]
             # The address bar, the history and a screenshot then do not have the token.
             # The path as it was sent. Two slashes at its start would name another host.
@@ -91,5 +91,5 @@ class Access:
             "No valid token. Open the URL that lightning-rl view printed, with its ?token=… part.", 403
         )
 
-    def _is_token(self, given: str) -> bool:
-        return secrets.compare_digest(given.encode(), self._token.encode())
+    def _is_token(self, token: str) -> bool:
+        return secrets.compare_digest(token.encode(), self._token.encode())

@@ -30,7 +30,7 @@ class CallCard:
     number: int
     """Its place among the rollout's calls, from 1."""
     messages: Sequence[ShownMessage]
-    """Those that are not repeated, or all of them."""
+    """The messages that are not repeated, or all messages."""
     repeated: int
     """Number of its first messages that an earlier call of its agent had."""
     response: ShownMessage | None
@@ -146,7 +146,7 @@ def make_call_card(
 def _settings(call: Call, attributes: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Sampling parameters and other properties that are set, as names and texts."""
     top_p, versions = attributes.get(tr.TOP_P), [call.first_version, call.policy_version]
-    found: list[tuple[str, object]] = [
+    values: list[tuple[str, object]] = [
         ("policy version", "–".join(str(v) for v in versions if v is not None) or None),
         ("temperature", None if call.output_ids is None else f"{call.temperature:g}"),
         ("top p", f"{top_p:g}" if isinstance(top_p, int | float) and top_p < 1 else None),
@@ -157,19 +157,19 @@ def _settings(call: Call, attributes: Mapping[str, Any]) -> list[tuple[str, str]
     ]
     for name in ("temperature", "top_p"):
         requested = attributes.get(f"lightning.replaced.{name}")
-        found.append((f"requested {name.replace('_', ' ')}", requested))
-    found += [("ignored field", text) for text in call.dropped]
-    return [(name, str(value)) for name, value in found if value is not None]
+        values.append((f"requested {name.replace('_', ' ')}", requested))
+    values += [("ignored field", text) for text in call.dropped]
+    return [(name, str(value)) for name, value in values if value is not None]
 
 
 def _tool_names(definitions: Any) -> list[str]:
     if not isinstance(definitions, str):
         return []
     try:
-        found = json.loads(definitions)
+        parsed = json.loads(definitions)
     except ValueError:
         return []
-    tools = [tool.get("function", tool) if isinstance(tool, dict) else tool for tool in found]
+    tools = [tool.get("function", tool) if isinstance(tool, dict) else tool for tool in parsed]
     return [str(tool.get("name", "?")) if isinstance(tool, dict) else str(tool) for tool in tools]
 
 

@@ -73,7 +73,7 @@ _SPECS = (
 )
 _CONTEXTS = ("new", "clean", "realigned", "forked")
 _LARGEST = 1e300
-"""JSON has integers that are no floats."""
+"""JSON has integers that do not fit a float."""
 _REWARD_NOTE = "training: ± 1 standard error over the step's tasks; held-out: 95% interval"
 _SHOWN = {"step", "reward", *(metric for spec in _SPECS for metric in spec.metrics)}
 
@@ -87,17 +87,17 @@ def run_charts(curves: Curves) -> list[Chart]:
         note=_REWARD_NOTE,
         lines=_filled([_training(curves, "training"), _held_out(curves, "held-out")]),
     )
-    found = [reward, *(_chart(spec, series) for spec in _SPECS)]
+    charts = [reward, *(_chart(spec, series) for spec in _SPECS)]
     others = sorted(metric for metric in series if metric not in _SHOWN and not metric.startswith("monitor/"))
-    found += [_chart(_Spec(f"other-{metric}", metric, {metric: ""}), series, other=True) for metric in others]
-    return [chart for chart in found if chart.lines]
+    charts += [_chart(_Spec(f"other-{metric}", metric, {metric: ""}), series, other=True) for metric in others]
+    return [chart for chart in charts if chart.lines]
 
 
 def compared_charts(runs: Mapping[str, Curves]) -> list[Chart]:
     """The curves of several runs, by name, over each other."""
     training = [_training(curves, name) for name, curves in runs.items()]
     held_out = [_held_out(curves, name) for name, curves in runs.items()]
-    found = [
+    combined = [
         Chart(
             id="reward",
             title="Training reward",
@@ -115,8 +115,8 @@ def compared_charts(runs: Mapping[str, Curves]) -> list[Chart]:
             for line in chart.lines
         ]
         notes = dict.fromkeys(chart.note for chart in charts.values() if chart.lines and chart.note)
-        found.append(Chart(id=spec.id, title=spec.title, note="; ".join(notes), lines=lines))
-    return [chart for chart in found if chart.lines]
+        combined.append(Chart(id=spec.id, title=spec.title, note="; ".join(notes), lines=lines))
+    return [chart for chart in combined if chart.lines]
 
 
 def _training(curves: Curves, name: str) -> Line:
@@ -136,42 +136,42 @@ def _held_out(curves: Curves, name: str) -> Line:
 
 def _chart(spec: _Spec, series: Mapping[str, Mapping[str, list[Point]]], *, other: bool = False) -> Chart:
     present = {metric: label for metric, label in spec.metrics.items() if metric in series}
-    several = len(present) > 1
+    by_policy = len(present) > 1
     lines = [
-        Line(name=" · ".join(filter(None, (policy, label if several else ""))) or spec.title, points=points)
+        Line(name=" · ".join(filter(None, (policy, label if by_policy else ""))) or spec.title, points=points)
         for metric, label in present.items()
         for policy, points in series[metric].items()
     ]
-    note = spec.note or ("" if several else "".join(present.values()))
+    note = spec.note or ("" if by_policy else "".join(present.values()))
     return Chart(id=spec.id, title=spec.title, note=note, lines=lines, other=other)
 
 
 def _series(curves: Curves) -> dict[str, dict[str, list[Point]]]:
     """Points by metric and policy; the policy of common metrics is empty."""
-    found: dict[str, dict[str, list[Point]]] = {}
+    series: dict[str, dict[str, list[Point]]] = {}
     for line in curves.metrics:
         for key, value in with_derived(line, curves.policies).items():
             policy, slash, metric = key.partition("/")
             if not (slash and policy in curves.policies):
                 policy, metric = "", key
             if metric != "step" and _is_number(value):
-                found.setdefault(metric, {}).setdefault(policy, []).append((line["step"], value))
-    return found
+                series.setdefault(metric, {}).setdefault(policy, []).append((line["step"], value))
+    return series
 
 
 def with_derived(line: Mapping[str, Any], policies: Iterable[str] = ()) -> dict[str, Any]:
-    """``line`` with the shares and means that are computed from its counts; older runs do not record all of them."""
+    """``line`` with the shares and means that are computed from its counts; older runs do not record all."""
     calls = line.get("calls", sum(_number(line.get(f"context_{kind}")) for kind in _CONTEXTS))
     tokens = line.get("tokens_sampled", line.get("tokens_trained"))
-    found = {
+    derived = {
         "truncated": _ratio(line.get("calls_truncated"), calls),
         "response_tokens": _ratio(line.get("tokens_trained"), calls),
         "tokens_per_second": _ratio(tokens, line.get("seconds_rollouts")),
     }
     for prefix in ("", *(f"{name}/" for name in policies)):
         for name, count in (("equal_share", "groups_equal"), ("wasted_share", "groups_wasted")):
-            found[f"{prefix}{name}"] = _ratio(line.get(f"{prefix}{count}"), line.get(f"{prefix}groups"))
-    return found | dict(line)
+            derived[f"{prefix}{name}"] = _ratio(line.get(f"{prefix}{count}"), line.get(f"{prefix}groups"))
+    return derived | dict(line)
 
 
 def _ratio(above: Any, below: Any) -> float | None:

@@ -8,7 +8,7 @@ CONTEXTS = {
     "are trained as one sequence.",
     "realigned": "The prompt continues an earlier call. The client sent the earlier response back in another form, so the recorded "
     "tokens were used in place of the text; both calls are trained as one sequence.",
-    "forked": "The prompt continues an earlier conversation, but the chat template now renders its earlier turns differently. All of it "
-    "was encoded again, and the call is trained as a sequence of its own.",
+    "forked": "The prompt continues an earlier conversation, but the chat template now renders its earlier turns differently. "
+    "The whole prompt was encoded again, and the call is trained as a separate sequence.",
 }
 """An explanation by kind."""

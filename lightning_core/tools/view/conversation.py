@@ -38,7 +38,7 @@ class ShownMessage:
 
 
 def show_message(message: Any, *, limit: int | None = LIMIT) -> ShownMessage:
-    """``message`` with at most ``limit`` characters of its text; None: all of it."""
+    """``message`` with at most ``limit`` characters of its text; None: the whole text."""
     if not isinstance(message, Mapping):
         message = {"role": "?", "content": json.dumps(message, ensure_ascii=False)}
     text = content_text(message.get("content", message.get("parts")))
@@ -94,26 +94,26 @@ def indented(value: Any) -> str:
 
 
 def repeated_messages(calls: Iterable[Call]) -> dict[str, int]:
-    """For each call, how many of its first messages an earlier call of its agent had, in the same order.
+    """The number of first messages that each call shares, in order, with an earlier call of its agent.
 
-    The earlier call's response counts as one of its messages, also if the client sent it back in another form.
+    The earlier call's response counts as a message, even if the client sent it back in another form.
     """
     known: set[int] = set()
     answered: set[int] = set()
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for call in calls:
-        # Each beginning as one hash, so that long conversations are compared in linear time.
+        # Each beginning as one hash, so long conversations are compared in linear time.
         keys = [hash(call.agent)]
         for message in call.messages:
             keys.append(hash((keys[-1], repr(message))))
         count = max((i for i, key in enumerate(keys) if key in known), default=0)
         if count and keys[count] in answered and count < len(call.messages):
             count += _role(call.messages[count]) == "assistant"
-        found[call.id] = count
+        counts[call.id] = count
         known.update(keys[1:])
         if call.messages:
             answered.add(keys[-1])
-    return found
+    return counts
 
 
 def _role(message: Any) -> str:

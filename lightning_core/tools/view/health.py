@@ -1,7 +1,7 @@
 """The monitors that held in a run, with their messages.
 
 They are read from the steps' metrics, and in a finished run also from its summary: only that has the monitors that the final evaluation
-raised, and those of runs that do not record them step by step.
+raised, and the monitors of runs that do not record them step by step.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ class HealthAlert(NamedTuple):
 
 def health(run: RunInfo, metrics: Sequence[Mapping[str, Any]], held_out: HeldOut) -> list[HealthAlert]:
     """The monitors that held in ``run``, those that hold now first; ``held_out``: as monitors get it."""
-    found: dict[str, set[int]] = {}
+    held: dict[str, set[int]] = {}
     for line in metrics:
         for key, value in line.items():
             if key.startswith(_PREFIX) and value:
-                found.setdefault(key.removeprefix(_PREFIX), set()).add(line["step"])
+                held.setdefault(key.removeprefix(_PREFIX), set()).add(line["step"])
     summed = () if run.summary is None else run.summary.monitors
-    for one in summed:
-        first = one.first_step if one.steps == one.last_step - one.first_step + 1 else one.last_step
-        found.setdefault(one.monitor, set()).update((one.first_step, *range(first, one.last_step + 1)))
+    for m in summed:
+        first = m.first_step if m.steps == m.last_step - m.first_step + 1 else m.last_step
+        held.setdefault(m.monitor, set()).update((m.first_step, *range(first, m.last_step + 1)))
     newest = metrics[-1]["step"] if metrics else None
     messages = cache(lambda step: _messages(run, metrics, held_out, step))
     alerts: list[HealthAlert] = []
-    for name, numbers in found.items():
+    for name, numbers in held.items():
         steps = sorted(numbers)
-        texts = [_text(one) for one in summed if (one.monitor, one.last_step) == (name, steps[-1])]
+        texts = [_text(m) for m in summed if (m.monitor, m.last_step) == (name, steps[-1])]
         alerts.append(HealthAlert(name, steps, steps[-1] == newest, texts or messages(steps[-1]).get(name, ())))
     return sorted(alerts, key=lambda alert: (not alert.holds, -alert.steps[-1]))
 
@@ -69,20 +69,22 @@ def _messages(run: RunInfo, metrics: Sequence[Mapping[str, Any]], held_out: Held
     """The messages by monitor after ``step``, as the run reported them: before the evaluation that followed, unless it ended then."""
     history = [line for line in metrics if line["step"] <= step]
     known = {at: tasks for at, tasks in held_out.items() if at < step or len(history) == len(metrics)}
-    found: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     for alert in raised(history, known, _watched(run)):
-        found.setdefault(alert.monitor, []).append(_text(alert))
-    return found
+        texts.setdefault(alert.monitor, []).append(_text(alert))
+    return texts
 
 
 def _watched(run: RunInfo) -> list[Watched]:
     """Lightning's own monitors with the run's arguments. Those under ``monitors.add`` are left out: viewing runs no code of a run."""
     section = run.config.get("monitors")
     args = section.get("args") if isinstance(section, dict) else None
-    own = watched()
+    monitors = watched()
     try:
         return (
-            watched(args={one.rule.name: args[one.rule.name] for one in own if one.rule.name in args}) if args else own
+            watched(args={m.rule.name: args[m.rule.name] for m in monitors if m.rule.name in args})
+            if args
+            else monitors
         )
     except (CreditError, TypeError, ValueError):
-        return own
+        return monitors

@@ -22,7 +22,7 @@ _FILES = (*_READ, "commit.txt", "running.lock", "store.db", "store.db-wal", "sto
 
 
 class Library:
-    """The runs in ``folder``: the folder of runs, or that of one run. All methods are thread-safe."""
+    """The runs in ``folder``: the folder of runs, or of one run. All methods are thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         """Raises `ConfigError` if there is no such folder."""
@@ -34,12 +34,12 @@ class Library:
 
     def runs(self) -> list[RunInfo]:
         """All runs, the newest first."""
-        found: list[RunInfo] = []
+        runs: list[RunInfo] = []
         for folder in run_folders(self.folder):
             with suppress(OSError):  # removed meanwhile
                 if not self._leaving_file(folder):
-                    found.append(self._read(folder))
-        return sorted(found, key=lambda run: -run.started)
+                    runs.append(self._read(folder))
+        return sorted(runs, key=lambda run: -run.started)
 
     def left_out(self) -> list[str]:
         """Files of runs that are links out of the folder; their runs are not shown. Such as ``name/store.db``."""

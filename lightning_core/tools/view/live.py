@@ -64,14 +64,14 @@ class RunFeed:
         events: list[ServerEvent] = []
         if lines or signature != self._signature:
             self._signature = signature
-            found = read_store(run, after=self._after)
+            stored = read_store(run, after=self._after)
             new = [line for line in self._metrics if line["step"] > self._after]
             self._after = last_step(self._metrics, self._after)
-            if new or found.held_out != self._stored.held_out:
-                charts = charts_data(run_charts(curves_of(run, new, found)))
+            if new or stored.held_out != self._stored.held_out:
+                charts = charts_data(run_charts(curves_of(run, new, stored)))
                 mark = mark_of(self._metrics, self._after)
                 events.append(ServerEvent("charts", json.dumps({"charts": charts, "after": self._after, "mark": mark})))
-            self._stored = found
+            self._stored = stored
         status = self._render(status_of(run, self._metrics, self._stored, damaged=self._tail.damaged))
         if status != self._status:
             self._status = status

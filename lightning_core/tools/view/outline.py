@@ -36,7 +36,7 @@ class OutlineRow:
 def make_outline(trace: Trace) -> list[OutlineRow]:
     """All calls and events but the rollout itself, each below its parent, in order of start.
 
-    Items with an unknown parent are at the top. Those of foreign spans that form a cycle are too, so that nothing is left out.
+    Items with an unknown parent are at the top. Foreign spans that form a cycle are too, so nothing is left out.
     """
     root = next(event for event in trace.events if event.kind == "rollout")
     items = sorted((i for i in (*trace.events, *trace.calls) if i.id != root.id), key=lambda i: (i.start_ns, i.id))

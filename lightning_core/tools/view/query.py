@@ -68,7 +68,7 @@ class Listing:
     order: Order
     descending: bool
     page: int
-    """From 1."""
+    """The page's number, from 1."""
     given: Mapping[str, str]
     problems: Sequence[str]
 
@@ -90,20 +90,20 @@ class Listing:
         return self.link(sort=order, direction="down" if turned else "up", page=None)
 
 
-def with_changes(given: Mapping[str, str], changes: Mapping[str, Any]) -> str:
-    """``?`` and the parameters ``given`` with ``changes``, of which None removes one."""
-    values = {name: value for name, value in {**given, **changes}.items() if value not in (None, "")}
+def with_changes(parameters: Mapping[str, str], changes: Mapping[str, Any]) -> str:
+    """``?`` and ``parameters`` with ``changes``; None removes a parameter."""
+    values = {name: value for name, value in {**parameters, **changes}.items() if value not in (None, "")}
     return f"?{urlencode(values, errors='backslashreplace')}"
 
 
 _LISTING = ("phase", "step", "task", "agent", "status", "min", "max", "text", "sort", "direction", "page")
 
 
-def read_listing(given: Mapping[str, str]) -> Listing:
-    """The listing that the parameters ``given`` ask for; without ``sort``, the newest rollouts first."""
-    query = Query(given)
+def read_listing(parameters: Mapping[str, str]) -> Listing:
+    """The listing that ``parameters`` describe; without ``sort``, the newest rollouts first."""
+    query = Query(parameters)
     query.only(_LISTING)
-    wanted = RolloutFilter(
+    filters = RolloutFilter(
         phase=query.choice("phase", get_args(Phase)),  # type: ignore[arg-type]
         step=query.whole("step"),
         task_id=query.text("task"),
@@ -113,15 +113,15 @@ def read_listing(given: Mapping[str, str]) -> Listing:
         max_reward=query.number("max"),
         text=query.text("text"),
     )
-    if not wanted.is_range:
-        query.problems.append(f"min: found {given['min']}, expected at most max, which is {given['max']}")
+    if not filters.is_range:
+        query.problems.append(f"min: found {parameters['min']}, expected at most max, which is {parameters['max']}")
     order = query.choice("sort", ORDERS)
     direction = query.choice("direction", ("up", "down"))
     return Listing(
-        wanted=wanted,
+        wanted=filters,
         order=order or "ordinal",  # type: ignore[arg-type]
         descending=direction == "down" if order or direction else True,
         page=query.whole("page", least=1) or 1,
-        given=given,
+        given=parameters,
         problems=query.problems,
     )

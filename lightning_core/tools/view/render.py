@@ -19,17 +19,17 @@ _LARGEST = 1e300
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """``value`` with ``digits`` decimals; ``–`` for what is no finite number."""
+    """``value`` with ``digits`` decimals; ``–`` if not a finite number."""
     return f"{value:.{digits}f}" if _is_finite(value) else NONE
 
 
 def signed(value: Any, digits: int = 3) -> str:
-    """``value`` with its sign and ``digits`` decimals; ``–`` for what is no finite number."""
+    """``value`` with its sign and ``digits`` decimals; ``–`` if not a finite number."""
     return f"{value:+.{digits}f}" if _is_finite(value) else NONE
 
 
 def count(value: Any) -> str:
-    """``100,000``; ``–`` for what is no finite number."""
+    """``100,000``; ``–`` if not a finite number."""
     return f"{value:,.0f}" if _is_finite(value) else NONE
 
 
@@ -42,7 +42,7 @@ def interval(ends: Any, digits: int = 3) -> str:
 
 
 def duration(value: Any) -> str:
-    """``1m35s`` for seconds; ``–`` for what is no finite number."""
+    """``1m35s`` for seconds; ``–`` if not a finite number."""
     return format_seconds(value) if _is_finite(value) else NONE
 
 
@@ -71,9 +71,9 @@ _ENVIRONMENT.filters |= {
 
 def page(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
     """The page ``template`` with ``values``."""
-    found = fragment(template, request=request, **values)
+    document = fragment(template, request=request, **values)
     # A running run changes; the browser's "back" must not show an old state.
-    return HTMLResponse(found, status, {"Cache-Control": "no-store"})
+    return HTMLResponse(document, status, {"Cache-Control": "no-store"})
 
 
 def fragment(template: str, **values: Any) -> str:
@@ -82,5 +82,5 @@ def fragment(template: str, **values: Any) -> str:
 
 
 def _is_finite(value: Any) -> bool:
-    # Summaries may come from other versions; an integer of JSON may be no float.
+    # Summaries may come from other versions; an integer of JSON may not fit a float.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST

@@ -1,4 +1,4 @@
-"""Reads what the pages show of a run: its metrics, and its curves and counts from the store."""
+"""Reads a run's data for the pages: its metrics, and its curves and counts from the store."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class FromStore:
     counts: Counts | None = None
     failures: Sequence[Failure] = ()
     problem: str | None = None
-    """Why the store cannot be read; None if it can."""
+    """The reason the store cannot be read, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """Where a run is, for the part of its page that changes while it runs."""
+    """The progress of a run, for the part of its page that changes while it runs."""
 
     run: RunInfo
     counts: Counts | None
@@ -50,33 +50,33 @@ class RunStatus:
 
 def read_curves(run: RunInfo) -> Curves:
     """The curves of ``run``; those from the store are empty if it cannot be read."""
-    found = read_store(run)
-    return curves_of(run, MetricsTail(run.folder / "metrics.jsonl").read().lines, found)
+    stored = read_store(run)
+    return curves_of(run, MetricsTail(run.folder / "metrics.jsonl").read().lines, stored)
 
 
-def curves_of(run: RunInfo, metrics: Sequence[Mapping[str, Any]], found: FromStore) -> Curves:
+def curves_of(run: RunInfo, metrics: Sequence[Mapping[str, Any]], stored: FromStore) -> Curves:
     """The data of the charts of ``run``."""
     policies = run.config.get("policies")
     names = [str(name) for name in policies] if isinstance(policies, dict) else []
-    return Curves(metrics=metrics, errors=found.errors, held_out=found.held_out, policies=names)
+    return Curves(metrics=metrics, errors=stored.errors, held_out=stored.held_out, policies=names)
 
 
-def status_of(run: RunInfo, metrics: Sequence[Mapping[str, Any]], found: FromStore, *, damaged: int = 0) -> RunStatus:
-    """Where ``run`` is, with ``metrics`` of its steps so far."""
+def status_of(run: RunInfo, metrics: Sequence[Mapping[str, Any]], stored: FromStore, *, damaged: int = 0) -> RunStatus:
+    """The progress of ``run``, with ``metrics`` of its steps so far."""
     return RunStatus(
         run=run,
-        counts=found.counts,
-        failures=found.failures,
-        problem=found.problem,
-        alerts=health(run, metrics, found.held_out_tasks),
+        counts=stored.counts,
+        failures=stored.failures,
+        problem=stored.problem,
+        alerts=health(run, metrics, stored.held_out_tasks),
         seconds_left=seconds_left(run, metrics),
-        held_out=found.held_out,
+        held_out=stored.held_out,
         damaged=damaged,
     )
 
 
 def read_store(run: RunInfo, *, after: int = 0) -> FromStore:
-    """Read the store of ``run``; of the training errors only those of steps later than ``after``."""
+    """Read the store of ``run``; training errors only of steps later than ``after``."""
     path = run.folder / "store.db"
     if not path.is_file():
         return FromStore(problem="This run has no store.db: it has not started, or its rollouts were removed.")

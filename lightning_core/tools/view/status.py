@@ -1,4 +1,4 @@
-"""Where a run is: progress, time left and rollouts that failed."""
+"""The status of a run: progress, time left and failed rollouts."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Counts:
     training: int = 0
     evaluation: int = 0
     failed: int = 0
-    """In which the agent failed."""
+    """Rollouts in which the agent failed."""
     left_out: int = 0
-    """With an infrastructure failure or an invalid reward."""
+    """Rollouts with an infrastructure failure or an invalid reward."""
     current: int = 0
     """Training rollouts of the step that is running."""
 

@@ -21,9 +21,9 @@ class Piece(NamedTuple):
     """The text of one token."""
 
     text: str
-    """Empty for a token that ends inside a character; the token that completes the character has all of it."""
+    """Empty for a token that ends inside a character; the token that completes the character has the whole character."""
     part: bytes | None = None
-    """The token's bytes, if it has a part of a character or bytes that are no character. ``text`` then writes the latter as ``\\xff``."""
+    """The token's bytes, if it ends inside a character or is not valid UTF-8. ``text`` writes invalid bytes as ``\\xff``."""
 
 
 class TokenTexts:
@@ -99,7 +99,7 @@ def _is_character(data: bytes) -> bool:
 
 
 class LocalTokenizer(NamedTuple):
-    """A tokenizer, or why there is none."""
+    """A tokenizer, or the reason there is none."""
 
     texts: TokenTexts | None
     problem: str | None
@@ -118,7 +118,7 @@ def find_tokenizer(run: RunInfo, policy: str) -> LocalTokenizer:
             return LocalTokenizer(_load(path, path.stat().st_mtime_ns), None)
         except FileNotFoundError:
             continue
-        except Exception as error:  # noqa: BLE001 - tokenizers raises no class of its own
+        except Exception as error:  # noqa: BLE001 - tokenizers has no exception class
             problem = f"The tokenizer {str(path)!r} cannot be read: {error}"
     missing = f"Token texts need a tokenizer: {_FILE} in a checkpoint of the run, or in the folder policy.model."
     return LocalTokenizer(None, problem or missing)
@@ -127,20 +127,20 @@ def find_tokenizer(run: RunInfo, policy: str) -> LocalTokenizer:
 def _folders(run: RunInfo, policy: str) -> Iterator[Path]:
     policies = _section(run.config, "policies")
     for checkpoint in reversed(checkpoints(run.folder)):
-        # Only names of the configuration, since ``policy`` is what a server said.
+        # Only names of the configuration, since ``policy`` is a server's own name.
         yield checkpoint / policy if policy in policies else checkpoint
     for section in (_section(policies, policy), _section(run.config, "policy")):
         model = section.get("model")
-        # A name on the Hub is no folder here.
+        # A name on the Hub is not a folder here.
         if isinstance(model, str) and (folder := Path(model).expanduser()).is_dir():
             yield folder
 
 
 def _section(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
-    found: Any = config
+    section: Any = config
     for key in keys:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+        section = section.get(key) if isinstance(section, Mapping) else None
+    return section if isinstance(section, Mapping) else {}
 
 
 @lru_cache(maxsize=4)

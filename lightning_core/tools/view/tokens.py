@@ -1,4 +1,4 @@
-"""The sampled tokens of a call, with what is known of each and the bin of its colour."""
+"""The sampled tokens of a call, with the data of each and the bin of its color."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ShownToken:
 
     @property
     def marks(self) -> str:
-        """CSS classes: the bins of its colours, and ``space`` for white space that a browser would not show."""
+        """CSS classes: the bins of its colors, and ``space`` for white space that a browser would not show."""
         text = self.piece.text if self.piece else ""
         marks = [f"p{bisect_right(PROBABILITIES, self.probability)}"] if self.probability is not None else []
         marks += [f"a{signed_bin(self.advantage, ADVANTAGES)}"] if self.advantage is not None else []

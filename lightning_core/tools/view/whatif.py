@@ -1,4 +1,4 @@
-"""Other credit rules for a recorded run: what a URL asks for, as settings of the run's configuration."""
+"""Other credit rules for a recorded run: a URL's parameters as settings of the run's configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightning_core.credit.registry import DeclaredRule, Parameter, Registry
 from lightning_core.errors import ConfigError
 
 REWARDS, ADVANTAGE, GROUP = "rewards", "advantage", "group"
-"""The parameters of the URL; those of rules are ``rewards.RULE.PARAMETER`` and ``advantage.RULE.PARAMETER``."""
+"""The parameters of the URL; rule parameters are ``rewards.RULE.PARAMETER`` and ``advantage.RULE.PARAMETER``."""
 _PARAMETERS = ("policy", REWARDS, ADVANTAGE, "step", "import")
 
 
@@ -28,7 +28,7 @@ class RuleField:
     """A parameter of a rule, as a field of the form."""
 
     name: str
-    """Of the URL's parameter."""
+    """The name of the URL's parameter."""
     label: str
     text: str
     """The field's value."""
@@ -57,33 +57,31 @@ class CreditForm:
     rewards: Sequence[RuleChoice]
     advantages: Sequence[RuleChoice]
     keys: Sequence[RuleChoice]
-    default_keys: bool
-    """Whether calls are compared by the reward rule's own keys."""
 
 
-def choose_policy(config: Config, given: Mapping[str, str]) -> str:
+def choose_policy(config: Config, parameters: Mapping[str, str]) -> str:
     """The policy whose rules are changed. Raises `ConfigError` for one that the run does not have."""
     known = list(policy_settings(config))
-    name = given.get("policy") or known[0]
+    name = parameters.get("policy") or known[0]
     if name not in known:
         raise ConfigError(f"policy: found {name!r}, expected one of {', '.join(known)}")
     return name
 
 
-def make_form(config: Config, policy: str, given: Mapping[str, str], groups: Sequence[str] | None) -> CreditForm:
-    """The form with the run's rules for ``policy``, or those of the URL's parameters ``given``.
+def make_form(config: Config, policy: str, parameters: Mapping[str, str], groups: Sequence[str] | None) -> CreditForm:
+    """The form with the run's rules for ``policy``, or the rules in the URL's ``parameters``.
 
     ``groups``: the URL's group keys; None if it has none.
     """
     credit = policy_settings(config)[policy].credit
     flat = {key: getattr(credit, key) for key in RULE_ARGUMENT_KEYS}
-    rewards, advantage = given.get(REWARDS) or credit.rewards, given.get(ADVANTAGE) or credit.advantage
+    rewards, advantage = parameters.get(REWARDS) or credit.rewards, parameters.get(ADVANTAGE) or credit.advantage
     known = {credit.rewards: {**flat, **credit.rewards_args}}
-    keys = _group_keys(credit, given, groups)
+    keys = _group_keys(credit, parameters, groups)
     return CreditForm(
         policies=list(policy_settings(config)),
         policy=policy,
-        rewards=list(_choices(REWARD_RULES, REWARDS, rewards, credit.rewards, known, given)),
+        rewards=list(_choices(REWARD_RULES, REWARDS, rewards, credit.rewards, known, parameters)),
         advantages=list(
             _choices(
                 ADVANTAGE_RULES,
@@ -91,42 +89,41 @@ def make_form(config: Config, policy: str, given: Mapping[str, str], groups: Seq
                 advantage,
                 credit.advantage,
                 {credit.advantage: credit.advantage_args},
-                given,
+                parameters,
             )
         ),
         keys=[
             RuleChoice(name=name, description=_described(GROUP_KEYS, name), chosen=name in (keys or ()), fields=())
             for name in dict.fromkeys([*GROUP_KEYS, *(credit.group_by or ())])
         ],
-        default_keys=keys is None,
     )
 
 
 def changed_config(
-    path: Path, config: Config, policy: str, given: Mapping[str, str], groups: Sequence[str] | None
+    path: Path, config: Config, policy: str, parameters: Mapping[str, str], groups: Sequence[str] | None
 ) -> Config:
     """``config``, which is in the file ``path``, with the rules for ``policy`` that the URL's parameters name.
 
     Raises `ConfigError`: a value that the configuration does not accept, or a rule that is neither declared nor the run's own. A URL
     cannot name functions to import.
     """
-    for name in given:
+    for name in parameters:
         if name not in _PARAMETERS and not name.startswith((f"{REWARDS}.", f"{ADVANTAGE}.")):
             raise ConfigError(f"{name}: unknown parameter, expected one of {', '.join(_PARAMETERS)}, {GROUP}")
     credit = policy_settings(config)[policy].credit
-    rewards = _rule_name(REWARD_RULES, given.get(REWARDS), credit.rewards, "rewards")
-    advantage = _rule_name(ADVANTAGE_RULES, given.get(ADVANTAGE), credit.advantage, "advantage")
-    keys = _group_keys(credit, given, groups)
+    rewards = _rule_name(REWARD_RULES, parameters.get(REWARDS), credit.rewards, "rewards")
+    advantage = _rule_name(ADVANTAGE_RULES, parameters.get(ADVANTAGE), credit.advantage, "advantage")
+    keys = _group_keys(credit, parameters, groups)
     for key in keys or ():
         _rule_name(GROUP_KEYS, key, key if key in (credit.group_by or ()) else "", "group_by")
     flat = {key: getattr(credit, key) for key in RULE_ARGUMENT_KEYS}
-    reward_args = _arguments(REWARDS, rewards, {**flat, **credit.rewards_args}, given)
+    reward_args = _arguments(REWARDS, rewards, {**flat, **credit.rewards_args}, parameters)
     settings: dict[str, Any] = {
         "rewards": rewards,
         **{key: reward_args.pop(key, None) for key in RULE_ARGUMENT_KEYS},
         "rewards_args": reward_args,
         "advantage": advantage,
-        "advantage_args": _arguments(ADVANTAGE, advantage, credit.advantage_args, given),
+        "advantage_args": _arguments(ADVANTAGE, advantage, credit.advantage_args, parameters),
         "group_by": None if keys is None else list(keys),
     }
     if rewards != credit.rewards:
@@ -135,41 +132,43 @@ def changed_config(
     return load_config(path, [f"{prefix}.{key}={json.dumps(value)}" for key, value in settings.items()])
 
 
-def _group_keys(credit: CreditSection, given: Mapping[str, str], groups: Sequence[str] | None) -> Sequence[str] | None:
+def _group_keys(
+    credit: CreditSection, parameters: Mapping[str, str], groups: Sequence[str] | None
+) -> Sequence[str] | None:
     """The group keys to use; None: the reward rule's own. The form sends a reward rule and only the keys that are chosen."""
-    return credit.group_by if groups is None and not given.get(REWARDS) else groups
+    return credit.group_by if groups is None and not parameters.get(REWARDS) else groups
 
 
-def _rule_name(registry: Registry[Any], name: str | None, own: str, key: str) -> str:
+def _rule_name(registry: Registry[Any], name: str | None, default: str, key: str) -> str:
     if not name:
-        return own
-    if name not in registry and name != own:
+        return default
+    if name not in registry and name != default:
         raise ConfigError(f"{key}: found {name!r}, expected one of {', '.join(registry)}")
     return name
 
 
-def _arguments(kind: str, rule: str, own: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
-    """The arguments of ``rule`` that the URL's parameters give; without a rule in the URL, also the run's ``own``."""
+def _arguments(kind: str, rule: str, configured: Mapping[str, Any], parameters: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments of ``rule`` in the URL's parameters; without a rule in the URL, also the ``configured`` ones."""
     prefix = f"{kind}.{rule}."
-    found = {} if given.get(kind) else dict(own)
-    for name, text in given.items():
+    arguments = {} if parameters.get(kind) else dict(configured)
+    for name, text in parameters.items():
         if name.startswith(prefix) and text.strip():
             try:
-                found[name.removeprefix(prefix)] = parse_scalar(text)
+                arguments[name.removeprefix(prefix)] = parse_scalar(text)
             except yaml.YAMLError:
                 raise ConfigError(f"{name}: found {text!r}, expected a number or a word") from None
-    return found
+    return arguments
 
 
 def _choices(
     registry: Registry[Any],
     kind: str,
     chosen: str,
-    own: str,
+    configured: str,
     known: Mapping[str, Mapping[str, Any]],
     given: Mapping[str, str],
 ) -> Iterator[RuleChoice]:
-    for name in dict.fromkeys([*registry, own]):
+    for name in dict.fromkeys([*registry, configured]):
         rule: DeclaredRule | None = registry.get(name)
         values = known.get(name, {})
         parameters: list[Parameter] = [] if rule is None else list(rule.parameters.values())
@@ -178,7 +177,7 @@ def _choices(
 
 
 def _field(
-    kind: str, rule: str, parameter: Parameter, values: Mapping[str, Any], given: Mapping[str, str]
+    kind: str, rule: str, parameter: Parameter, values: Mapping[str, Any], parameters: Mapping[str, str]
 ) -> RuleField:
     name = f"{kind}.{rule}.{parameter.name}"
     value = values.get(parameter.name)
@@ -188,7 +187,7 @@ def _field(
     return RuleField(
         name=name,
         label=parameter.name,
-        text=given.get(name, "" if value is None else str(value)),
+        text=parameters.get(name, "" if value is None else str(value)),
         default=default,
         choices=("exact", "normalised") if parameter.name == "anchor" else (),
     )

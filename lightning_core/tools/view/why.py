@@ -1,4 +1,4 @@
-"""Why the calls of a rollout got their credit: computed again by the run's rules, and compared with what was stored."""
+"""Explains the credit of a rollout's calls: recomputed by the run's rules, and compared with the stored credit."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _EXPLAINED = LRUCache(4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """The explanations of a rollout's calls, or why there are none."""
+    """The explanations of a rollout's calls, or the reason there are none."""
 
     rules: Mapping[str, CreditRules] = field(default_factory=dict[str, CreditRules])
-    """By policy."""
-    found: Mapping[str, Explanation] = field(default_factory=dict[str, Explanation])
-    """By call."""
+    """Rules by policy."""
+    explanations: Mapping[str, Explanation] = field(default_factory=dict[str, Explanation])
+    """Explanations by call id."""
     problem: str | None = None
     imports: Sequence[str] = ()
     """Functions of the user that must be imported first."""
 
     def of(self, row: CallCredit) -> Explanation | None:
         """The explanation of the call of ``row``."""
-        return self.found.get(row.call)
+        return self.explanations.get(row.call)
 
     def differs(self, row: CallCredit) -> bool:
         """Whether the call's advantage by these rules is not the stored one."""
@@ -90,12 +90,12 @@ def explain_rollout(
         return Why(imports=imports)
     try:
         rules = policy_rules(config)
-        critics = [own.reward_rule.name for own in rules.values() if own.needs_values]
+        critics = [r.reward_rule.name for r in rules.values() if r.needs_values]
         if critics:
             reason = f"The reward rule {critics[0]} needs the critic's value of each call, which is available in training only."
             return Why(rules=rules, problem=reason)
         # Other tasks matter only to rules that compare calls of several tasks.
-        rollouts = None if any(own.needs_batch for own in rules.values()) else _attempts(store, record)
+        rollouts = None if any(r.needs_batch for r in rules.values()) else _attempts(store, record)
         step = credit[0].step
         trained = tuple(c for c in store.credit(step=step) if rollouts is None or c.rollout in rollouts)
         key = (store.path, file_signature(file), trained)
@@ -103,7 +103,7 @@ def explain_rollout(
         if found is None:
             episodes = with_air_of(config.credit, step_episodes(store, step, rollouts=rollouts, traces=traces))
             found = _EXPLAINED[key] = explain_credit(episodes, rules)
-        return Why(rules=rules, found=found)
+        return Why(rules=rules, explanations=found)
     except Exception as error:  # noqa: BLE001 - rules can be functions of the user
         return Why(problem=f"The credit cannot be computed again: {describe(error)}")
 

@@ -18,7 +18,7 @@ from lightning_core.transitions import Row
 
 
 def sequence_numbers(rows: Sequence[Row], kind: SequenceKind) -> list[NDArray[np.int64]]:
-    """For each row, the number of the sequence that each of its tokens [L] belongs to."""
+    """The sequence number of each token [L], by row."""
     if kind == "call":
         found: list[NDArray[np.int64]] = []
         first = 0

@@ -108,7 +108,7 @@ def write(folder: Path, state: Checkpoint, *, weights: Callable[[Path], str]) ->
 def read_facts(folder: Path) -> dict[str, Any]:
     """The content of ``trainer.json``.
 
-    Raises `TrainingError` if ``folder`` is no checkpoint of ours, or of a later version.
+    Raises `TrainingError` if ``folder`` is not a Lightning checkpoint, or is of a later version.
     """
     try:
         facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))

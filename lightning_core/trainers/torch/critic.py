@@ -2,7 +2,7 @@
 
 It predicts the sum of the rewards still to come.
 
-Its input is the policy's last hidden state at the prompt's last token, normalised to unit length and detached: the head is
+Its input is the policy's last hidden state at the prompt's last token, normalized to unit length and detached: the head is
 fitted to the policy's features and does not change them. It predicts one value per call, not per token, because the time
 steps of turn-level GAE are calls (see ``credit/gae.py``).
 """

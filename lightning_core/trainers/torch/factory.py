@@ -54,7 +54,7 @@ def make_torch_trainer(config: Config, *, samples: bool = True) -> Trainer:
 def open_trainer(
     policy: PolicySettings, algorithm: Algorithm, settings: TrainerSection, *, seed: int, samples: bool = True
 ) -> TorchTrainer:
-    """The trainer of one policy, with an engine of its own. ``samples``: whether the engine is used.
+    """The trainer of one policy, with its own engine. ``samples``: whether the engine is used.
 
     Raises `ConfigError` for a model or settings that cannot be used.
     """

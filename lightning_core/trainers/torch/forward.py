@@ -50,7 +50,7 @@ class Forward:
         return output.last_hidden_state[0].index_select(0, self._tensor(batch.places_P))
 
     def _padded_hidden(self, batch: PackedBatch) -> Tensor:
-        """`hidden` on the plain path: each row is a sequence of its own, padded at its end.
+        """`hidden` on the plain path: each row is its own sequence, padded at its end.
 
         In a causal model no token depends on the padding after it, so no mask is needed.
         """
@@ -73,7 +73,7 @@ class Forward:
     ) -> tuple[Tensor, Tensor | None]:
         """Logprobs [E] of the trained tokens and, with ``entropy``, their entropies [E].
 
-        The entropies are those of the distributions that the tokens were sampled from.
+        Entropies are of the distributions that the tokens were sampled from.
         ``rows``: all rows of the step. Both are float32 and differentiable.
         ``others``: X further tokens, as trained tokens (int64 [X], counted along E) and what could stand in their place
         (token ids, int64 [X]); the logprobs are [E + X] then.

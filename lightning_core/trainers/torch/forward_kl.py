@@ -5,9 +5,9 @@
 at the sampled tokens t, over the teacher's K most likely tokens v and, as one more, all others together (GKD, arXiv
 2306.13649, with the divergence D = KL(teacher, policy) and samples of the policy). It is 0 if and only if the policy gives these
 tokens the teacher's probabilities. Where the policy gives the others less than a fourth of what the teacher does, their logarithm
-is continued by its tangent. The weights of the tokens are those of ``algorithm.aggregation``.
+is continued by its tangent. ``algorithm.aggregation`` gives the weights of the tokens.
 
-Dimensions: E trained tokens of a micro-batch, D of which learn from the teacher, K candidates, X = D · K.
+Dimensions: E trained tokens of a micro-batch, of which D have teacher candidates, K candidates, X = D · K.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MIN_OTHERS = 1e-6
 """Below this the policy's probability of all other tokens together is rounding: it is 1 minus a sum in float32."""
 MAX_RATIO = 4.0
 """Up to here the gradient grows with teacher / policy of the other tokens. It is the difference of two sums that are larger by this
-ratio, so in bfloat16 more of it would be noise."""
+ratio, so in bfloat16 more digits would be noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class ForwardKl:
     targets_X: Tensor
     """int64: token ids."""
     probabilities_DK: Tensor
-    """float32: the teacher's; 0 for a target that stands for none."""
+    """float32: the teacher's; 0 for padding."""
     weights_D: Tensor
     """float32: with `Candidates.weight`."""
 
@@ -64,7 +64,7 @@ def _log(values_D: Tensor, *, bound_D: Tensor) -> Tensor:
 def forward_kl(
     batch: PackedBatch, rows: Sequence[Row], weights: Sequence[Floats], device: torch.device
 ) -> ForwardKl | None:
-    """The term of ``batch``; None if no token of it has candidates.
+    """The term of ``batch``; None if none of its tokens has candidates.
 
     ``rows``: all rows of the step. ``weights``: of each of their tokens, float32 [L].
     """

@@ -1,7 +1,7 @@
 """The check of a loaded model: it samples from the distribution that it is trained on.
 
 A few tokens are sampled as in a run (prefill, decoding, rows that finish and rows that continue them), and their logprobs
-are compared with those of the pass that is trained, on rows of different lengths in one micro-batch.
+are compared with logprobs of the trained pass, on rows of different lengths in one micro-batch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def checked(loaded: LoadedModel) -> LoadedModel:
 
 
 def _problem(loaded: LoadedModel) -> str | None:
-    """Why this path cannot be used; None if it can."""
+    """The reason this path cannot be used, or None."""
     try:
         with small_windows(loaded.model), exact_products(), loaded.adapters.use(None):
             difference = _difference(loaded, _sample(loaded))
@@ -83,7 +83,7 @@ def _sample(loaded: LoadedModel) -> Sequence[ActiveRow]:
 
 @torch.inference_mode()
 def _difference(loaded: LoadedModel, rows: Sequence[ActiveRow]) -> float:
-    """The largest mean difference in nats, of a row, between its logprobs and those of the pass that is trained."""
+    """The largest mean difference of a row's logprobs from the trained pass, in nats."""
     trained = [_row(row) for row in rows]
     pack = pad_rows if loaded.path.geometry is None else pack_rows
     (batch,) = pack(trained, range(len(trained)), budget=10_000)

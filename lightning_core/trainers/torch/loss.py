@@ -35,7 +35,7 @@ class TrainedTokens:
     advantages_E: Tensor
     weights_E: Tensor
     sequence_log_ratio_E: Tensor | None = None
-    """With a loss per sequence: the mean of ``logprobs - old`` over the token's sequence."""
+    """For losses per sequence: the mean of ``logprobs - old`` over the token's sequence."""
     importance_E: Tensor | None = None
     outside_E: Tensor | None = None
     """bool: where the importance weight was truncated or masked."""
@@ -44,7 +44,7 @@ class TrainedTokens:
     entropy_E: Tensor | None = None
     """Entropy of the distribution that the token was sampled from; with gradient."""
     others: tuple[Tensor, Tensor, Tensor] | None = None
-    """With a ``whole_batch`` loss: logprobs, log ratios and advantages of the mini-batch's other tokens; without gradient."""
+    """For ``whole_batch`` losses: logprobs, log ratios and advantages of the mini-batch's other tokens; without gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ class Update:
     """Sums over the sampled tokens."""
     maxima: Mapping[str, float]
     terms: Mapping[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
-    """Of each further term of the loss, by the name of its metric: the sum over its tokens, and their number."""
+    """Sum over tokens and number of tokens of each further loss term, by metric."""
 
 
 def split_rollouts(rows: Sequence[Row], parts: int, *, seed: str) -> list[list[Row]]:
@@ -74,7 +74,7 @@ def split_rollouts(rows: Sequence[Row], parts: int, *, seed: str) -> list[list[R
 def step_metrics(parts: Sequence[MiniBatch], updates: Sequence[Update]) -> dict[str, float]:
     """The metrics of a step that made ``updates`` in one or several passes over ``parts``.
 
-    They are those of the last pass: losses and gradient norms are means over its updates, all else over its tokens.
+    They describe the last pass: losses and gradient norms are means over its updates, all else over its tokens.
     Only the first update compares sampler and trainer on the same weights.
     """
     batches = [batch for part in parts for batch in part.batches]

@@ -38,7 +38,7 @@ class _OwnPolicies:
     """A `TokenScorer` of rows by the policy that sampled them."""
 
     scorers: Mapping[str, RowScorer]
-    """By policy."""
+    """Scorers by policy."""
 
     def logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
         return {

@@ -86,7 +86,7 @@ class Objective:
     def needs_all_logprobs(self) -> bool:
         """Whether the next update needs all logprobs before its first gradient.
 
-        It does if it uses the ratio of a sequence whose tokens are in several micro-batches, or a loss over all of them.
+        It does if it uses the ratio of a sequence whose tokens are in several micro-batches, or a loss over all micro-batches.
         """
         ratio, importance = self._ratio_sequences, self._importance_sequences
         return (
@@ -106,7 +106,7 @@ class Objective:
             self._ratio_sums_N = self._ratio_sequences.sums(self._log_ratios(known, self._old()))
 
     def sampled_only(self, batch: int, values_E: Tensor) -> Tensor:
-        """The values [R] of the sampled tokens of a micro-batch, from those of all trained ones."""
+        """The values [R] of the sampled tokens of a micro-batch, from the values of all trained tokens."""
         places_R = self._policy[batch]
         return values_E if places_R is None else values_E[places_R]
 
@@ -200,7 +200,7 @@ def _places(chosen_E: NDArray[np.bool_], device: torch.device) -> Tensor | None:
 def _cross_entropy_terms(
     rows: Sequence[Row], batches: Sequence[PackedBatch], device: torch.device
 ) -> list[tuple[Tensor, Tensor]]:
-    """For each micro-batch the C tokens with a cross-entropy loss: int64 [C], counted along E, and weights, float32 [C].
+    """Per micro-batch, the C tokens with a cross-entropy loss: int64 [C], counted along E, and weights, float32 [C].
 
     Empty if no row has such tokens.
     """

@@ -19,7 +19,7 @@ def learning_rate_factor(settings: TrainerSection, step: int) -> float:
     """The fraction of the learning rate that step ``step``, counted from 0, uses.
 
     Warm-up has the factors 1/w, 2/w, … 1 in its w steps. After it, progress p goes from 0 at the first step towards 1
-    after the last one, so that no step has the factor 0.
+    after the last one, so no step has the factor 0.
     """
     warmup, low = settings.warmup_steps, settings.min_learning_rate_ratio
     if step < warmup:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_core.errors import TrainingError
-from lightning_core.model.forest import Forest
+from lightning_core.model.forest import Forest, common_prefix
 from lightning_core.transitions import Row
 
 Ints = NDArray[np.int64]
@@ -46,9 +46,9 @@ class PackedBatch:
     rows: Sequence[int]
     """Indices of the micro-batch's rows in the step's rows; E has their trained tokens in this order."""
     columns: Sequence[Ints]
-    """For each of these rows, the indices of its trained tokens in the row."""
+    """Indices of each row's trained tokens in the row."""
     places: Sequence[Ints]
-    """For each of these rows, the place of each of its input tokens in the packed sequence."""
+    """Places of each row's input tokens in the packed sequence."""
 
     def gather(self, values: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """The values [R] at the sampled tokens, from arrays [L], one for each of the step's rows."""
@@ -56,7 +56,7 @@ class PackedBatch:
         return found_E[self.sampled_E]
 
     def by_call(self, rows: Sequence[Row], values_E: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """The values [E] cut into those of each call [T], by call id. ``rows``: the step's rows."""
+        """The values [E] split by call: [T] by call id. ``rows``: the step's rows."""
         found: dict[str, NDArray[Any]] = {}
         first = 0
         for index, columns in zip(self.rows, self.columns, strict=True):
@@ -70,7 +70,7 @@ class PackedBatch:
 def pack_rows(rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> list[PackedBatch]:
     """Pack the rows ``chosen`` into micro-batches of at most ``budget`` packed tokens.
 
-    Cuts are placed where neighbouring rows share the least. A row longer than the budget raises the budget to its length.
+    Cuts are placed where neighboring rows share the least. A row longer than the budget raises the budget to its length.
     Raises `TrainingError` for a row whose first token is marked as sampled, because no token predicts it.
     """
     inputs = {index: _input_tokens(rows[index]) for index in chosen}
@@ -83,7 +83,7 @@ def pack_rows(rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> lis
 
 
 def pad_rows(rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> list[PackedBatch]:
-    """`pack_rows` for models that compute each row as a sequence of its own.
+    """`pack_rows` for models that compute each row as its own sequence.
 
     A micro-batch has at most ``budget`` tokens after its rows are padded to the same length.
     """
@@ -98,14 +98,14 @@ def pad_rows(rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> list
 
 def _shared_prefixes(inputs: dict[int, Ints], group: Sequence[int]) -> list[tuple[int, int]]:
     """The rows in lexicographic order, with the tokens shared with the last."""
-    # In this order neighbours share the longest prefixes; big-endian bytes compare like the tokens.
+    # In this order neighbors share the longest prefixes; big-endian bytes compare like the tokens.
     ordered = sorted(group, key=lambda index: inputs[index].astype(">u4").tobytes())
-    shared_with_last = {b: _common_prefix(inputs[a], inputs[b]) for a, b in pairwise(ordered)}
+    shared_with_last = {b: common_prefix(inputs[a], inputs[b]) for a, b in pairwise(ordered)}
     return [(index, shared_with_last.get(index, 0)) for index in ordered]
 
 
 def _cuts(lengths: Sequence[int], shared: Sequence[int], budget: int) -> list[int]:
-    """Where to cut ordered rows, for the fewest tokens, then the fewest parts.
+    """The cuts of ordered rows for the fewest tokens, then the fewest parts.
 
     The cuts include 0 and the number of rows.
     A part has the tokens of its first row and those that each further row does not share with the row before it.
@@ -214,9 +214,3 @@ def _input_tokens(row: Row) -> Ints:
     if columns[0] == 0:
         raise TrainingError(f"a row of rollout {row.rollout!r} trains on its first token, but no token predicts it")
     return row.token_ids[: columns[-1]].astype(np.int64)
-
-
-def _common_prefix(a: Ints, b: Ints) -> int:
-    length = min(len(a), len(b))
-    differs = np.flatnonzero(a[:length] != b[:length])
-    return int(differs[0]) if len(differs) else length

@@ -18,7 +18,7 @@ def kl_penalty(logprobs_E: Tensor, reference_E: Tensor, estimator: Estimator) ->
       (http://joschu.net/blog/kl-approx.html) and is the term of GRPO (arXiv 2402.03300). Its gradient only approximates that
       of the divergence.
     - ``k1``: log(p/q), unbiased. The gradient of k1 itself is 0 on average, so the gradient of k2 = log(p/q)^2 / 2 is used.
-      This is the gradient of the divergence, and equals that of subtracting k1 from the token's reward (arXiv 2510.01555).
+      This is the gradient of the divergence, and equals the gradient of subtracting k1 from the token's reward (arXiv 2510.01555).
     """
     log_ratio_E = logprobs_E - reference_E
     if estimator == "k3":

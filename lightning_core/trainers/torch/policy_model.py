@@ -74,7 +74,7 @@ class PolicyModel:
 
     @property
     def _has_copy(self) -> bool:
-        """Whether the initial weights are a model of their own."""
+        """Whether the initial weights are their own model."""
         return self.tuning.base is not None and self.tuning.base[0] is not self.network
 
     @property
@@ -109,7 +109,7 @@ class PolicyModel:
 
     @property
     def path(self) -> ComputePlan:
-        """How the model is computed."""
+        """The path on which the model is computed."""
         return self.loaded.path
 
     @property
@@ -139,7 +139,7 @@ class PolicyModel:
 
     @property
     def unmergeable(self) -> str | None:
-        """Why the policy cannot be written as one model; None if it can. See `unmergeable`."""
+        """The reason the policy cannot be written as one model, or None. See `unmergeable`."""
         return unmergeable(self.network, layers_of(self.tuning.parameters)) if self.policy.lora else None
 
     @property

@@ -42,7 +42,7 @@ class TorchTrainer:
         self.saved_in: Path | None = None
         """The last checkpoint, whose frozen weights the next one links."""
         self.also_saved: dict[str, checkpoint.Stateful] = {}
-        """What else is in each checkpoint, by the name of its file, such as a critic."""
+        """Further contents of each checkpoint by file name, such as a critic."""
         backend.add(model.name, model.sampled, live=True, cached_tokens=model.memory.cache_tokens)
 
     @contextmanager

@@ -60,7 +60,7 @@ class Updater:
     def step(self, parts: Sequence[MiniBatch], step: int) -> Mapping[str, float]:
         """Make the updates of a step, whose mini-batches are ``parts``; returns its metrics. ``step``: as for `update`."""
         if self.algorithm.importance is not None:
-            for part in parts[1:]:  # the proximal policy is that of the start of the step
+            for part in parts[1:]:  # the proximal policy is the policy at the start of the step
                 self.precompute_logprobs(part)
         order = list(parts) * self.updates_per_step
         updates = [self.update(part, step, compare=number == 0) for number, part in enumerate(order)]
@@ -74,7 +74,7 @@ class Updater:
     def update(self, part: MiniBatch, step: int, *, compare: bool) -> Update:
         """Update the weights once. ``step``: the number of steps before this one.
 
-        ``compare``: the weights are still those that the sampler used, so that both must compute the same logprobs.
+        ``compare``: the weights are still the sampler's, so both must compute the same logprobs.
         Raises `ProofError`, or `TrainingError` if they do not or the loss is not finite; the weights are unchanged then.
         """
         rows, objective, algorithm = part.rows, part.objective, part.objective.algorithm

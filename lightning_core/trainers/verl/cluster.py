@@ -31,7 +31,7 @@ class ClusterAgents:
     async def roll_out(
         self, jobs: Sequence[Job], routing: Routing, record: Callable[[Sequence[Attempt]], None]
     ) -> Sequence[Rollout]:
-        """Run all jobs on one worker, so that they share its caches; see `AgentPool.roll_out`."""
+        """Run all jobs on one worker, which share its caches; see `AgentPool.roll_out`."""
         attempts: list[Attempt] = await self._call("roll_out", jobs, routing)
         await asyncio.to_thread(record, attempts)
         return [a.rollout for a in attempts if a.final]

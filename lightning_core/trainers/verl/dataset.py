@@ -1,6 +1,6 @@
 """The tasks as a dataset for verl.
 
-In the order of the embedded trainer, so that each step has the same tasks.
+In the order of the embedded trainer, so each step has the same tasks.
 """
 
 from __future__ import annotations

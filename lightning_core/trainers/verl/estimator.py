@@ -36,7 +36,7 @@ def weighted_advantages(
     ``token_level_rewards``: the advantages, float32 [B, T], and with a cross-entropy its coefficients where no token was sampled.
     ``response_mask`` [B, T]: 1 at sampled tokens; padding rows have none and get no weight. ``index``: the rollout of each row. Weights
     are computed for all rows of a step, before verl splits it into mini-batches, and those among ranks and micro-batches. They sum
-    to 1 in the average mini-batch, those of the cross-entropy to the mean of its coefficients.
+    to 1 in the average mini-batch, weights of the cross-entropy to the mean of its coefficients.
     """
     mask_BT = response_mask.bool()
     advantages_BT = token_level_rewards.float() * mask_BT

@@ -20,7 +20,7 @@ PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
 def loss_mode(loss: str, sequence: str | None = None, *, ce: bool = False) -> str:
     """The name that ``loss`` is registered with verl under.
 
-    ``sequence``: that of the ratio, if it is the ratio of a sequence. ``ce``: with the cross-entropy of unsampled tokens.
+    ``sequence``: the extent of the ratio, if it is a sequence's. ``ce``: with the cross-entropy of unsampled tokens.
     """
     by_call = sequence == "call" and find_rule(LOSSES, loss, key="algorithm.loss").ratio == "sequence"
     return mode_name(loss, by_call=by_call, ce=ce)

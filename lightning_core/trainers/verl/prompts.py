@@ -42,7 +42,7 @@ class Prompt:
 def read_prompts(batch: Any) -> list[Prompt]:
     """The prompts of verl's TensorDict.
 
-    Its columns: those of `TaskDataset`, and ``uid``, ``global_steps`` and ``validate``.
+    Its columns: `TaskDataset`'s, and ``uid``, ``global_steps`` and ``validate``.
     """
     columns = {key: _column(value, len(batch)) for key, value in batch.items()}
     training = not any(columns.pop("validate", [False]))

@@ -23,7 +23,7 @@ def rows_per_rollout(c: Sections) -> int:
 def supports(c: Sections, rules: CreditRules | None = None, loss: Loss | None = None) -> Iterator[tuple[KeyPath, str]]:
     """Yield the settings that verl does not support.
 
-    ``rules``, ``loss``: those of ``c``. None: functions are not imported, so only declared rules are checked.
+    ``rules``, ``loss``: taken from ``c``. None: functions are not imported, so only declared rules are checked.
     """
     t = c.trainer
     yield from others_keys(c, _TORCH_KEYS, "torch")
@@ -39,7 +39,7 @@ def supports(c: Sections, rules: CreditRules | None = None, loss: Loss | None = 
         )
     for key in ("port", "public_url"):
         if getattr(c.endpoint, key):
-            yield ("endpoint", key), "with trainer.name: verl every worker has an endpoint of its own; remove the key"
+            yield ("endpoint", key), "with trainer.name: verl every worker has its own endpoint; remove the key"
     if t.schedule == "linear":
         yield ("trainer", "schedule"), "found 'linear', expected 'constant' or 'cosine': verl has no other schedule"
     if t.token_budget is not None:

@@ -68,7 +68,7 @@ def train_with_verl(plan: Plan) -> None:
     record_resume(config, folder, plan.checkpoint)
     (folder / FAILURE).unlink(missing_ok=True)
     archive_log(folder)
-    with Store(folder / "store.db") as store:  # created here, so that it exists even if verl fails
+    with Store(folder / "store.db") as store:  # created here, so it exists even if verl fails
         store.rewind(resumed_after)
     try:
         with interruptible():

@@ -19,7 +19,7 @@ from statistics import fmean
 from lightning_core import Config, evaluate, fit, load_config
 from lightning_core.loop import Evaluation
 from lightning_core.records.checkpoints import checkpoints
-from lightning_core.tools.doctor.machine import cpu_model
+from lightning_core.tools.doctor.gather import cpu_model
 from tests.bench.learning import trl_arm
 from tests.bench.learning.records import EVALUATED, UNTRAINED, Record, append
 from tests.bench.learning.studies import ROOT, STUDIES, configured, located, settings_digest

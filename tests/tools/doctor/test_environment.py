@@ -18,7 +18,7 @@ from lightning_core.config import load_config
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.doctor.environment import Devices, Environment, Extra, checks
 from lightning_core.tools.doctor.finding import Finding
-from lightning_core.tools.doctor.machine import (
+from lightning_core.tools.doctor.gather import (
     catching_proxies,
     free_bytes,
     gather_environment,
@@ -181,9 +181,9 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Missing())
 from importlib import metadata
-from lightning_core.tools.doctor import machine
-found = machine.find_distribution
-machine.find_distribution = lambda name: None if name in ("torch", "transformers") else found(name)
+from lightning_core.tools.doctor import gather
+found = gather.find_distribution
+gather.find_distribution = lambda name: None if name in ("torch", "transformers") else found(name)
 from lightning_core.tools.cli.main import main
 sys.exit(main(["doctor", "--json"]))
 """

@@ -12,7 +12,7 @@ import yaml
 
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.export.card import make_card
-from lightning_core.tools.export.source import find_trained
+from lightning_core.tools.export.trained_model import find_trained
 from tests import warm
 
 DEMO = "smollm2-135m-instruct"

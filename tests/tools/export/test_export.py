@@ -21,7 +21,7 @@ from lightning_core.model import peft
 from lightning_core.model.merge import layers_of
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.export.card import make_card
-from lightning_core.tools.export.source import find_trained
+from lightning_core.tools.export.trained_model import find_trained
 from tests.loop import test_early_end as early_end
 from tests.model.families import FAMILIES, make_family
 from tests.tools.export.runs import FEW, TOLERANCE, difference, model_logprobs, sequences, train, trainer_logprobs

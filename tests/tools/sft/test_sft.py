@@ -25,7 +25,7 @@ from lightning_core.records.store import Store
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.serving import ServingEndpoint
 from lightning_core.tools.sft.examples import Selection
-from lightning_core.tools.sft.train import Passes, sft
+from lightning_core.tools.sft.train import SftOptions, sft
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.tiny_model import make_tiny_model
 from tests.tools.sft.sft_agents import SECRET
@@ -169,7 +169,7 @@ def test_the_time_left_counts_every_update(model: Path, recorded: Path, tmp_path
         [recorded],
         config=load_config(settings(model, tmp_path, agents={"train": ["clerk"]}, run={"name": "timed"})),
         selection=Selection(phase="eval_manual"),
-        passes=Passes(batch=3, held_out=0.25),
+        options=SftOptions(batch=3, held_out=0.25),
         progress=shown,
     )
     assert shown.order == ["phase", "step"] * 2
@@ -188,7 +188,7 @@ def test_weights_that_were_not_measured_are_not_the_best(model: Path, recorded: 
         [recorded],
         config=load_config(settings(model, tmp_path, **sections, run={"name": "stopped"})),
         selection=Selection(phase="eval_manual"),
-        passes=Passes(batch=3, held_out=0.25, epochs=2),
+        options=SftOptions(batch=3, held_out=0.25, epochs=2),
         progress=SilentProgress(),
     )
     assert [path.name for path in checkpoints(found.folder)] == ["step-000002", "step-000003"]
@@ -246,7 +246,7 @@ def test_good_rollouts_of_a_run_are_learned_with_their_own_tokens(
         (["{run}", "--phase", "eval_manual", "agents.train=null"], "the rollouts have the agents 'clerk' (16 calls). Set agents.train"),
         (["{run}", "--phase", "eval_manual", "agents.train=[cook]"], "agents.train is ['cook']; the rollouts have the agents"),
         (["{run}", "--phase", "eval_manual", "policy.max_context=16", "rollouts.max_tokens=2"], "more than policy.max_context = 16 tokens"),
-        (["{run}", "--phase", "eval_manual", "trainer.warmup_steps=9"], "trainer.warmup_steps is 9, but there is 1 step"),
+        (["{run}", "--phase", "eval_manual", "trainer.warmup_steps=9"], "warmup_steps is 9, but must be less than the number of updates"),
         (["{run}", "--held-out", "1"], "--held-out 1: expected a share from 0 to less than 1"),
         (["{run}", "run.resume=true"], "supervised fine-tuning cannot be resumed"),
         (["nowhere"], "'nowhere' does not exist; expected a run's folder, or traces"),

@@ -1,4 +1,4 @@
-"""Texts of single tokens, and the bins of their colours."""
+"""Texts of single tokens, and the bins of their colors."""
 
 from __future__ import annotations
 

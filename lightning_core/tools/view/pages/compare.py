@@ -30,19 +30,22 @@ def show(request: Request) -> Response:
         runs=runs,
         charts=charts_data(compared_charts({run.name: read_curves(run) for run in runs})),
         differences=[
-            (found.key, [show_value(found.values[run.name]) if run.name in found.values else None for run in runs])
-            for found in differences
+            (
+                difference.key,
+                [show_value(difference.values[run.name]) if run.name in difference.values else None for run in runs],
+            )
+            for difference in differences
             # A missing section differs from one without values in form only.
-            if any(value is not None for value in found.values.values())
+            if any(value is not None for value in difference.values.values())
         ],
         held_out=[(run, *_held_out(runs[0], run)) for run in runs[1:]],
     )
 
 
 def _held_out(first: RunInfo, second: RunInfo) -> tuple[HeldOutDifference | None, str]:
-    """The comparison of the last evaluations, and why there is none."""
+    """The comparison of the last evaluations, or the reason there is none."""
     try:
-        found = held_out_difference(first.folder, second.folder)
+        held = held_out_difference(first.folder, second.folder)
     except (ConfigError, OSError, sqlite3.Error) as error:
         return None, str(error)
-    return found, "" if found else "no task was evaluated in both runs"
+    return held, "" if held else "no task was evaluated in both runs"

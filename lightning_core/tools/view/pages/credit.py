@@ -29,26 +29,26 @@ def show(request: Request) -> Response:
     """``/runs/NAME/credit``: the advantages of a step, or of all steps, with the rules of the URL's query."""
     library: Library = request.app.state.library
     name = request.path_params["name"]
-    given = {key: value for key, value in request.query_params.items() if key != GROUP}
+    query = {key: value for key, value in request.query_params.items() if key != GROUP}
     groups = request.query_params.getlist(GROUP) or None
     folder = library.run(name).folder
-    values: dict[str, Any] = {"name": name, "given": given, "size": SIZE, "form": None, "found": None, "problem": None}
+    values: dict[str, Any] = {"name": name, "given": query, "size": SIZE, "form": None, "found": None, "problem": None}
     with library.store(name) as store:
         values["import_link"] = f"?{urlencode([*request.query_params.multi_items(), ('import', 'yes')])}"
         values["steps"] = steps = credited_steps(store)
         try:
-            chosen = _steps(given.get("step"), steps)
+            chosen = _steps(query.get("step"), steps)
             files = {step: config_of_step(folder, step + 1) for step in chosen}
             file = files[chosen[-1]] if chosen else folder / "config.yaml"
             config = load_config(file)
-            policy = choose_policy(config, given)
-            values["form"] = make_form(config, policy, given, groups)
+            policy = choose_policy(config, query)
+            values["form"] = make_form(config, policy, query, groups)
             changed = {
-                path: changed_config(path, load_config(path), policy, given, groups)
+                path: changed_config(path, load_config(path), policy, query, groups)
                 for path in dict.fromkeys([file, *files.values()])
             }
-            imported = dict.fromkeys(function for one in changed.values() for function in user_functions(one))
-            values["imports"] = imports = [] if given.get("import") == "yes" else list(imported)
+            imported = dict.fromkeys(function for rules in changed.values() for function in user_functions(rules))
+            values["imports"] = imports = [] if query.get("import") == "yes" else list(imported)
             if not imports and chosen:
                 values["found"] = _results(store, {step: changed[path] for step, path in files.items()})
         except ConfigError as error:

@@ -29,14 +29,14 @@ async def of_list(request: Request) -> Response:
 async def of_run(request: Request) -> Response:
     """``/runs/NAME/events?after=STEP&mark=MARK``: what is new of a run after a step (see `RunFeed`). Ends when the run does."""
     library: Library = request.app.state.library
-    given = request.query_params.get("after", "0")
-    if not given.isdecimal():
-        raise HTTPException(400, f"after={given!r}: expected a number of steps.")
+    after = request.query_params.get("after", "0")
+    if not after.isdecimal():
+        raise HTTPException(400, f"after={after!r}: expected a number of steps.")
     feed = await run_sync(
         lambda: RunFeed(
             library,
             request.path_params["name"],
-            after=int(given),
+            after=int(after),
             mark=request.query_params.get("mark"),
             render=lambda status: fragment("_run_status.html", now=status, run=status.run),
         )

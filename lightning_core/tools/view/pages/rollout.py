@@ -1,4 +1,4 @@
-"""One rollout, and one call of it."""
+"""The pages of a rollout and of a call."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def show(request: Request) -> Response:
         credit = store.credit(rollout=record.id)
         group = _of_group(store, record, *(("train", "fork") if record.phase in ("train", "fork") else (record.phase,)))
         read = {r.id: read_trace(store, r).trace for r in group if r.id != record.id} | {record.id: trace}
-        traces = {identity: found for identity, found in read.items() if found is not None}
+        traces = {identity: shown for identity, shown in read.items() if shown is not None}
         folder = library.run(name).folder
         why = explain_rollout(store, folder, record, credit, may_import=may_import, traces=traces)
         previous, following = neighbours(store, record.ordinal)
@@ -166,7 +166,7 @@ def _attempts(store: Store, group: Sequence[RolloutRecord], traces: Mapping[str,
 
 
 def _anchors(outline: Sequence[OutlineRow], cards: Sequence[CallCard | EventCard]) -> dict[str, str]:
-    """Where the page shows each item of the outline: its card, else the first card inside it, else its row."""
+    """The anchor of each item of the outline: its card, else the first card inside it, else its row."""
     anchors = {card.id: card.anchor for card in cards}
     below = None
     for row in reversed(outline):
@@ -179,7 +179,7 @@ def _anchors(outline: Sequence[OutlineRow], cards: Sequence[CallCard | EventCard
 
 def _ordinals(store: Store, why: Why) -> dict[str, int]:
     """The numbers of the rollouts that the explanations name."""
-    named = {member.rollout for found in why.found.values() for group in found.groups for member in group.members}
+    named = {member.rollout for e in why.explanations.values() for group in e.groups for member in group.members}
     marks = ", ".join("?" * len(named))
     return {
         row["id"]: row["ordinal"]

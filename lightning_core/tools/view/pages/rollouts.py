@@ -28,7 +28,7 @@ def show(request: Request) -> Response:
     name = request.path_params["name"]
     listing = read_listing(dict(request.query_params))
     with library.store(name) as store:
-        found, total, more = [], None, False
+        records, total, more = [], None, False
         if not listing.problems:
             options: dict[str, Any] = {
                 "order": listing.order,
@@ -37,10 +37,10 @@ def show(request: Request) -> Response:
                 "offset": listing.offset,
             }
             if listing.wanted.text is None:
-                found, total = find_rollouts(store, listing.wanted, **options)
-                more = listing.offset + len(found) < total
+                records, total = find_rollouts(store, listing.wanted, **options)
+                more = listing.offset + len(records) < total
             else:
-                found, more = first_rollouts(store, listing.wanted, **options)
+                records, more = first_rollouts(store, listing.wanted, **options)
         return page(
             request,
             "rollouts.html",
@@ -49,7 +49,7 @@ def show(request: Request) -> Response:
             listing=listing,
             columns=_COLUMNS,
             facets=facets(store),
-            rollouts=found,
+            rollouts=records,
             total=total,
             more=more,
         )

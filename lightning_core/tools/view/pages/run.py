@@ -11,7 +11,7 @@ from lightning_core.records.commit import recorded_commits
 from lightning_core.records.ledger import Entry, EntryKind, Ledger
 from lightning_core.records.runs import RunInfo
 from lightning_core.records.tail import MetricsTail
-from lightning_core.tools.runs.settings import settings
+from lightning_core.tools.runs.config_rows import settings
 from lightning_core.tools.view.charts import run_charts
 from lightning_core.tools.view.library import Library
 from lightning_core.tools.view.live import charts_data, last_step, mark_of
@@ -29,19 +29,19 @@ _RESULTS: dict[EntryKind, str] = {
 
 
 def show(request: Request) -> Response:
-    """``/runs/NAME``. Synchronous, so that reading files does not block other requests."""
+    """``/runs/NAME``. Synchronous, so reading files does not block other requests."""
     library: Library = request.app.state.library
     run = library.run(request.path_params["name"])
     tail = MetricsTail(run.folder / "metrics.jsonl")
     metrics = tail.read().lines
-    found = read_store(run)
+    stored = read_store(run)
     best = best_checkpoint(run.folder)
     return page(
         request,
         "run.html",
         run=run,
-        now=status_of(run, metrics, found, damaged=tail.damaged),
-        charts=charts_data(run_charts(curves_of(run, metrics, found))),
+        now=status_of(run, metrics, stored, damaged=tail.damaged),
+        charts=charts_data(run_charts(curves_of(run, metrics, stored))),
         last_step=last_step(metrics),
         mark=mark_of(metrics, last_step(metrics)),
         settings=settings(run.config),
@@ -63,12 +63,12 @@ def ledger(request: Request) -> Response:
     """``/runs/NAME/ledger``: where the model requests went, as a part of the page. It takes seconds for many rollouts."""
     library: Library = request.app.state.library
     with library.store(request.path_params["name"]) as store:
-        found = store.ledger()
-    return HTMLResponse(fragment("_ledger.html", rows=ledger_rows(found)), headers={"Cache-Control": "no-store"})
+        ledger = store.ledger()
+    return HTMLResponse(fragment("_ledger.html", rows=ledger_rows(ledger)), headers={"Cache-Control": "no-store"})
 
 
-def ledger_rows(found: Ledger) -> list[tuple[Entry, int, str]]:
+def ledger_rows(ledger: Ledger) -> list[tuple[Entry, int, str]]:
     """The entries, how many requests each has, and their result in words: answered ones first, the most frequent first."""
     kinds = list(_RESULTS)
-    entries = sorted(found, key=lambda e: (kinds.index(e.kind), -found[e], e.agent or "", e.where))
-    return [(entry, found[entry], _RESULTS[entry.kind]) for entry in entries]
+    entries = sorted(ledger, key=lambda e: (kinds.index(e.kind), -ledger[e], e.agent or "", e.where))
+    return [(entry, ledger[entry], _RESULTS[entry.kind]) for entry in entries]

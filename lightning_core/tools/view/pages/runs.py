@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from lightning_core.records.intervals import Comparison
 from lightning_core.records.runs import RunInfo, State
-from lightning_core.tools.runs.settings import matches
+from lightning_core.tools.runs.config_rows import matches
 from lightning_core.tools.view.library import Library
 from lightning_core.tools.view.render import page
 
@@ -49,11 +49,11 @@ COLUMNS = (
 def show(request: Request) -> Response:
     """``/?q=&state=&tag=&sort=&ascending=``: the runs of the folder.
 
-    Synchronous, so that reading files does not block other requests.
+    Synchronous, so reading files does not block other requests.
     """
     library: Library = request.app.state.library
     query, runs = request.query_params, library.runs()
-    found = [
+    infos = [
         run
         for run in runs
         if query.get("state", "") in ("", run.state)
@@ -65,7 +65,7 @@ def show(request: Request) -> Response:
     return page(
         request,
         "runs.html",
-        runs=sort_runs(found, column, ascending=ascending) if column else found,
+        runs=sort_runs(infos, column, ascending=ascending) if column else infos,
         total=len(runs),
         folder=library.folder,
         left_out=library.left_out(),
@@ -88,8 +88,8 @@ def sort_runs(runs: Sequence[RunInfo], column: ListColumn, *, ascending: bool) -
 
 
 def _value(run: RunInfo, name: str) -> float | None:
-    found = getattr(_comparison(run), name, None)
-    return found if isinstance(found, int | float) else None
+    value = getattr(_comparison(run), name, None)
+    return value if isinstance(value, int | float) else None
 
 
 def _sort_url(request: Request, by: ListColumn, now: ListColumn | None, *, ascending: bool) -> str:

@@ -51,14 +51,14 @@ def show_all(request: Request) -> Response:
     """``/runs/NAME/tasks``: a page of the tasks."""
     library: Library = request.app.state.library
     name = request.path_params["name"]
-    given = dict(request.query_params)
-    query = Query(given)
+    parameters = dict(request.query_params)
+    query = Query(parameters)
     query.only(("text", "sort", "direction", "page"))
     order, direction = query.choice("sort", TASK_ORDERS) or "task_id", query.choice("direction", ("up", "down"))
     number, text = query.whole("page", least=1) or 1, query.text("text") or ""
     descending = direction == "down"
     with library.store(name) as store:
-        found, total = find_tasks(
+        tasks, total = find_tasks(
             store,
             text=text,
             solved=_solved(library.run(name)),
@@ -70,7 +70,7 @@ def show_all(request: Request) -> Response:
 
     def sorted_by(key: str) -> str:
         turned = order == key and not descending
-        return with_changes(given, {"sort": key, "direction": "down" if turned else "up", "page": None})
+        return with_changes(parameters, {"sort": key, "direction": "down" if turned else "up", "page": None})
 
     pages = {"previous": number - 1 or None, "following": number + 1 if number * PAGE_SIZE < total else None}
     return page(
@@ -78,14 +78,14 @@ def show_all(request: Request) -> Response:
         "tasks.html",
         status=400 if query.problems else 200,
         name=name,
-        tasks=found,
+        tasks=tasks,
         total=total,
         first=(number - 1) * PAGE_SIZE + 1,
         text=text,
         order=order,
         descending=descending,
         columns=[(key, title, kind, sorted_by(key)) for key, title, kind in _COLUMNS],
-        links={key: value and with_changes(given, {"page": value}) for key, value in pages.items()},
+        links={key: value and with_changes(parameters, {"page": value}) for key, value in pages.items()},
         problems=query.problems,
     )
 
@@ -93,9 +93,9 @@ def show_all(request: Request) -> Response:
 def show(request: Request) -> Response:
     """``/runs/NAME/task?id=ID``: all attempts at one task, first to last."""
     library: Library = request.app.state.library
-    name, given = request.path_params["name"], dict(request.query_params)
+    name, parameters = request.path_params["name"], dict(request.query_params)
     # Not in the path: clients change a path that has "..".
-    query, task = Query(given), given.get("id", "")
+    query, task = Query(parameters), parameters.get("id", "")
     query.only(("id", "page"))
     with library.store(name) as store:
         total = count_attempts(store, task)
@@ -115,23 +115,23 @@ def show(request: Request) -> Response:
             attempts=_answered(store, attempts_at(store, task, limit=PAGE_SIZE, offset=first), solved),
             plot=make_attempts_plot(rewarded_attempts(store, task)),
             base=base,
-            links={key: value and with_changes(given, {"page": value}) for key, value in pages.items()},
+            links={key: value and with_changes(parameters, {"page": value}) for key, value in pages.items()},
             problems=query.problems,
         )
 
 
 def _answered(store: Store, records: Sequence[RolloutRecord], solved: float) -> list[AnsweredAttempt]:
-    found: list[AnsweredAttempt] = []
+    attempts: list[AnsweredAttempt] = []
     for record in records:
         trace = read_trace(store, record).trace
-        found.append(
+        attempts.append(
             AnsweredAttempt(
                 record=record,
                 answer="" if trace is None else final_answer(trace.calls),
                 solved=record.reward is not None and record.status not in LEFT_OUT and is_solved(record.reward, solved),
             )
         )
-    return found
+    return attempts
 
 
 def _solved(run: RunInfo) -> float:

@@ -2,19 +2,19 @@
 // A chart: {id, title, note, lines: [{name, shape, points: [[step, value] or [step, value, low, high]]}], other}. See charts.py.
 // window.charts.merge(charts) adds points, lines and charts that are new.
 (() => {
-  const COLOURS = 8;
+  const COLORS = 8;
   const shown = new Map();
 
-  // Canvases need colours as values; custom properties that depend on the theme have none until they are used.
+  // Canvases need colors as values; custom properties that depend on the theme have none until they are used.
   const probe = document.createElement("span");
-  function colour(name) {
+  function color(name) {
     probe.style.color = `var(${name})`;
     return getComputedStyle(probe).color;
   }
   let palette = {};
   function readPalette() {
-    palette = { line: colour("--line"), muted: colour("--muted") };
-    for (let n = 0; n < COLOURS; n++) palette[n] = colour(`--chart-${n}`);
+    palette = { line: color("--line"), muted: color("--muted") };
+    for (let n = 0; n < COLORS; n++) palette[n] = color(`--chart-${n}`);
   }
 
   function format(value) {
@@ -90,12 +90,12 @@
     draw() {
       const axis = { stroke: () => palette.muted, grid: { stroke: () => palette.line, width: 1 }, ticks: { stroke: () => palette.line, width: 1 } };
       const series = this.chart.lines.map((line, n) => ({
-        stroke: () => palette[n % COLOURS],
+        stroke: () => palette[n % COLORS],
         width: 1.6,
-        dash: n >= COLOURS ? [6, 4] : undefined,
+        dash: n >= COLORS ? [6, 4] : undefined,
         spanGaps: true,
         show: !this.hidden.has(n),
-        points: { show: line.shape === "points" || line.points.length === 1, size: 6, fill: () => palette[n % COLOURS] },
+        points: { show: line.shape === "points" || line.points.length === 1, size: 6, fill: () => palette[n % COLORS] },
       }));
       this.u?.destroy();
       this.u = new uPlot({
@@ -125,7 +125,7 @@
       this.chart.lines.forEach((line, n) => {
         if (this.hidden.has(n)) return;
         const points = line.points.filter((point) => point.length > 2);
-        ctx.fillStyle = ctx.strokeStyle = palette[n % COLOURS];
+        ctx.fillStyle = ctx.strokeStyle = palette[n % COLORS];
         ctx.beginPath();
         if (line.shape === "points") {
           for (const [step, , low, high] of points) {
@@ -150,7 +150,7 @@
       this.values = this.chart.lines.map((line, n) => {
         const value = element("span", { class: "value" });
         const button = element("button", { type: "button", "aria-pressed": String(!this.hidden.has(n)), title: "Show or hide this line" },
-          element("span", { class: `swatch swatch-${n % COLOURS}` }), line.name);
+          element("span", { class: `swatch swatch-${n % COLORS}` }), line.name);
         button.addEventListener("click", () => this.toggle(n, button));
         return { item: element("li", {}, button, value), value };
       });
@@ -232,7 +232,7 @@
     document.querySelector("[data-no-charts]")?.toggleAttribute("hidden", shown.size > 0);
   }
 
-  function recolour() {
+  function recolor() {
     readPalette();
     for (const { u } of shown.values()) u?.redraw(false);
   }
@@ -240,8 +240,8 @@
   document.body.append(probe);
   probe.hidden = true;
   readPalette();
-  addEventListener("themechange", recolour);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+  addEventListener("themechange", recolor);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolor);
   window.charts = { merge };
   merge(JSON.parse(document.getElementById("charts").textContent));
 })();

@@ -1,9 +1,9 @@
-// Sampled tokens (loaded when they come into view, coloured, read by pointer or keys), folded messages, and the tree's current row.
+// Sampled tokens (loaded when they come into view, colored, read by pointer or keys), folded messages, and the tree's current row.
 (() => {
-  const COLOURS = ["text", "logprob", "advantage", "change"];
+  const COLORS = ["text", "logprob", "advantage", "change"];
   const root = document.documentElement;
-  const stored = sessionStorage.getItem("lightning-colour");
-  root.dataset.colour = COLOURS.includes(stored) ? stored : "logprob";
+  const stored = sessionStorage.getItem("lightning-color");
+  root.dataset.color = COLORS.includes(stored) ? stored : "logprob";
 
   async function fragment(url) {
     const response = await fetch(url);
@@ -22,7 +22,7 @@
 
   const seen = new IntersectionObserver((entries) => {
     for (const { isIntersecting, target } of entries) {
-      if (!isIntersecting || root.dataset.colour === "text") continue;
+      if (!isIntersecting || root.dataset.color === "text") continue;
       seen.unobserve(target);
       fill(target.querySelector(".sampled"), target.dataset.tokens).then(() => target.classList.add("loaded"));
     }
@@ -35,10 +35,10 @@
     }
   }
 
-  function setColour(colour) {
-    root.dataset.colour = colour;
-    sessionStorage.setItem("lightning-colour", colour);
-    for (const input of document.querySelectorAll("input[name=colour]")) input.checked = input.value === colour;
+  function setColor(color) {
+    root.dataset.color = color;
+    sessionStorage.setItem("lightning-color", color);
+    for (const input of document.querySelectorAll("input[name=color]")) input.checked = input.value === color;
     watch();
   }
 
@@ -101,13 +101,13 @@
 
   addEventListener("DOMContentLoaded", () => {
     tip = document.getElementById("token");
-    setColour(root.dataset.colour);
+    setColor(root.dataset.color);
     markRow();
     addEventListener("hashchange", markRow);
-    document.querySelector(".next-colour")?.addEventListener("click", () =>
-      setColour(COLOURS[(COLOURS.indexOf(root.dataset.colour) + 1) % COLOURS.length]));
+    document.querySelector(".next-color")?.addEventListener("click", () =>
+      setColor(COLORS[(COLORS.indexOf(root.dataset.color) + 1) % COLORS.length]));
     document.addEventListener("change", (event) => {
-      if (event.target.name === "colour") setColour(event.target.value);
+      if (event.target.name === "color") setColor(event.target.value);
     });
     document.addEventListener("toggle", (event) => {
       const { fragment: url } = event.target.dataset ?? {};

@@ -13,7 +13,7 @@ class Setting(NamedTuple):
     """One value of a configuration."""
 
     key: str
-    """With dots, as on the command line: ``algorithm.clip_low``."""
+    """The key with dots, as on the command line: ``algorithm.clip_low``."""
     value: str
 
 

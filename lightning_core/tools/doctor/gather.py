@@ -40,9 +40,9 @@ def gather_environment(config: Config | None = None) -> Environment:
     """The environment; ``config``: for the endpoint's address and the folder of runs."""
     host, port = ("127.0.0.1", 0) if config is None else (config.endpoint.host, config.endpoint.port)
     runs = Path("runs" if config is None else config.run.dir)
-    ours = find_distribution(_DISTRIBUTION)
-    names = list((ours.metadata.get_all("Provides-Extra") if ours else None) or ())
-    extras = read_extras(ours, [name for name in names if name not in _NOT_REPORTED])
+    lightning = find_distribution(_DISTRIBUTION)
+    names = list((lightning.metadata.get_all("Provides-Extra") if lightning else None) or ())
+    extras = read_extras(lightning, [name for name in names if name not in _NOT_REPORTED])
     integrations = {name: extras.pop(name) for name in discover() if name in extras}
     for name, entry in discover().items():
         if entry.dist is not None and canonicalize_name(entry.dist.name) != _DISTRIBUTION:
@@ -51,9 +51,9 @@ def gather_environment(config: Config | None = None) -> Environment:
             conflicts = find_framework_conflicts(entry, find_hosts(name))
             integrations[name] = replace(integrations[name], conflicts=_words(conflicts))
     packages = ("lightning-rl", "torch", "transformers")
-    found = {name: dist.version for name in packages if (dist := find_distribution(name)) is not None}
+    versions = {name: dist.version for name in packages if (dist := find_distribution(name)) is not None}
     return Environment(
-        versions={"Python": platform.python_version(), **found},
+        versions={"Python": platform.python_version(), **versions},
         integrations=integrations,
         extras=extras,
         needed={} if config is None else needed_extras(config),
@@ -75,7 +75,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def why_not_created(folder: Path) -> str | None:
-    """Why no folder can be created in ``folder``, which may not exist; None if one can.
+    """The reason no folder can be created in ``folder``, which may not exist, or None.
 
     Tried: permissions do not show a disk that is mounted read-only, or a file system such as ``/proc``.
     """
@@ -93,7 +93,7 @@ def why_not_created(folder: Path) -> str | None:
 
 def _nearest(folder: Path, exists: Callable[[Path], bool]) -> Path:
     """``folder``, or the nearest of the folders around it that exists."""
-    return next(found for found in (folder, *folder.absolute().parents) if exists(found))
+    return next(parent for parent in (folder, *folder.absolute().parents) if exists(parent))
 
 
 def needed_extras(config: Config) -> dict[str, str]:
@@ -119,7 +119,7 @@ def find_distribution(name: str) -> Distribution | None:
 def read_extras(dist: Distribution | None, names: Sequence[str]) -> dict[str, Extra]:
     """The installed packages of the extras ``names``. Extras without packages are left out.
 
-    The metadata lists the packages of an extra with those of the extras that it includes.
+    The metadata lists the packages of an extra with the packages of the extras that it includes.
     """
     required = {name: {r.name for r in requirements_of_extra(dist, name)} for name in names}
     return {name: _read_extra(dist, name, _own(packages, required)) for name, packages in required.items() if packages}
@@ -131,10 +131,10 @@ def _own(packages: set[str], required: Mapping[str, set[str]]) -> list[str]:
     return sorted(packages.difference(*included))
 
 
-def _read_extra(dist: Distribution | None, name: str, own: Sequence[str]) -> Extra:
+def _read_extra(dist: Distribution | None, name: str, packages: Sequence[str]) -> Extra:
     conflicts = _words(find_conflicts(dist, name))
-    found = {package: one.version for package in own if (one := find_distribution(package)) is not None}
-    return Extra(installed=found, conflicts=conflicts)
+    versions = {package: found.version for package in packages if (found := find_distribution(package)) is not None}
+    return Extra(installed=versions, conflicts=conflicts)
 
 
 def _words(conflicts: Sequence[Conflict]) -> list[str]:
@@ -157,13 +157,13 @@ def _devices() -> Devices | None:
         if error.name is None or error.name.startswith("lightning_core"):
             raise
         return None
-    found = torch_machine()
+    machine = torch_machine()
     return Devices(
-        gpus=found.gpus,
-        kernels=found.kernels,
-        bfloat16=found.bfloat16,
-        threads=found.threads,
-        free_bytes=found.free_bytes,
+        gpus=machine.gpus,
+        kernels=machine.kernels,
+        bfloat16=machine.bfloat16,
+        threads=machine.threads,
+        free_bytes=machine.free_bytes,
     )
 
 
@@ -181,7 +181,7 @@ def _without_credentials(url: str) -> str:
 
 
 def why_closed(host: str, port: int) -> str | None:
-    """Why a server cannot listen at this address; None if it can."""
+    """The reason a server cannot listen at this address, or None."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as listener:
