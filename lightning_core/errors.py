@@ -14,7 +14,7 @@ baseline and loss, and counted. ``rollouts/outcome.py`` decides which one it is.
 
 Each class also inherits from the matching built-in exception.
 
-At the end are the functions that show errors and values of the agent to people.
+At the end are the functions that show errors and values of the agent to people, and the count of messages that repeat.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ import errno
 import os
 import re
 import sysconfig
+import threading
 import traceback
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import weakref
+from collections import Counter
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
@@ -285,3 +288,41 @@ def html_table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[obj
 
 def _cell_text(value: object) -> str:
     return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+COUNTED: Mapping[str, object] = {"is_counted": True}
+"""The ``extra`` of a message whose repeats are counted with `Repeats`, so `FirstOfEach` prints each one."""
+
+
+class Repeats:
+    """Counts by cause. Each power of ten is due to be logged. Thread-safe. A forked child counts from 0."""
+
+    def __init__(self) -> None:
+        self.clear()
+        _of_process.add(self)
+
+    def count(self, cause: Hashable, times: int = 1) -> str | None:
+        """Count ``cause``; return the text to add to the message about it, or None if it is not to be logged this time."""
+        with self._lock:
+            before = self._counts[cause]
+            number = self._counts[cause] = before + times
+        if before and len(str(number)) == len(str(before)):
+            return None
+        return "" if number == 1 else f" ({number} times so far)"
+
+    def clear(self) -> None:
+        """Forget all causes."""
+        self._lock = threading.RLock()  # reentrant for finalizers and signal handlers
+        self._counts: Counter[Hashable] = Counter()
+
+
+_of_process: weakref.WeakSet[Repeats] = weakref.WeakSet()
+
+
+def _clear_in_child() -> None:
+    for repeats in tuple(_of_process):
+        repeats.clear()  # a thread of the parent may hold its lock
+
+
+if hasattr(os, "register_at_fork"):  # POSIX
+    os.register_at_fork(after_in_child=_clear_in_child)

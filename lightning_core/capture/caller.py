@@ -15,10 +15,9 @@ from lightning_core.capture.address import Address
 from lightning_core.capture.context import Scope, candidates, inherited_scope, is_outside
 from lightning_core.capture.elsewhere import STRAY
 from lightning_core.capture.execution_context import current_owner, current_worker
-from lightning_core.capture.repeats import COUNTED, Repeats
 from lightning_core.capture.resolvers import resolve
 from lightning_core.capture.run import ActiveRollout, has_live_runs, live_runs
-from lightning_core.errors import StrayCallError
+from lightning_core.errors import COUNTED, Repeats, StrayCallError
 
 logger = logging.getLogger(__name__)
 

@@ -19,14 +19,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from lightning_core.capture import find_rollout
 from lightning_core.capture.address import Address
-from lightning_core.capture.repeats import COUNTED
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.receive import plain_body, read_body, read_json
 from lightning_core.endpoint.record import ModelSpan, RefusedSpan
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, RequestKey, Session, Sessions, abort
 from lightning_core.endpoint.signed_origin import trusted_headers
-from lightning_core.errors import OverloadError, PolicyRequestError, UpstreamError, UpstreamRefusal, describe
+from lightning_core.errors import COUNTED, OverloadError, PolicyRequestError, UpstreamError, UpstreamRefusal, describe
 from lightning_core.propagation.providers import GOOGLE_KEY
 
 logger = logging.getLogger(__name__)

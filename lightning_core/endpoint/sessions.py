@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_core.capture.address import Address
-from lightning_core.capture.repeats import Repeats
 from lightning_core.chat.chat import Memory
 from lightning_core.chat.messages import Message
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.recorded import RecordedResponses
 from lightning_core.endpoint.routing import Routing
-from lightning_core.errors import OverloadError, PolicyRequestError
+from lightning_core.errors import OverloadError, PolicyRequestError, Repeats
 from lightning_core.propagation.providers import KEY_HEADERS
 
 RequestKey = tuple[str | None, str, bytes]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from lightning_core.capture.repeats import COUNTED, Repeats
+from lightning_core.errors import COUNTED, Repeats
 from lightning_core.records.ledger import general_reason
 from lightning_core.rollouts.containment import chain
 from lightning_core.rollouts.executors.failures import CarriedError

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import re
 
-from lightning_core.capture.repeats import Repeats
-from lightning_core.errors import shorten, visible
+from lightning_core.errors import Repeats, shorten, visible
 
 _MOST_LINES = 30
 _LAST_LINES = 10

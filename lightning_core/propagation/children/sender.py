@@ -20,9 +20,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lightning_core.capture.context import outside_rollout
-from lightning_core.capture.repeats import COUNTED, Repeats
 from lightning_core.capture.signatures import SIGNATURE, sign_record
-from lightning_core.errors import describe
+from lightning_core.errors import COUNTED, Repeats, describe
 
 logger = logging.getLogger(__name__)
 

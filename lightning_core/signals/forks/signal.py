@@ -6,9 +6,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from lightning_core.capture.repeats import COUNTED, Repeats
 from lightning_core.config import Config
-from lightning_core.errors import InfrastructureError
+from lightning_core.errors import COUNTED, InfrastructureError, Repeats
 from lightning_core.records.ledger import general_reason
 from lightning_core.rollouts.attempt import Group, Job, Rollout
 from lightning_core.rollouts.selection import trained_agents

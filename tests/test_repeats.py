@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lightning_core.capture.repeats import Repeats
+from lightning_core.errors import Repeats
 
 
 def test_a_repeated_cause_is_logged_at_powers_of_ten() -> None:
