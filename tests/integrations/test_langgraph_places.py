@@ -422,7 +422,7 @@ def test_a_marked_path(playground: Playground) -> None:
     [
         ("third/writer", r"no part named 'third/writer'; the parts are \['code', 'first'\]"),
         ("first/critic", r"no part named 'critic'; the parts are \['writer'\]"),
-        ("code/writer", "'writer' cannot be marked inside 'code': the node is no graph"),
+        ("code/writer", "'writer' cannot be marked inside 'code': the node is not a graph"),
     ],
 )
 def test_a_path_that_cannot_be_marked_is_an_error(path: str, message: str) -> None:
