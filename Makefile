@@ -1,5 +1,5 @@
 # make demo | demo-sql | test | models | test-numeric | test-pythons | test-lowest | test-frameworks | test-trackers | test-vllm | test-verl |
-# test-parity | test-containers | test-view | test-first-hour | docs | lint | agents | agents-short; test-numeric-long | test-pythons-long |
+# test-parity | test-containers | test-view | test-first-hour | docs | lint | agents | agents-short; test-long | test-numeric-long | test-pythons-long |
 # test-lowest-long | test-verl-long: each makes its environment first, once, and again when what it is made from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
 #   make demo ARGS="trainer.steps=5"   settings for the training run
@@ -35,7 +35,7 @@ TEMPLATES := trl==1.16.0
 # Tasks and checker of examples/bfcl; of its dependencies, that part needs only mpmath, which comes with torch.
 BFCL := bfcl-eval==2026.3.23
 
-.PHONY: demo demo-sql test models test-numeric test-numeric-long test-pythons test-pythons-long test-lowest test-lowest-long test-frameworks test-trackers test-vllm test-verl test-verl-long \
+.PHONY: demo demo-sql test test-long models test-numeric test-numeric-long test-pythons test-pythons-long test-lowest test-lowest-long test-frameworks test-trackers test-vllm test-verl test-verl-long \
 	test-parity test-containers test-view test-first-hour agents agents-short docs lint environment
 
 demo: $(INSTALLED)
@@ -45,7 +45,10 @@ demo-sql: $(INSTALLED)
 	$(BIN)/lightning-rl train examples/text_to_sql/lightning.yaml --require-improvement $(ARGS)
 
 test: $(INSTALLED)
-	$(ONE_THREAD) $(BIN)/python -m pytest $(THRICE) $(ARGS)
+	$(ONE_THREAD) $(BIN)/python -m pytest $(THRICE) -m "not long" $(ARGS)
+
+test-long: $(INSTALLED)
+	$(ONE_THREAD) $(BIN)/python -m pytest $(THRICE) -m long $(ARGS)
 
 # The tests that compare numbers, once more with the kernels of a CPU that has AVX2 and nothing newer: those of kernels, losses and
 # gradients. The long form has exported models and supervised fine-tuning too.

@@ -52,8 +52,10 @@ def earned(result: Result, agent: str, step: int) -> float:
 
 @pytest.mark.parametrize(
     ("talker", "counter", "policy"),
-    [({}, {"learning_rate": 1.5e-2}, LORA), ({}, {"learning_rate": 6e-3}, {})],
-    ids=["adapters", "models"],
+    [
+        pytest.param({}, {"learning_rate": 1.5e-2}, LORA, id="adapters", marks=pytest.mark.long),
+        pytest.param({}, {"learning_rate": 6e-3}, {}, id="models"),
+    ],
 )
 def test_two_agents_learn_two_bandits_at_once(
     model: Path, tmp_path: Path, talker: dict[str, Any], counter: dict[str, Any], policy: dict[str, Any]

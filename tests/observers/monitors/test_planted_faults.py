@@ -127,7 +127,9 @@ def test_at_least_eleven_faults_of_twelve_are_named(runs: Runs, capsys: pytest.C
     assert len(by_monitors) >= NAMED_AT_LEAST
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name == "one call" else []) for name in HEALTHY]
+)
 def test_a_healthy_run_raises_nothing(runs: Runs, name: str) -> None:
     solve, rollouts = HEALTHY[name]
     assert runs.fit(solve, {"eval": {"every": 5}, "rollouts": {**rollouts}}) == []

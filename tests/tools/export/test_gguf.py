@@ -115,7 +115,7 @@ def warm_converter(monkeypatch: pytest.MonkeyPatch) -> None:
     ("tuning", "dtype", "tolerance"),
     [
         ("full", "float32", TOLERANCE),
-        ("lora", "float16", 0.02),
+        pytest.param("lora", "float16", 0.02, marks=pytest.mark.long),
         ("lora", "bfloat16", 0.2),
         ("lora", "q8_0", 0.5),
     ],
