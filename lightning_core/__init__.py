@@ -18,14 +18,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_core.capture import reward, rollout
+    from lightning_core.capture import reward
     from lightning_core.capture.integration import install, uninstall
     from lightning_core.capture.mark import trainable
     from lightning_core.config import Config, load_config
     from lightning_core.credit import CreditRules, Episode, assign_credit
     from lightning_core.errors import LightningError
     from lightning_core.loop import Result, evaluate, fit
-    from lightning_core.propagation.children.launch import launch
+    from lightning_core.propagation import launch, rollout
     from lightning_core.signals.forks.replayable import replayable
     from lightning_core.trace import Call, Trace
     from lightning_core.transitions import Row, Transition, trace_to_transitions, transitions_to_rows
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "reward": "capture",
-    "rollout": "capture",
-    "launch": "propagation.children.launch",
+    "rollout": "propagation",  # it goes on in other processes, too
+    "launch": "propagation",
     "Config": "config",
     "load_config": "config",
     "Episode": "credit",

@@ -48,6 +48,11 @@ class TrainingSession:
             store=store,
             observers=plan.observers,
         )
+        self._stopped: str | None = None
+        self._picked = 0
+        """Number of tasks of the current step, without those that `refill` adds."""
+        self._began = self._collected = 0.0
+        """When the current step began, and when its rollouts were trained on, by the monotonic clock."""
         self._folder = plan.folder
         self._collector = run.collector
         self._background = run.background
@@ -67,7 +72,9 @@ class TrainingSession:
     def pick_tasks(self, tasks: Sequence[Task]) -> Sequence[Task]:
         """The tasks of the next step."""
         self._began = time.monotonic()
-        return self._collector.pick_tasks(tasks, self.steps)
+        picked = self._collector.pick_tasks(tasks, self.steps)
+        self._picked = len(picked)
+        return picked
 
     def roll_out(self, tasks: Sequence[Task], *, whole: bool = True) -> Sequence[Group]:
         """tasks → rollouts: a group of attempts at each task. ``whole``: they are all groups of the step."""
@@ -124,7 +131,7 @@ class TrainingSession:
         metrics: Mapping[str, float],
     ) -> None:
         """Count the step, fit what signals learn, record the metrics and call the observers. ``metrics``: the update's."""
-        replaced = len(groups) - self.config.rollouts.tasks_per_step
+        replaced = len(groups) - self._picked
         counts = self._collector.count(groups, episodes, credit, rows, streams, replaced=replaced)
         if not rows:
             logger.warning(

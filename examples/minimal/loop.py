@@ -12,6 +12,7 @@ import argparse
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import fmean
 
@@ -114,7 +115,7 @@ def train(config: Config, tasks: Sequence[dict[str, str]], *, steps: int) -> lis
     """Train, and return the mean reward of each step's rollouts, which the weights before that step sampled."""
     trainer = make_trainer(config)
     rewards: list[float] = []
-    with open_playground(trainer.backend, chats=trainer.chats) as playground:
+    with closing(trainer.learner), open_playground(trainer.backend, chats=trainer.chats) as playground:
         picked = pick_tasks(tasks, config.run.seed)
         for step in range(steps):
             traces = [trace for task in next(picked) for trace in roll_out(task, playground)]  # tasks → rollouts
@@ -124,7 +125,6 @@ def train(config: Config, tasks: Sequence[dict[str, str]], *, steps: int) -> lis
             rewards.append(fmean(trace.reward or 0.0 for trace in traces))
             draft = (traces[0].calls[0].response or {}).get("content")
             print(f"step {step}: reward {rewards[-1]:.2f}, {len(rows)} rows, first draft {draft!r}")
-    trainer.learner.close()
     return rewards
 
 

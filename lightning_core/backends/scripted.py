@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 from typing import Any, Literal
 
 from lightning_core.backends.backend import Delta, SamplingParams
+from lightning_core.trace import BASE, POLICY
 
 _SPECIALS = ("<|im_start|>", "<|im_end|>")
 _SPLIT = re.compile("(" + "|".join(re.escape(s) for s in _SPECIALS) + ")")
@@ -87,7 +88,7 @@ class ScriptedBackend:
         self,
         script: Callable[[str], str] | Iterable[str],
         *,
-        models: Sequence[str] = ("policy", "base"),
+        models: Sequence[str] = (POLICY, BASE),
         version: int = 0,
         logprob: float = -0.5,
         delay: float = 0.0,
@@ -128,7 +129,7 @@ class ScriptedBackend:
             yield Delta(
                 token_ids=part,
                 logprobs=[self._logprob] * len(part),
-                version=None if model == "base" else self.version,
+                version=None if model == BASE else self.version,
                 finish_reason=finish if last else None,
             )
 

@@ -13,7 +13,7 @@ from lightning_core.config.resolve import policy_settings
 from lightning_core.config.rule_names import find_rule, function_of
 from lightning_core.config.signal_sections import signal_sections
 from lightning_core.config.source import KeyPath, dotted
-from lightning_core.config.trainer_support import check_support
+from lightning_core.config.trainer_support import check_rule_support
 from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, LOSSES, REWARD_RULES, CreditRules
 from lightning_core.credit.registry import Loss
 from lightning_core.errors import ConfigError
@@ -22,7 +22,7 @@ from lightning_core.errors import ConfigError
 def check_rules(config: Config) -> None:
     """Import the rules and the loss of ``config``. Raises `ConfigError` as `policy_rules` and `checked_loss` do."""
     policy_rules(config)
-    _raise_first(check_support(config, loss=checked_loss(config.algorithm)))
+    _raise_first(check_rule_support(config, loss=checked_loss(config.algorithm)))
 
 
 def policy_rules(config: Config) -> dict[str, CreditRules]:
@@ -40,8 +40,7 @@ def policy_rules(config: Config) -> dict[str, CreditRules]:
     declared = {name: rule if REWARD_RULES.get(rule.name) is rule else None for name, rule in used.items()}
     for signal in signal_sections().values():
         _raise_first(signal.check_rules(config, declared))
-    for rule in rules.values():
-        _raise_first(check_support(config, rule))
+    _raise_first(check_rule_support(config, rules=list(rules.values())))
     return rules
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning_core.config.source import KeyPath
 from lightning_core.credit.registry import Loss
@@ -14,14 +14,20 @@ if TYPE_CHECKING:
     from lightning_core.config.sections import Sections
 
 
-def check_support(
-    c: Sections, rules: CreditRules | None = None, loss: Loss | None = None
-) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the settings that the trainer of ``c`` does not support.
+def check_support(c: Sections) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the settings that the trainer of ``c`` does not support. It loads neither torch nor verl."""
+    yield from _trainer(c).supports(c)
 
-    ``rules``, ``loss``: taken from ``c``, if their functions are imported. It loads neither torch nor verl.
-    """
-    yield from import_module(f"lightning_core.trainers.{c.trainer.name}.supports").supports(c, rules, loss)
+
+def check_rule_support(
+    c: Sections, *, rules: Sequence[CreditRules] = (), loss: Loss | None = None
+) -> Iterator[tuple[KeyPath, str]]:
+    """Yield what the trainer of ``c`` does not support of the ``rules`` and the ``loss`` that ``c`` names, once they are imported."""
+    yield from _trainer(c).supports_rules(c, rules, loss)
+
+
+def _trainer(c: Sections) -> Any:
+    return import_module(f"lightning_core.trainers.{c.trainer.name}.supports")
 
 
 def others_keys(c: Sections, keys: Sequence[str], other: str) -> Iterator[tuple[KeyPath, str]]:

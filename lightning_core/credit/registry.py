@@ -11,6 +11,7 @@ defaults. The arguments of the decorator are properties that the configuration a
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -171,7 +172,8 @@ class Loss(DeclaredRule):
 
 
 _RULES_OF_SIGNALS = tuple(f"lightning_core.signals.{name}.rules" for name in SIGNALS)
-_loaded: set[str] = set()
+_loading = threading.RLock()  # reentrant: what is imported may read a registry
+_begun: set[str] = set()
 
 
 class Registry(Mapping[str, R], Generic[R]):
@@ -197,6 +199,7 @@ class Registry(Mapping[str, R], Generic[R]):
         self._positional = positional
         self._adapt = adapt
         self._modules = modules
+        self._is_loaded = False
         self._rules: dict[str, R] = {}
         self._all.append(self)
 
@@ -256,11 +259,19 @@ class Registry(Mapping[str, R], Generic[R]):
 
     def _load(self) -> None:
         # They import modules of this package, and declare rules in several registries.
-        for name in self._modules:
-            if name not in _loaded:
-                _loaded.add(name)
-                if find_spec(name) is not None:
-                    import_module(name)
+        if self._is_loaded:
+            return
+        with _loading:
+            for name in self._modules:
+                if name not in _begun:
+                    _begun.add(name)
+                    try:
+                        if find_spec(name) is not None:
+                            import_module(name)
+                    except BaseException:
+                        _begun.discard(name)
+                        raise
+            self._is_loaded = True
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

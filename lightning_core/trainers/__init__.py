@@ -18,10 +18,6 @@ if TYPE_CHECKING:  # the configuration loads this module
     from lightning_core.rollouts.signal import Critic, TokenScorer
     from lightning_core.transitions import Row
 
-# By default OpenMP's threads spin while they wait for each other. With other load on the machine (an agent's tools, a browser) a
-# step was measured to be 4 to 30 times slower. torch reads the variable once, when it is loaded. A value set by the user is kept.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 
 class Learner(Protocol):
     """Holds and updates the weights of one policy or several."""
@@ -82,6 +78,7 @@ def make_trainer(config: Config, *, samples: bool = True) -> Trainer:
 
     Raises `MissingExtra` if its packages are not installed.
     """
+    let_threads_sleep()
     try:
         module = import_module("lightning_core.trainers.torch.factory")
     except ModuleNotFoundError as error:
@@ -89,3 +86,12 @@ def make_trainer(config: Config, *, samples: bool = True) -> Trainer:
             raise
         raise MissingExtra(error.name, "torch", "the embedded trainer") from error
     return module.make_torch_trainer(config, samples=samples)
+
+
+def let_threads_sleep() -> None:
+    """Let OpenMP's threads, and those of processes started from here, sleep while they wait for each other, unless the user chose.
+
+    By default they spin. With other load on the machine (an agent's tools, a browser) a step was measured to be 4 to 30 times slower.
+    torch reads the variable once, when it is loaded.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lightning_core import Config, load_config
-from lightning_core.config.build_rules import check_rules
+from lightning_core.config.build_rules import check_rules, policy_rules
 from lightning_core.credit import loss as declare_loss
 from lightning_core.errors import ConfigError, ProofError, TrainingError
 from lightning_core.records.checkpoints import checkpoints
@@ -323,6 +323,13 @@ def test_the_ratio_of_a_custom_loss_is_checked_once_it_is_imported() -> None:
         ConfigError, match=r"algorithm\.sequence: found 'rollout', expected 'row' with '.*:by_sequence'"
     ):
         check_rules(own)
+
+
+def test_the_rules_of_a_smaller_trial_are_those_of_the_run() -> None:
+    """As the doctor's, whose number of tasks is not a multiple of the mini-batches."""
+    whole = config(rollouts={"tasks_per_step": 8}, algorithm={"mini_batches": 4})
+    trial = whole.model_copy(update={"rollouts": whole.rollouts.model_copy(update={"tasks_per_step": 2})})
+    assert policy_rules(trial).keys() == policy_rules(whole).keys()
 
 
 def test_an_update_holds_a_row_for_each_agent() -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 from lightning_core.config import Config
 from lightning_core.config.build_rules import check_rules
+from lightning_core.config.signal_sections import signal_sections
 from lightning_core.errors import ConfigError, MissingExtra, TrainingError
 from lightning_core.observers.open import make_observers
 from lightning_core.observers.progress import Progress, SilentProgress
 from lightning_core.rollouts.entry_points import check_tasks, load_agent, load_reward
 from lightning_core.rollouts.interrupts import interruptible
 from lightning_core.rollouts.tasks import load_tasks, training_tasks
-from lightning_core.signals.air.section import air_of, import_rules
 from lightning_core.tools.doctor import config_values, conversations, environment, plan, rewards, tasks, wiring
 from lightning_core.tools.doctor.finding import Checks, Finding
 from lightning_core.tools.doctor.gather import gather_environment
@@ -62,8 +62,8 @@ def examine(
     check_tasks(config, [*train, *held_out])
     # As training does before it creates the run's folder.
     check_rules(config)
-    if (air := air_of(config.credit)) is not None:
-        import_rules(air)
+    for signal in signal_sections().values():
+        signal.check_run(config, train)
     with suppress(MissingExtra):  # which the checks of the environment report
         make_observers(config)
     lists = tasks.TaskLists(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from lightning_core.config.sections import Sections
 from lightning_core.config.source import KeyPath
@@ -15,8 +15,13 @@ _VERL_KEYS = (
 )  # fmt: skip
 
 
-def supports(c: Sections, rules: CreditRules | None = None, loss: Loss | None = None) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the settings that the embedded trainer does not support. All ``rules`` and losses are supported."""
+def supports(c: Sections) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the settings that the embedded trainer does not support."""
     yield from others_keys(c, _VERL_KEYS, "verl")
     if c.ray.address is not None:
         yield ("ray", "address"), f"goes with trainer.name: verl only, but it is {c.trainer.name!r}"
+
+
+def supports_rules(c: Sections, rules: Sequence[CreditRules], loss: Loss | None) -> Iterator[tuple[KeyPath, str]]:
+    """Yield nothing: the embedded trainer supports all rules and losses."""
+    yield from ()

@@ -69,21 +69,21 @@ class LightningManager:
             os.chdir(working_dir)
         load_agent(ours)  # registers the agents that its code marks
         _enable_interrupts()
-        opened = ExitStack()
         display = make_display(ours, progress=True)  # Ray shows it in the process that started the run
-        opened.enter_context(display.watching(ours, folder))
-        store = opened.enter_context(Store(folder / "store.db"))
-        collector = open_cluster_collector(
-            ours,
-            llm_client,
-            store,
-            model=str(config.actor_rollout_ref.model.path),
-            max_context=int(rollout.max_model_len),
-            workers=int(rollout.agent.num_workers),
-            working_dir=working_dir,
-            on_rollout=lambda found: display.advance(found.trace),
-        )
-        return cls(ours, collector, store, opened, folder=folder)
+        with ExitStack() as stack:  # closes what is open if the next step fails
+            stack.enter_context(display.watching(ours, folder))
+            store = stack.enter_context(Store(folder / "store.db"))
+            collector = open_cluster_collector(
+                ours,
+                llm_client,
+                store,
+                model=str(config.actor_rollout_ref.model.path),
+                max_context=int(rollout.max_model_len),
+                workers=int(rollout.agent.num_workers),
+                working_dir=working_dir,
+                on_rollout=lambda found: display.advance(found.trace),
+            )
+            return cls(ours, collector, store, stack.pop_all(), folder=folder)
 
     def generate_sequences(self, prompts: Any) -> None:
         """Start the rollouts of ``prompts`` (a TensorDict) and return.

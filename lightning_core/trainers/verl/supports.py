@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from lightning_core.config.rule_names import declared
 from lightning_core.config.sections import Sections
@@ -20,11 +20,8 @@ def rows_per_rollout(c: Sections) -> int:
     return c.trainer.rows_per_rollout or (1 if c.trainer.mode == "separate_async" else max(1, len(c.agents.named)))
 
 
-def supports(c: Sections, rules: CreditRules | None = None, loss: Loss | None = None) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the settings that verl does not support.
-
-    ``rules``, ``loss``: taken from ``c``. None: functions are not imported, so only declared rules are checked.
-    """
+def supports(c: Sections) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the settings that verl does not support. Functions are not imported, so of rules only declared ones are checked."""
     t = c.trainer
     yield from others_keys(c, _TORCH_KEYS, "torch")
     if (t.mode == "separate_async") != (t.rollout_nodes > 0):
@@ -51,8 +48,16 @@ def supports(c: Sections, rules: CreditRules | None = None, loss: Loss | None = 
     if c.monitors.stop:
         yield ("monitors", "stop"), "verl trains until trainer.steps; remove the key"
     yield from _check_policy(c)
-    yield from _check_credit(c, rules)
-    yield from _check_algorithm(c, loss or declared(LOSSES, c.algorithm.loss))
+    yield from _check_credit(c, None)
+    yield from _check_algorithm(c)
+    yield from _check_loss(c, declared(LOSSES, c.algorithm.loss))
+
+
+def supports_rules(c: Sections, rules: Sequence[CreditRules], loss: Loss | None) -> Iterator[tuple[KeyPath, str]]:
+    """Yield what verl does not support of the ``rules`` and the ``loss`` that ``c`` names."""
+    for rule in rules:
+        yield from _check_credit(c, rule)
+    yield from _check_loss(c, loss)
 
 
 def _check_policy(c: Sections) -> Iterator[tuple[KeyPath, str]]:
@@ -96,7 +101,7 @@ def _check_credit(c: Sections, rules: CreditRules | None) -> Iterator[tuple[KeyP
         )
 
 
-def _check_algorithm(c: Sections, loss: Loss | None) -> Iterator[tuple[KeyPath, str]]:
+def _check_algorithm(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     a = c.algorithm
     if a.mini_batches > 1 and c.trainer.mode == "separate_async":
         yield (
@@ -119,15 +124,18 @@ def _check_algorithm(c: Sections, loss: Loss | None) -> Iterator[tuple[KeyPath, 
             ("algorithm", "loss_args"),
             "verl supports no loss arguments except the clip range; use trainer.name: torch",
         )
-    if loss is not None and loss.ratio == "sequence" and a.sequence == "rollout":
-        yield (
-            ("algorithm", "sequence"),
-            f"found 'rollout', expected 'row' with {a.loss!r}: verl may split a rollout's rows over micro-batches",
-        )
     i = a.importance
     if i is not None and (i.level == "rollout" or i.high is None or (i.kind == "tis") != (i.low == 0)):
         yield (
             ("algorithm", "importance"),
             f"found {i!r}; with verl expected level: token or row, a high, and a low that is 0 with kind: tis and above 0 with "
             "kind: mask",
+        )
+
+
+def _check_loss(c: Sections, loss: Loss | None) -> Iterator[tuple[KeyPath, str]]:
+    if loss is not None and loss.ratio == "sequence" and c.algorithm.sequence == "rollout":
+        yield (
+            ("algorithm", "sequence"),
+            f"found 'rollout', expected 'row' with {c.algorithm.loss!r}: verl may split a rollout's rows over micro-batches",
         )
