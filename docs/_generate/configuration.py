@@ -143,7 +143,7 @@ def _describe(annotation: Any, limits: list[str]) -> str:
         return " or ".join("null" if a is NoneType else _describe(a, limits) for a in arguments)
     if origin is Literal:
         return " or ".join(f"`{_plain(a)}`" for a in arguments)
-    if origin is tuple:
+    if origin in (tuple, list):
         return "list of " + _describe(arguments[0], limits)
     if origin is dict or origin is Mapping:
         return "mapping"

@@ -15,6 +15,7 @@ from lightning_core.credit.reward_terms import RewardTerm
 
 if TYPE_CHECKING:
     from lightning_core.config.sections import Sections
+    from lightning_core.credit import Episode
 
 StreamKind = Literal["advantages", "cross_entropy", "candidates"]
 
@@ -46,6 +47,11 @@ class SignalSection:
     """Yields the lists that choose some of the trained agents, each with the key of the section that has ``agents``."""
     models: Callable[[Sections], Iterator[tuple[KeyPath, str]]] = _none
     """Yields the names of the models that the signal needs, each with its key."""
+    derive: Callable[[Sections, Sequence[Episode]], Sequence[Episode]] = lambda c, episodes: episodes
+    """The stored ``episodes`` with the rewards that the signal computes from them, which the store does not have. For credit that is
+    computed again; during training, `Signal.annotate` adds them. Raises `ConfigError`."""
+    functions: Callable[[Section], Iterator[str]] = _none
+    """Yields the functions that a section ``credit`` names for the signal, as ``module:callable``."""
     terms: Callable[[Any], Sequence[RewardTerm]] = lambda credit: ()
     """The rewards that are compared on their own, for a section ``credit``."""
     stream: str | None = None
@@ -73,6 +79,13 @@ def requested_models(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     """The models that signals need; see `SignalSection.models`."""
     for own in signal_sections().values():
         yield from own.models(c)
+
+
+def with_derived(c: Sections, episodes: Sequence[Episode]) -> Sequence[Episode]:
+    """The stored ``episodes`` with what signals compute from them; see `SignalSection.derive`."""
+    for own in signal_sections().values():
+        episodes = own.derive(c, episodes)
+    return episodes
 
 
 def stream_kinds(algorithm: Section) -> set[StreamKind]:

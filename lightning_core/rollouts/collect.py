@@ -22,7 +22,7 @@ from lightning_core.rollouts.attempt import AgentPool, Attempt, Group, Job, Roll
 from lightning_core.rollouts.counts import add_counts, count_batch, count_groups
 from lightning_core.rollouts.jobs import call_credits, count_earlier, make_jobs, pick_tasks, rollout_record, to_episodes
 from lightning_core.rollouts.selection import require_transitions, routing_of, trained_agents
-from lightning_core.rollouts.signal import Reject, Signal, merge_streams
+from lightning_core.rollouts.signal import Reject, Signal, checked_streams, merge_streams
 from lightning_core.transitions import Row, Streams
 
 logger = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ class Collector:
 
     def streams(self, episodes: Sequence[Episode]) -> Streams:
         """The terms of the loss for single tokens, of all signals."""
-        return merge_streams([signal.streams(episodes) for signal in self._signals])
+        return merge_streams([checked_streams(signal, episodes) for signal in self._signals])
 
     def fit(self, credit: Credit) -> Mapping[str, float]:
         """Update what the signals learn themselves, after the policy. Returns metrics."""

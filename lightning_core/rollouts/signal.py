@@ -12,10 +12,13 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import ClassVar, Protocol
 
+import numpy as np
+
 from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
 from lightning_core.credit import Credit, Episode
 from lightning_core.credit.signal_names import SIGNALS
+from lightning_core.errors import CreditError
 from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.attempt import AgentPool, Group, Job, Rollout, Task
 from lightning_core.trace import Floats
@@ -119,8 +122,29 @@ def open_signals(resources: Resources) -> Sequence[Signal]:
     return [signal for signal in opened if signal is not None]
 
 
+def checked_streams(signal: Signal, episodes: Sequence[Episode]) -> Streams:
+    """The streams of ``signal``. Raises `CreditError` for those that fit none of the trained calls of ``episodes``."""
+    streams = signal.streams(episodes)
+    lengths = {t.call: (len(t.prompt_ids), len(t.output_ids)) for e in episodes for t in e.transitions}
+    wrong: str | None = None
+    for call in (*streams.advantages, *streams.cross_entropy, *streams.candidates):
+        if call not in lengths:
+            wrong = f"{call!r}, which is no call of the step's trained agents"
+    for call, values_T in streams.advantages.items():
+        if call in lengths and (len(values_T) != lengths[call][1] or not np.isfinite(values_T).all()):
+            wrong = f"{len(values_T)} advantages of call {call!r}; expected {lengths[call][1]} finite numbers, one for each token"
+    for call, spans in streams.cross_entropy.items():
+        whole = sum(lengths.get(call, ()))
+        for span in spans:
+            if call in lengths and not 0 <= span.start <= span.stop <= whole:
+                wrong = f"tokens {span.start} to {span.stop} of call {call!r}, which has {whole} with its prompt"
+    if wrong is not None:
+        raise CreditError(f"{type(signal).__name__}.streams returned {wrong}")
+    return streams
+
+
 def merge_streams(streams: Sequence[Streams]) -> Streams:
-    """The sum of ``streams``. Advantages of a token are added; of several distributions for a call, the last one counts."""
+    """``streams`` as one. Advantages of a token are added; of spans that overlap and of distributions for a call, the last one counts."""
     merged = Streams()
     for one in streams:
         advantages = {**merged.advantages}

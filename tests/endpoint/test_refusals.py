@@ -15,8 +15,8 @@ from lightning_core import assign_credit, reward, trace_to_transitions, transiti
 from lightning_core.endpoint.server import Limits
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.jobs import to_episodes
+from lightning_core.signals.air.keys import Air
 from lightning_core.signals.air.rewards import with_air
-from lightning_core.signals.air.section import Air
 from lightning_core.signals.air.tool_outcomes import tool_outcomes
 from lightning_core.signals.judge.scores import judge_prompt
 from lightning_core.tools.cli.tree import make_tree

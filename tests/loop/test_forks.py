@@ -12,8 +12,8 @@ from lightning_core import fit, load_config
 from lightning_core.errors import ConfigError
 from lightning_core.loop import Result
 from lightning_core.records.store import Store
+from lightning_core.signals.air.keys import Air
 from lightning_core.signals.air.rewards import with_air
-from lightning_core.signals.air.section import Air
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.runs.recredit import recredit, step_episodes
 from lightning_core.tools.sft.examples import Selection, read_examples

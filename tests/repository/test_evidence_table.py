@@ -14,7 +14,7 @@ from lightning_core.config.algorithm import CLIPS, Algorithm
 from lightning_core.config.sections import Tasks
 from lightning_core.config.types import Section
 from lightning_core.credit.registry import ADVANTAGE_RULES, GROUP_KEYS, LOSSES, REWARD_RULES
-from lightning_core.signals.air.section import Air
+from lightning_core.signals.air.keys import Air
 
 DOCS = Path(__file__).parents[2] / "docs"
 REGISTRIES = {"rewards": REWARD_RULES, "advantage": ADVANTAGE_RULES, "group_by": GROUP_KEYS, "loss": LOSSES}

@@ -12,8 +12,8 @@ from lightning_core import CreditRules, Episode, assign_credit
 from lightning_core.config.rule_names import function_of
 from lightning_core.credit import RewardTerm, assign_by_policy
 from lightning_core.rollouts.refill import without_gradient
+from lightning_core.signals.air.keys import Air, Format
 from lightning_core.signals.air.rewards import air_sum, with_air
-from lightning_core.signals.air.section import Air, Format
 from lightning_core.trace import Reward
 from tests.credit.episodes import call, from_calls
 

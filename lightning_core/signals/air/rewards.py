@@ -15,7 +15,7 @@ from typing import Any
 from lightning_core.capture.selectors import find_selector
 from lightning_core.config.types import Section
 from lightning_core.credit.episode import Episode
-from lightning_core.signals.air.section import Air, CallReward, air_of, import_rules
+from lightning_core.signals.air.keys import Air, CallReward, air_of, import_rules
 from lightning_core.signals.air.tool_outcomes import ToolOutcome, tool_outcomes
 from lightning_core.trace import Call, Reward, check_reward
 

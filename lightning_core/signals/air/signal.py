@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from lightning_core.credit import Episode
 from lightning_core.rollouts.attempt import Task
 from lightning_core.rollouts.signal import Resources, Signal
+from lightning_core.signals.air.keys import Air, CallReward, air_of, import_rules
 from lightning_core.signals.air.rewards import air_sum, with_air
-from lightning_core.signals.air.section import Air, CallReward, air_of, import_rules
 from lightning_core.transitions import Streams
 
 _COUNT = "reward_air_sum"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from lightning_core.config import Config
 from lightning_core.config.build_rules import policy_rules
+from lightning_core.config.signal_sections import with_derived
 from lightning_core.credit import Episode, assign_by_policy
 from lightning_core.records.store import CallCredit, Store
-from lightning_core.signals.air.rewards import with_air_of
 from lightning_core.signals.forks.section import forks_of
 from lightning_core.trace import Trace
 from lightning_core.transitions import trace_to_transitions
@@ -41,7 +41,7 @@ def credited_steps(store: Store) -> list[int]:
 def step_episodes(
     store: Store, step: int, *, rollouts: Collection[str] | None = None, traces: Mapping[str, Trace] | None = None
 ) -> list[Episode]:
-    """The episodes of the update ``step`` with the trained calls, as recorded. See `with_air_of` for the rewards that are not.
+    """The episodes of the update ``step`` with the trained calls, as recorded. See `with_derived` for the rewards that are not.
 
     ``rollouts``: ids of those to read; None: all. ``traces``: those that are already read, by rollout.
     """
@@ -63,7 +63,7 @@ def recredit(store: Store, step: int, config: Config) -> list[Change]:
     """
     phases = {"train"} if forks_of(config.rollouts) is None else {"train", "fork"}
     ordinals = {r.id: r.ordinal for r in store.rollouts(step=step) if r.phase in phases}
-    episodes = with_air_of(config.credit, step_episodes(store, step, rollouts=ordinals))
+    episodes = with_derived(config, step_episodes(store, step, rollouts=ordinals))
     new = assign_by_policy(episodes, policy_rules(config))
     return [
         Change(ordinal=ordinals[c.rollout], trained=c, value=new.values[c.call], advantage=new.advantages[c.call])

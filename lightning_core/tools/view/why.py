@@ -12,14 +12,13 @@ from jinja2.utils import LRUCache
 from lightning_core.config import Config, load_config
 from lightning_core.config.build_rules import policy_rules
 from lightning_core.config.resolve import policy_settings
+from lightning_core.config.signal_sections import signal_sections, with_derived
 from lightning_core.config.types import is_callable_name
 from lightning_core.credit import CreditRules
 from lightning_core.credit.explain import Explanation, explain_credit
 from lightning_core.errors import ConfigError, describe
 from lightning_core.records.configs import config_of_step
 from lightning_core.records.store import CallCredit, RolloutRecord, Store
-from lightning_core.signals.air.rewards import with_air_of
-from lightning_core.signals.air.section import air_of
 from lightning_core.tools.runs.recredit import step_episodes
 from lightning_core.tools.view.library import file_signature
 from lightning_core.trace import Trace
@@ -58,8 +57,7 @@ def user_functions(config: Config) -> list[str]:
     names: list[str] = []
     for settings in policy_settings(config).values():
         credit = settings.credit
-        air = air_of(credit)
-        own = [] if air is None else [rule.function for rule in air.rules]
+        own = [name for signal in signal_sections().values() for name in signal.functions(credit)]
         names += [credit.rewards, credit.advantage, *(credit.group_by or ()), *own]
     return list(dict.fromkeys(name for name in names if is_callable_name(name)))
 
@@ -101,7 +99,7 @@ def explain_rollout(
         key = (store.path, file_signature(file), trained)
         found: Mapping[str, Explanation] | None = _EXPLAINED.get(key)
         if found is None:
-            episodes = with_air_of(config.credit, step_episodes(store, step, rollouts=rollouts, traces=traces))
+            episodes = with_derived(config, step_episodes(store, step, rollouts=rollouts, traces=traces))
             found = _EXPLAINED[key] = explain_credit(episodes, rules)
         return Why(rules=rules, explanations=found)
     except Exception as error:  # noqa: BLE001 - rules can be functions of the user

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic_ai import Agent, ModelRetry
 
 from lightning_core import Episode, trace_to_transitions
+from lightning_core.signals.air.keys import Air
 from lightning_core.signals.air.rewards import with_air
-from lightning_core.signals.air.section import Air
 from lightning_core.testing import open_playground
 from lightning_core.testing.programs import answer_prompt
 

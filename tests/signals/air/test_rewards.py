@@ -14,8 +14,8 @@ from lightning_core import Call, Config, CreditRules, Episode, assign_credit, lo
 from lightning_core.credit import assign_by_policy
 from lightning_core.errors import ConfigError
 from lightning_core.rollouts.counts import add_counts, count_calls, count_rewards, count_rollouts, counts_to_metrics
+from lightning_core.signals.air.keys import Air, CallReward, Format, Rule
 from lightning_core.signals.air.rewards import with_air, with_air_of
-from lightning_core.signals.air.section import Air, CallReward, Format, Rule
 from lightning_core.signals.air.signal import AirSignal
 from lightning_core.signals.air.tool_outcomes import ToolOutcome
 from tests.credit.episodes import call, calls_tools, episode, from_calls, tool
