@@ -18,8 +18,8 @@ from lightning_core.rollouts.counts import counts_to_metrics, seconds_to_metrics
 from lightning_core.rollouts.evaluations import Evaluations
 from lightning_core.rollouts.refill import spare_tasks, without_gradient
 from lightning_core.trainers.checkpoint_keeper import CheckpointKeeper
-from lightning_core.trainers.embedded import EmbeddedRun, open_run
 from lightning_core.trainers.logprob_change import LogprobChange
+from lightning_core.trainers.open_run import EmbeddedRun, open_run
 from lightning_core.trainers.plan import Plan
 from lightning_core.transitions import Row, Streams
 

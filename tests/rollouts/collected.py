@@ -25,7 +25,7 @@ from lightning_core.signals.judge.scores import JudgeResult
 from lightning_core.signals.judge.section import Judge
 from lightning_core.signals.judge.signal import judge_at
 from lightning_core.trace import Reward
-from lightning_core.trainers.embedded import EmbeddedRun
+from lightning_core.trainers.open_run import EmbeddedRun
 from lightning_core.trainers.plan import Plan
 from tests.credit.episodes import call, event
 

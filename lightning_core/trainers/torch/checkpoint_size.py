@@ -33,7 +33,7 @@ def checkpoint_size(trainer: Learner) -> CheckpointSize:
     state = trainer.state()
     trained = sum(tensor.nbytes for tensor in state.weights.values())
     frozen = 0
-    if trainer.model.policy.lora is None:
+    if trainer.model.settings.lora is None:
         frozen = sum(p.nbytes for name, p in trainer.model.network.named_parameters() if name not in state.weights)
     learned = (state.moments, *state.also.values())
     optimizer = sum(tensor.nbytes for tensors in learned for tensor in tensors.values())

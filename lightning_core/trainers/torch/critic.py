@@ -156,8 +156,8 @@ class PolicyCritics:
 def open_critic(trainers: Mapping[str, TorchTrainer]) -> Critic | None:
     """The critics of the policies that ``trainers`` train, by name; None if no policy's credit rule needs one."""
     critics = {
-        name: TorchCritic(trainer, trainer.model.policy.critic)
+        name: TorchCritic(trainer, trainer.model.settings.critic)
         for name, trainer in trainers.items()
-        if trainer.model.policy.critic is not None
+        if trainer.model.settings.critic is not None
     }
     return PolicyCritics(critics, prefixed=len(trainers) > 1) if critics else None

@@ -48,7 +48,7 @@ class PolicyModel:
         """
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        self.policy = policy
+        self.settings = policy
         self.name = name
         self.loaded = loaded or load_policy(policy)
         self.network = self.loaded.model
@@ -99,7 +99,7 @@ class PolicyModel:
     @cached_property
     def chat(self) -> Chat:
         """The chat format."""
-        variables = self.policy.chat_template_kwargs
+        variables = self.settings.chat_template_kwargs
         return Chat(self.tokenizer, stop_token_ids=self.loaded.stop_token_ids, template_kwargs=variables)
 
     @property
@@ -140,15 +140,15 @@ class PolicyModel:
     @property
     def unmergeable(self) -> str | None:
         """The reason the policy cannot be written as one model, or None. See `unmergeable`."""
-        return unmergeable(self.network, layers_of(self.tuning.parameters)) if self.policy.lora else None
+        return unmergeable(self.network, layers_of(self.tuning.parameters)) if self.settings.lora else None
 
     @property
     def fingerprint(self) -> dict[str, Any]:
         """The properties that a checkpoint must share with this model."""
         return {
             "model_type": self.network.config.model_type,
-            "tuning": self.policy.tuning,
-            "lora_alpha": None if self.policy.lora is None else self.policy.lora.alpha,
+            "tuning": self.settings.tuning,
+            "lora_alpha": None if self.settings.lora is None else self.settings.lora.alpha,
             "weights": {name: list(tensor.shape) for name, tensor in self.tuning.masters.items()},
         }
 
@@ -159,8 +159,8 @@ class PolicyModel:
 
     def write(self, folder: Path, *, earlier: Path | None) -> str:
         """See `write_weights`."""
-        return write_weights(folder, self.loaded, self.tuning, self.policy, earlier=earlier)
+        return write_weights(folder, self.loaded, self.tuning, self.settings, earlier=earlier)
 
     def write_merged(self, folder: Path, *, untied: bool = False) -> None:
         """See `write_merged`."""
-        write_merged(folder, self.loaded, self.tuning, self.policy, untied=untied)
+        write_merged(folder, self.loaded, self.tuning, self.settings, untied=untied)

@@ -71,7 +71,7 @@ def open_scorer(
     elif model == BASE:
         forward = policy.reference
     else:
-        forward, path = load_other(model, policy.policy, policy.loaded)
+        forward, path = load_other(model, policy.settings, policy.loaded)
     return RowScorer(
         forward=forward,
         path=path,

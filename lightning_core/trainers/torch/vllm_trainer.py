@@ -48,7 +48,7 @@ class VllmTrainer:
             if self._backend.served.device == "cpu" and trainer.model.tied and not self._untied:
                 raise ConfigError(
                     f"the vLLM server {server} runs on a CPU, where it cannot replace the weights of an output layer "
-                    f"that is tied to the embeddings, as in {trainer.model.policy.model!r}; leave policy.vllm.url out: a "
+                    f"that is tied to the embeddings, as in {trainer.model.settings.model!r}; leave policy.vllm.url out: a "
                     "server that Lightning starts gets an untied copy of the model"
                 )
             if url is not None:
@@ -60,7 +60,7 @@ class VllmTrainer:
         """Start a server for the block; yields its URL."""
         trainer = self._trainer
         with tempfile.TemporaryDirectory(prefix="lightning-model-") as folder:
-            model = resolve_model(trainer.model.policy.model)
+            model = resolve_model(trainer.model.settings.model)
             if trainer.model.device.type == "cpu":
                 args = (*CPU_ARGS, *args)
                 if trainer.model.tied:
