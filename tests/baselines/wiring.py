@@ -19,7 +19,7 @@ from lightning_core.chat.chat import Chat
 from lightning_core.records.store import CallCredit, RolloutRecord, Store
 from lightning_core.signals.information_gain.gains import ANSWER_LOGPROBS
 from lightning_core.trace import BASE, LOGPROBS_AFTER, POLICY, Floats
-from lightning_core.trainers import Trainer, embedded
+from lightning_core.trainers import Trainer, open_run
 from lightning_core.transitions import Candidates
 from tests.baselines.model import FastByteTokenizer, SeededBackend, logprobs, numbers
 
@@ -136,7 +136,7 @@ def run(sections: Mapping[str, Any]) -> Recording:
         learners.append(learner)
         return Trainer(learner=learner, backend=learner.backend, chats=learner.chats, notes=(), critic=learner)
 
-    with patch.object(embedded, "make_trainer", make_trainer):
+    with patch.object(open_run, "make_trainer", make_trainer):
         result = fit(config=load_config(sections), progress=False)
     (learner,) = learners
     return Recording(
