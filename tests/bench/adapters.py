@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
-import lightning_core.trainers  # noqa: F401 - before torch: sets how its threads wait
+import lightning_core.trainers.plan  # noqa: F401 - before torch: sets how its threads wait
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.model.source import resolve_model
 from lightning_core.trainers.torch.multi_policy import MultiPolicyTrainer

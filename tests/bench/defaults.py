@@ -68,7 +68,7 @@ class StepClock(SilentProgress):
 
 def train_here(work: Mapping[str, Any]) -> None:
     """The work of `train`, in this process; prints its result."""
-    import lightning_core.trainers  # noqa: F401 - before torch: sets how its threads wait
+    import lightning_core.trainers.plan  # noqa: F401 - before torch: sets how its threads wait
     from lightning_core import Config, fit
 
     clock = StepClock()

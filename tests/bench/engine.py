@@ -11,7 +11,7 @@ process time of both and their ratio. Requests arrive 10 ms apart, as from agent
 
 from __future__ import annotations
 
-import lightning_core.trainers  # noqa: F401 - before torch: sets how its threads wait
+import lightning_core.trainers.plan  # noqa: F401 - before torch: sets how its threads wait
 
 # isort: split
 import argparse

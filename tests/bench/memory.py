@@ -8,7 +8,7 @@ during the step minus the resident memory before it. A small first step loads we
 
 from __future__ import annotations
 
-import lightning_core.trainers  # noqa: F401 - before torch: sets how its threads wait
+import lightning_core.trainers.plan  # noqa: F401 - before torch: sets how its threads wait
 
 # isort: split
 import argparse

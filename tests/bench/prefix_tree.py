@@ -14,7 +14,7 @@ The baseline is the faster of the first two. Each is run --repeat times after a 
 
 from __future__ import annotations
 
-import lightning_core.trainers  # noqa: F401 - before torch: sets how its threads wait
+import lightning_core.trainers.plan  # noqa: F401 - before torch: sets how its threads wait
 
 # isort: split
 import argparse

@@ -18,7 +18,6 @@ from lightning_core.records.results import recorded_evaluations
 from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import interruptible
 from lightning_core.rollouts.jobs import pick_tasks
-from lightning_core.trainers import let_threads_sleep
 from lightning_core.trainers.plan import Plan
 from lightning_core.trainers.verl.records import FAILURE, archive_log, read_metrics_of_verl
 from lightning_core.trainers.verl.settings import defaults, rows_per_update, translate
@@ -56,7 +55,6 @@ def train_with_verl(plan: Plan) -> None:
     Rollouts, credit, metrics and checkpoints are recorded in the run's folder. Raises the manager's error if it stopped the run
     (`RewardError`, `ConfigError`, …), and `TrainingError` if verl's trainer failed.
     """
-    let_threads_sleep()  # Ray starts its processes from here
     config, folder = plan.config, plan.folder
     write_tasks = _verl("dataset").write_tasks
     steps = range(config.trainer.steps)
