@@ -34,7 +34,7 @@ class CarriedError(Exception):
     """The original class and its bases, as ``module.name``."""
     text: str = ""
     explained: str = ""
-    """The lines of the program that raised it, and its message; see `logs.explain`."""
+    """The lines of the program that raised it, and its message; see `errors.explain`."""
 
     def __str__(self) -> str:
         return self.text

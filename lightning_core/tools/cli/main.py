@@ -42,6 +42,7 @@ from lightning_core.tools.cli import view as cli_view
 from lightning_core.tools.cli.arguments import DEFAULT_CONFIG, check_overrides, default_config, split_sources
 from lightning_core.tools.cli.messages import say
 from lightning_core.tools.cli.trace import as_run_folder, last_rollout
+from lightning_core.trainers import let_threads_sleep
 
 if TYPE_CHECKING:
     from lightning_core.config import Config
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     configure_logging()
+    let_threads_sleep()  # before a command loads torch
     options = parse(sys.argv[1:] if arguments is None else arguments)
     try:
         commands = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -192,6 +193,23 @@ def test_the_command_is_quick_to_start() -> None:
     script = f"import sys, lightning_core.tools.cli.main; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("waits", [None, "ACTIVE"])
+def test_the_threads_of_torch_sleep_in_every_command_unless_the_user_chose(waits: str | None, tmp_path: Path) -> None:
+    script = """
+import os, sys
+from lightning_core.tools.cli.main import main
+print(main(sys.argv[1:]), "torch" in sys.modules, os.environ["OMP_WAIT_POLICY"])
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {} if waits is None else {"OMP_WAIT_POLICY": waits}
+    for command in (["sft", "missing.yaml"], ["serve", "missing.yaml"]):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *command],
+            env=environment, cwd=tmp_path, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout.split()[-2:] == ["False", waits or "PASSIVE"]
 
 
 INTERRUPTED = """
