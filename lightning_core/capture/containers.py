@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ NAME = re.compile(r"lightning-[0-9a-f]{16}")
 """The names of containers."""
 
 _REMOVING_SECONDS = 20
+_PAUSE_SECONDS = 0.3
 _NOT_STARTED = re.compile(r"docker: Error response|Error: .*(OCI|runc|crun|starting container|start container)")
 """The start of what ``run`` prints if the container exists and its program cannot be started."""
 
@@ -89,21 +91,31 @@ def _line(variable: tuple[str, str]) -> str:
 
 
 def remove_container(runtime: str, name: str) -> None:
-    """Kill and remove a container, if it exists."""
-    at_once = ["--time=0"] if runtime == "podman" else []
+    """Kill and remove a container, if it exists. A container that is just ending can refuse, and is tried again."""
+    end = time.monotonic() + _REMOVING_SECONDS
     try:
-        with outside_rollout():
-            done = subprocess.run(
-                [runtime, "rm", "--force", *at_once, name],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_REMOVING_SECONDS,
-                check=False,
-            )
+        while problem := _problem_of_removing(runtime, name, seconds=_REMOVING_SECONDS):
+            if time.monotonic() >= end:
+                break
+            time.sleep(_PAUSE_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
-        logger.warning("the container %s could not be removed: %s", name, error)
-        return
-    said = done.stderr.lower()
-    if done.returncode and "no such container" not in said and "no container with" not in said:
-        logger.warning("the container %s could not be removed: %s", name, done.stderr.strip())
+        problem = str(error)
+    if problem:
+        logger.warning("the container %s could not be removed: %s", name, problem)
+
+
+def _problem_of_removing(runtime: str, name: str, *, seconds: float) -> str | None:
+    at_once = ["--time=0"] if runtime == "podman" else []
+    with outside_rollout():
+        done = subprocess.run(
+            [runtime, "rm", "--force", *at_once, name],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    said = done.stderr.strip()
+    if done.returncode == 0 or "no such container" in said.lower() or "no container with" in said.lower():
+        return None
+    return said or f"{runtime} rm ended with exit code {done.returncode}"

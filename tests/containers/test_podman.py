@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from lightning_core import trainable
 from lightning_core.capture import Container
+from lightning_core.capture.containers import new_name, remove_container
 from lightning_core.errors import InfrastructureError
 from lightning_core.propagation import ProgramResult, launch
 from lightning_core.testing import open_playground
@@ -103,3 +106,25 @@ def test_launch_in_a_container(image: str) -> None:
     assert [(c.agent, c.trained) for c in run.trace.calls] == [("coder", True)]
     assert run.folder is not None
     assert not run.folder.exists()
+
+
+def test_a_container_that_podman_refuses_to_remove_for_a_moment_is_removed(
+    image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Podman refuses while the container is ending: "container state improper"."""
+    refusal = "Error: sending SIGKILL to container: container state improper: stopped"
+    refusing = tmp_path / "podman"
+    refusing.write_text(
+        f"""#!/bin/sh
+if [ "$1" = rm ] && ! [ -e {tmp_path}/refused ]; then touch {tmp_path}/refused; echo '{refusal}' >&2; exit 125; fi
+exec {shutil.which("podman")} "$@"
+""",
+        encoding="utf-8",
+    )
+    refusing.chmod(0o755)
+    name = new_name()
+    assert podman("create", f"--name={name}", image, "true").returncode == 0
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    remove_container("podman", name)
+    assert (tmp_path / "refused").exists()
+    assert caplog.messages == []
