@@ -83,14 +83,29 @@ class InfrastructureError(LightningError, RuntimeError):
 
 
 class TimeLimitError(InfrastructureError):
-    """A rollout exceeded ``rollouts.timeout_seconds``, which is ``seconds``."""
+    """A rollout exceeded ``rollouts.timeout_seconds``, which is ``seconds``, without the time in which it waited for model calls."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"the rollout was stopped after rollouts.timeout_seconds = {seconds:g} s")
+        super().__init__(f"the rollout was stopped after rollouts.timeout_seconds = {seconds:g} s of its own time")
         self.seconds = seconds
 
     def __reduce__(self) -> tuple[object, ...]:
         return (TimeLimitError, (self.seconds,))
+
+
+class WholeTimeLimitError(InfrastructureError):
+    """A rollout exceeded ``rollouts.total_seconds``, which is ``seconds``; ``waited``: seconds of these that it waited for others."""
+
+    def __init__(self, seconds: float, *, waited: float = 0.0) -> None:
+        super().__init__(
+            f"the rollout was stopped after rollouts.total_seconds = {seconds:g} s, of which it waited {waited:.1f} s for model calls "
+            "or for a processor"
+        )
+        self.seconds = seconds
+        self.waited = waited
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (LightningError, (str(self),))
 
 
 class StrayCallError(InfrastructureError):
@@ -126,6 +141,19 @@ class UpstreamRefusal(UpstreamError):
         return (LightningError, (str(self),))
 
 
+class UpstreamStreamError(UpstreamError):
+    """A stream of the upstream has an error event, ``event``, which is passed through to the agent."""
+
+    def __init__(self, message: str, *, event: bytes, is_request_error: bool) -> None:
+        """``is_request_error``: see `UpstreamRefusal.is_request_error`."""
+        super().__init__(message)
+        self.event = event
+        self.is_request_error = is_request_error
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (LightningError, (str(self),))
+
+
 class OverloadError(InfrastructureError):
     """The policy endpoint's limit on concurrent requests is exceeded."""
 
@@ -140,6 +168,10 @@ class PolicyRequestError(LightningError, ValueError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (LightningError, (str(self),))
+
+
+class ContextOverflowError(PolicyRequestError):
+    """The prompt of a request fills the context of the model."""
 
 
 class TrainingError(LightningError, RuntimeError):

@@ -37,6 +37,8 @@ OTHER_HOSTS = "others"
 _live: dict[str, ActiveRollout] = {}
 
 T = TypeVar("T")
+RequestKey = tuple[str | None, str, int]
+"""Agent, URL, and a hash of the body: equal for a request and its retries."""
 
 
 class ToolRunner(Protocol):
@@ -102,7 +104,11 @@ class ActiveRollout:
         """The records that failed; a strict rollout raises at its end if there is any."""
         self.permanent: set[str] = set()
         """Infrastructure failures that another attempt cannot avoid, such as a wrong API key."""
+        self.kinds: dict[str, str] = {}
+        """The statuses of rollouts for infrastructure failures that have one of their own, by their text."""
         self._infrastructure: list[str] = []
+        self._unanswered: dict[RequestKey, list[str]] = {}
+        """The failures that clients met, by request, until a retry of it has a response."""
         self._unlisted = 0
         """The number of further infrastructure failures."""
         self.rollout = ""
@@ -235,20 +241,39 @@ class ActiveRollout:
     def infrastructure(self) -> list[str]:
         """The first infrastructure failures that no retry recovered. The attempt is repeated."""
         with self._lock:
-            return [*self._infrastructure, *([f"{self._unlisted} more"] if self._unlisted else [])]
+            unanswered = [failure for failures in self._unanswered.values() for failure in failures]
+            return [*self._infrastructure, *unanswered, *([f"{self._unlisted} more"] if self._unlisted else [])]
 
     def check_requests(self) -> None:
         """Raise `InfrastructureError` if model requests failed and no retry recovered them."""
         if failures := self.infrastructure[:5]:
             raise InfrastructureError(f"a model request of the agent failed: {'; '.join(failures)}")
 
-    def count_infrastructure_failure(self, detail: str, *, times: int = 1) -> None:
-        """Count failures of the infrastructure, not of the agent."""
+    def count_infrastructure_failure(self, detail: str, *, times: int = 1, kind: str | None = None) -> None:
+        """Count failures of the infrastructure, not of the agent. ``kind``: the status of a rollout that ends so, if it has its own."""
         with self._lock:
+            if kind is not None:
+                self.kinds[detail] = kind
             self.counters["infrastructure"] += times
             listed = min(times, _MAX_FAILURES - len(self._infrastructure))
             self._infrastructure += [detail] * listed
             self._unlisted += times - listed
+
+    def count_unanswered(self, request: RequestKey, detail: str) -> None:
+        """Count a model request whose client met the failure ``detail`` before it had a response. See `count_answered`."""
+        with self._lock:
+            if len(self._unanswered) < _MAX_FAILURES:
+                self._unanswered.setdefault(request, []).append(detail)
+
+    @property
+    def has_unanswered(self) -> bool:
+        """Whether there are failures that `count_answered` may recover."""
+        return bool(self._unanswered)
+
+    def count_answered(self, request: RequestKey) -> None:
+        """Forget the failures of ``request``: a retry of it has a response."""
+        with self._lock:
+            self.counters["recovered"] += len(self._unanswered.pop(request, ()))
 
     def note_worker(self, worker: threading.Thread | asyncio.Task[Any], agent: str | None) -> None:
         """Record that a thread or task, which ``agent`` started, made a model call in its name. It must end before the rollout does."""

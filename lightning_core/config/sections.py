@@ -208,11 +208,14 @@ class Rollouts(Section):
     """Number of rollouts that run at the same time. Rollouts that hang give up their places and keep running until the
     time limit: up to three times as many more."""
     timeout_seconds: Positive = 120.0
-    """Time limit of a rollout, and of the reward function."""
+    """Time limit of an agent, and of the reward function: time of its own, without the time in which the rollout waits
+    for model calls, for the retries of its client, or for a processor. Time in tools counts."""
+    total_seconds: Positive | None = None
+    """Limit on the whole time of an agent, and of the reward function, however it is spent; a rollout that exceeds it
+    is left out. null: ten times `timeout_seconds`."""
     on_timeout: Literal["fail", "leave_out"] = "fail"
-    """The outcome of a rollout that exceeds the time limit. `fail`: failed, with the reward so far, else 0, if a model
-    call was answered. `leave_out`: an infrastructure failure. Without an answered call, or if one call took more
-    than half of the time, it always is one."""
+    """The outcome of a rollout that exceeds `timeout_seconds`. `fail`: failed, with the reward so far, else 0, if a model
+    call was answered. `leave_out`: it is left out. Without an answered call it always is."""
     executor: Literal["auto", "task", "thread", "process", "command"] = "auto"
     """The executor of agents; see docs/executors.md. `process`: worker processes. `task`: this process, with one event loop
     for all async agents. `thread`: this process, with a thread for each rollout. `command`: as `process`, for an agent
@@ -229,6 +232,11 @@ class Rollouts(Section):
     ignore_hosts: Names = ()
     """Hosts whose requests are never routed to the policy endpoint: `host`, `host:port`, or `.suffix` for all
     subdomains. Model requests to all other hosts are."""
+
+    @property
+    def whole_seconds(self) -> float:
+        """``total_seconds``, or its default."""
+        return 10 * self.timeout_seconds if self.total_seconds is None else self.total_seconds
 
 
 class EarlyStop(Section):

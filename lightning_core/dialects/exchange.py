@@ -112,6 +112,44 @@ class UpstreamResponse:
     output_tokens: int | None = None
 
 
+_REQUEST_ERRORS = frozenset(
+    {"invalid_request_error", "invalid_prompt", "context_length_exceeded", "request_too_large", "INVALID_ARGUMENT"}
+    | {"400", "413", "422"}
+)
+"""Types and codes of errors that a request causes, in all wire formats."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamError:
+    """An error that an upstream server reports in a stream, after the status 200."""
+
+    message: str
+    is_request_error: bool
+    """Whether the request caused it."""
+
+
+def stream_error(event: Mapping[str, Any]) -> StreamError | None:
+    """The error that an event of a streamed response reports, in any wire format; None for other events.
+
+    ``{"error": {…}}`` (Chat Completions, Google), ``{"type": "error", …}`` (Messages, Responses), ``{"type": "response.failed", …}``.
+    """
+    response = event.get("response")
+    error = event.get("error")
+    if event.get("type") == "response.failed" and isinstance(response, Mapping):
+        error = response.get("error") or "the response failed"  # pyright: ignore[reportUnknownMemberType]
+    elif not error and event.get("type") == "error":
+        error = event
+    if not error:
+        return None
+    if not isinstance(error, Mapping):
+        return StreamError(str(error), is_request_error=False)  # pyright: ignore[reportUnknownArgumentType]
+    kinds: set[str] = {str(error.get(name)) for name in ("type", "code", "status")}  # pyright: ignore[reportUnknownMemberType]
+    return StreamError(
+        str(error.get("message") or error),  # pyright: ignore
+        is_request_error=bool(kinds & _REQUEST_ERRORS),
+    )
+
+
 def model_name(body: Any) -> str:
     """The model named in a request, or "".
 

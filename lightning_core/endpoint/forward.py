@@ -14,11 +14,18 @@ from starlette.responses import JSONResponse, Response
 
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION
 from lightning_core.dialects.dialect import Dialect, StreamWriter
-from lightning_core.dialects.exchange import ChatRequest, Choice, ResponseContext, UpstreamResponse, model_name
+from lightning_core.dialects.exchange import (
+    ChatRequest,
+    Choice,
+    ResponseContext,
+    UpstreamResponse,
+    model_name,
+    stream_error,
+)
 from lightning_core.endpoint.record import CallSpan, EmbeddingsSpan
 from lightning_core.endpoint.request import EventStream, IncomingRequest
 from lightning_core.endpoint.upstream import Remote, UpstreamClient, UpstreamServer, origin_remote, with_headers
-from lightning_core.errors import PolicyRequestError, UpstreamError
+from lightning_core.errors import PolicyRequestError, UpstreamError, UpstreamStreamError, fold
 
 EMBEDDINGS = "/embeddings"
 
@@ -85,6 +92,12 @@ class Forwarder:
         recorded = False
         async for event, data in self._client.stream(remote, body):
             if data is not None:
+                if (failure := stream_error(data)) is not None:
+                    raise UpstreamStreamError(
+                        f"{remote.shown} reported an error in the stream: {fold(failure.message, 240)}",
+                        event=event,
+                        is_request_error=failure.is_request_error,
+                    )
                 reader.read(data)
             if not recorded and (reader.over or (data is None and b"[DONE]" in event)):
                 _record(spans, reader.responses(), remote)

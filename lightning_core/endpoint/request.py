@@ -25,7 +25,15 @@ from lightning_core.endpoint.receive import plain_body, read_body, read_json
 from lightning_core.endpoint.record import ModelSpan, RefusedSpan
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, RequestKey, Session, Sessions, abort
 from lightning_core.endpoint.signed_origin import trusted_headers
-from lightning_core.errors import COUNTED, OverloadError, PolicyRequestError, UpstreamError, UpstreamRefusal, describe
+from lightning_core.errors import (
+    COUNTED,
+    OverloadError,
+    PolicyRequestError,
+    UpstreamError,
+    UpstreamRefusal,
+    UpstreamStreamError,
+    describe,
+)
 from lightning_core.propagation.providers import GOOGLE_KEY
 
 logger = logging.getLogger(__name__)
@@ -121,7 +129,8 @@ class RequestHandler:
         request = Request(scope, receive)
         session = self._sessions.find(credentials(request))
         if session is None:
-            await error_response(self._dialect, PolicyRequestError(UNKNOWN_KEY, status=401))(scope, receive, send)
+            error = refuse_unknown_key(request, self._sessions, self._operation)
+            await error_response(self._dialect, error)(scope, receive, send)
             return
         address = address_of(request.headers, session)
         incoming: IncomingRequest | None = None
@@ -146,6 +155,8 @@ class RequestHandler:
         except PolicyRequestError as error:
             if incoming is None:
                 record_refusal(session, address, self._operation, request.url.path, None, error)
+                if _kind(error) is not None:
+                    count_failure(session, (address.agent, request.url.path, b""), error)
             await error_response(self._dialect, error)(scope, receive, send)
         except OverloadError as error:
             count_failure(session, (address.agent, request.url.path, b""), error)
@@ -202,17 +213,21 @@ class RequestHandler:
 
     def _failed(self, incoming: IncomingRequest, error: Exception) -> Response:
         incoming.abandon(error)
+        of_request = isinstance(error, (UpstreamRefusal, UpstreamStreamError)) and error.is_request_error
+        if not of_request:
+            incoming.fail(error)
         if isinstance(error, UpstreamRefusal):
-            if not error.is_request_error:
-                incoming.fail(error)
             return Response(error.body, error.status, error.headers)
-        incoming.fail(error)
-        status = 502 if isinstance(error, UpstreamError) else 500
+        status = 400 if of_request else 502 if isinstance(error, UpstreamError) else 500
         return error_response(self._dialect, PolicyRequestError(describe(error), status=status))
 
     def _stream_failed(self, incoming: IncomingRequest, error: Exception) -> bytes:
         """The event that reports ``error``: the headers are already sent."""
         incoming.abandon(error)
+        if isinstance(error, UpstreamStreamError):
+            if not error.is_request_error:
+                incoming.fail(error)
+            return error.event
         if not isinstance(error, PolicyRequestError):
             incoming.fail(error)
         return self._dialect.error_event(describe(error))
@@ -262,6 +277,31 @@ def record_refusal(
         RefusedSpan(address, operation, path, body, error)
 
 
+def refuse_unknown_key(request: Request, sessions: Sessions, operation: str) -> PolicyRequestError:
+    """The refusal of a request without a valid key. It is a failure of the live rollout that its other headers name, if they do."""
+    named = Address.from_headers(request.headers)
+    session = None if named is None else sessions.of_rollout(named.rollout)
+    if session is None:
+        if (times := sessions.logged.count(UNKNOWN_KEY)) is not None:
+            logger.warning(
+                "a request to %s was refused%s: %s. It may be of a rollout that has ended, or of a client that sends its own key",
+                request.url.path,
+                times,
+                UNKNOWN_KEY,
+                extra=COUNTED,
+            )
+        return PolicyRequestError(UNKNOWN_KEY, status=401)
+    error = PolicyRequestError(
+        f"{UNKNOWN_KEY}. The request is of a live rollout, but has another key: a hook, an adapter or a proxy of the agent's client sets its "
+        "own Authorization header, or a worker kept the key of an earlier rollout",
+        status=401,
+    )
+    address = address_of(request.headers, session)
+    record_refusal(session, address, operation, request.url.path, None, error)
+    count_failure(session, (address.agent, request.url.path, b""), error)
+    return error
+
+
 def address_of(headers: Mapping[str, str], session: Session) -> Address:
     """The address in the headers, limited to the rollout of the key."""
     address = Address.from_headers(headers)
@@ -304,5 +344,12 @@ def count_failure(session: Session, key: RequestKey, error: Exception) -> None:
     if run is not None:
         if isinstance(error, UpstreamRefusal) and error.is_permanent:
             run.permanent.add(detail)
-        run.count_infrastructure_failure(detail)
+        run.count_infrastructure_failure(detail, kind=_kind(error))
         session.failed.setdefault(key, []).append(detail)
+
+
+def _kind(error: Exception) -> str | None:
+    """The status of a rollout that ends because of ``error``, if it has its own; see `outcome`."""
+    if isinstance(error, UpstreamStreamError):
+        return "stream_error"
+    return {401: "unauthorized", 408: "late"}.get(error.status) if isinstance(error, PolicyRequestError) else None

@@ -20,7 +20,7 @@ from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.recorded import recorded_deltas
 from lightning_core.endpoint.sessions import Session
 from lightning_core.endpoint.streaming import HeldText, RunningText, cut
-from lightning_core.errors import PolicyRequestError
+from lightning_core.errors import ContextOverflowError, PolicyRequestError
 from lightning_core.trace import Call, pack
 
 _ANY_OBJECT = {"type": "object"}
@@ -55,7 +55,7 @@ class Sampler:
         routing = session.routing
         room = self._backend.max_context - len(prompt.ids)
         if room < 1:
-            raise PolicyRequestError(
+            raise ContextOverflowError(
                 f"the prompt has {len(prompt.ids)} tokens; expected fewer than the context length of {self._backend.max_context}. "
                 "Shorten the prompt or raise policy.max_context",
                 param=request.input_field,

@@ -50,7 +50,14 @@ from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.passthrough import Passthrough
 from lightning_core.endpoint.receive import connection_class
 from lightning_core.endpoint.recorded import RecordedResponses
-from lightning_core.endpoint.request import RequestHandler, address_of, credentials, error_response, record_refusal
+from lightning_core.endpoint.request import (
+    RequestHandler,
+    address_of,
+    credentials,
+    error_response,
+    record_refusal,
+    refuse_unknown_key,
+)
 from lightning_core.endpoint.respond import Responder
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session, Sessions, stop
@@ -65,6 +72,9 @@ logger = logging.getLogger(__name__)
 IDLE_SECONDS = 3600
 """Seconds that an idle connection is kept open. Longer than clients do (httpx: 5 s, aiohttp: 15 s), because a request that is sent while
 the server closes the connection is lost."""
+
+_BACKLOG = 4096
+"""Connections that may wait until the loop accepts them: thousands of rollouts begin at once. The system may allow fewer."""
 
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
@@ -139,6 +149,7 @@ class PolicyEndpoint:
             ws="none",
             log_level="warning",
             access_log=False,
+            backlog=_BACKLOG,
             lifespan="off",
             timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=2,
@@ -165,7 +176,9 @@ class PolicyEndpoint:
         asyncio.set_event_loop(self._loop)
         # Forwarded requests belong to no agent: the agent has already made them.
         with outside_rollout(), asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            lag = self._loop.create_task(self._sessions.lag.watch())
             runner.run(self._server.serve(sockets=[self._socket]))
+            lag.cancel()
             runner.run(self._forwarder.close())
 
     @property
@@ -198,7 +211,12 @@ class PolicyEndpoint:
     def silence(self, key: str) -> float:
         """Seconds since the rollout last called a model or sent a record; 0 during a call, and for a rollout that has ended."""
         session = self._sessions.get(key)
-        return 0.0 if session is None or session.requests else time.monotonic() - session.active
+        return 0.0 if session is None or session.waiting.requests else time.monotonic() - session.active
+
+    def waited(self, key: str) -> float:
+        """Seconds so far that the rollout waited for the endpoint; see `WaitingTime`. 0 for a rollout that has ended."""
+        session = self._sessions.get(key)
+        return 0.0 if session is None else session.waiting.seconds()
 
     def verdict(self, key: str) -> Verdict:
         """Whether the calls so far were answered by the right models; to be called before `close`."""
@@ -216,7 +234,7 @@ class PolicyEndpoint:
         session = self._sessions.forget(key)
         if session is None:
             return
-        if session.requests:  # later requests find the session closed before they open a span
+        if session.waiting.requests:  # later requests find the session closed before they open a span
             work = asyncio.run_coroutine_threadsafe(stop(session), self._loop)
             try:
                 work.result(timeout_seconds)
@@ -233,6 +251,8 @@ class PolicyEndpoint:
             session = self._sessions.find(credentials(request))
             try:
                 if session is None:
+                    if request.method == "POST":
+                        raise refuse_unknown_key(request, self._sessions, "chat")
                     raise PolicyRequestError(UNKNOWN_KEY, status=401)
                 return respond(request)
             except PolicyRequestError as error:

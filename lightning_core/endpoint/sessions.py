@@ -17,6 +17,7 @@ from lightning_core.chat.messages import Message
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.recorded import RecordedResponses
 from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.waiting import LoopLag, WaitingTime
 from lightning_core.errors import OverloadError, PolicyRequestError, Repeats
 from lightning_core.propagation.providers import KEY_HEADERS
 
@@ -41,8 +42,7 @@ class Session:
     """The messages up to each response that a later request can name, by the id of the response's call."""
     child_spans: int = 0
     """The number of spans that child processes recorded."""
-    requests: int = 0
-    """The number of requests being received or answered."""
+    waiting: WaitingTime = field(default_factory=WaitingTime)
     active: float = field(default_factory=time.monotonic)
     """Time of the last request, record or response, by the monotonic clock."""
     work: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
@@ -68,7 +68,10 @@ class Sessions:
         self._limits = limits
         self._by_key: dict[str, Session] = {}
         self._requests = 0
-        self._logged = Repeats()
+        self.logged = Repeats()
+        """The failures that were logged, of all rollouts."""
+        self.lag = LoopLag()
+        """The lag of the endpoint's event loop."""
 
     @staticmethod
     def new_key() -> str:
@@ -77,7 +80,8 @@ class Sessions:
 
     def open(self, key: str, session: Session) -> None:
         """Admit ``key``."""
-        session.logged = self._logged
+        session.logged = self.logged
+        session.waiting = WaitingTime(self.lag.seconds)
         self._by_key[key] = session
 
     def forget(self, key: str) -> Session | None:
@@ -95,29 +99,33 @@ class Sessions:
         """The session of the key in one of the headers of `keys_of`; None if there is none."""
         return next((session for key in keys_of(headers) if (session := self._by_key.get(key))), None)
 
+    def of_rollout(self, rollout: str) -> Session | None:
+        """The session of a live rollout, if it has one."""
+        return next((session for session in self._by_key.values() if session.root.rollout == rollout), None)
+
     @contextmanager
     def admit(self, session: Session) -> Generator[None]:
         """Count a request while it is received and answered.
 
         Raises `PolicyRequestError` (429) if the rollout has too many, and `OverloadError` if all rollouts together have.
         """
-        if session.requests >= self._limits.requests_per_rollout:
+        if session.waiting.requests >= self._limits.requests_per_rollout:
             raise PolicyRequestError(
-                f"this rollout has {session.requests} requests in progress, which is the limit; retry when one has finished",
+                f"this rollout has {session.waiting.requests} requests in progress, which is the limit; retry when one has finished",
                 status=429,
             )
         if self._requests >= self._limits.requests:
             raise OverloadError(
                 f"the policy endpoint has {self._requests} requests in progress, which is the limit; retry when one has finished"
             )
-        session.requests += 1
+        session.waiting.begin()
         self._requests += 1
         session.active = time.monotonic()
         try:
             yield
         finally:
             session.active = time.monotonic()
-            session.requests -= 1
+            session.waiting.end(failed=any(session.failed.values()))
             self._requests -= 1
 
 

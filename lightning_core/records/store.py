@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lightning_core.records.database import open_database, transaction
 from lightning_core.records.group_commit import GroupCommit
@@ -44,8 +44,13 @@ from lightning_core.trace import (
 Phase = Literal["train", "fork", "judge", "eval_before", "eval", "eval_after", "eval_manual", "eval_unfinished"]
 """``fork``: forks of ``train`` rollouts. ``eval_manual``: evaluations by `loop.evaluate`. ``eval_unfinished``: the run's own, until all
 their rollouts are stored."""
-Status = Literal["ok", "failed", "infrastructure", "invalid"]
-LEFT_OUT: frozenset[Status] = frozenset({"infrastructure", "invalid"})  # neither trained on nor part of a mean
+Status = Literal[
+    *("ok", "failed", "infrastructure", "invalid", "timeout"),
+    *("overflow", "refused", "unauthorized", "late", "stream_error"),
+]
+"""See `rollouts.outcome`."""
+LEFT_OUT: frozenset[Status] = frozenset(get_args(Status)) - {"ok", "failed"}
+"""The statuses of rollouts that are neither trained on nor part of a mean."""
 COUNTED = f"status NOT IN ({', '.join(repr(status) for status in sorted(LEFT_OUT))})"
 """The condition of the rollouts that are not `LEFT_OUT`."""
 

@@ -1,34 +1,45 @@
-"""Decides who is responsible for the end of an attempt: the agent, the program that rewards it, or the infrastructure.
+"""Decides who is responsible for the end of an attempt: the agent, the program that rewards it, or something else.
 
-`classify` is a pure function of the evidence, in this order:
+`classify` is a pure function of the evidence of both sides: what ended the attempt, and what each of its model requests met. In this order:
 
-1. A model call failed for a reason outside the agent and no retry of the client recovered it, or the endpoint is gone: infrastructure.
-2. The reward is missing, invalid or given twice: invalid.
-3. The time limit passed: failed, once the agent has an answer of a model; infrastructure if it has none, if one call took most of the
-   time, or by ``rollouts.on_timeout``.
-4. The exception, or one that it was raised from, is an infrastructure failure, or says that a shared client is closed: infrastructure.
-5. Any other exception: failed.
+1. A request failed for a reason outside the agent and no retry recovered it, or the endpoint is gone: left out. The status names the
+   reason: ``stream_error`` (an upstream reported an error inside a stream), ``unauthorized`` (the request had another key), ``late`` (it did
+   not arrive in time), else ``infrastructure``.
+2. The reward is missing, invalid or given twice: ``invalid``.
+3. The agent used up its own time: ``failed`` once it has an answer of a model, else, or by ``rollouts.on_timeout``, ``timeout``. The limit on
+   the whole time passed: ``timeout``.
+4. The exception, or one that it was raised from, is an infrastructure failure, or says that a shared client is closed: ``infrastructure``.
+5. It is a time-out, and a model call of the agent had no answer yet: ``timeout``.
+6. The last request of an agent was refused: ``overflow`` if its prompt filled the context, else ``refused``.
+7. Any other exception: ``failed``.
+
+``failed`` alone is the agent's: it counts, with the reward so far, else 0. The others are left out, and repeated if another attempt may end
+otherwise.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, cast
 
 from lightning_core.errors import (
     CaptureError,
+    ContextOverflowError,
     InfrastructureError,
     ProgramError,
     RewardError,
     TimeLimitError,
+    UpstreamRefusal,
+    UpstreamStreamError,
+    WholeTimeLimitError,
     describe,
     text_of,
 )
 from lightning_core.records.store import Status
 from lightning_core.rollouts.containment import chain
-from lightning_core.trace import Call
+from lightning_core.trace import REWARD_FUNCTION, Call
 
 OnTimeout = Literal["fail", "leave_out"]
 
@@ -46,7 +57,8 @@ _CLOSED = re.compile(
     re.IGNORECASE,
 )
 """The errors of clients when an object that several rollouts share was closed, or when their rollout has ended."""
-_MOST_OF_THE_TIME = 0.5
+_OF_UPSTREAM = tuple(f"{kind.__name__}:" for kind in (UpstreamRefusal, UpstreamStreamError))
+"""The start of the error of a call whose request an upstream refused; see `errors.describe`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +69,9 @@ class Evidence:
     """The error that ended it; None if the agent returned and the reward is valid."""
     calls: Sequence[Call] = ()
     failures: Sequence[str] = ()
-    """Infrastructure failures of its model calls, without those that a retry recovered."""
+    """Failures of its model requests that have reasons outside the agent, without those that a retry recovered."""
+    kinds: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The statuses of those ``failures`` that have one of their own."""
     permanent: Collection[str] = ()
     """The ``failures`` that another attempt cannot avoid."""
     endpoint_gone: bool = False
@@ -79,24 +93,40 @@ def classify(evidence: Evidence) -> Outcome:
     """The outcome of an attempt; see the module."""
     error, failures = evidence.error, evidence.failures
     if evidence.unreadable is not None:
-        return Outcome(status="infrastructure", error=evidence.unreadable, retry=True)
+        return _outside(evidence.unreadable)
     if failures:
         permanent = [failure for failure in failures if failure in evidence.permanent]
-        return Outcome(status="infrastructure", error=(permanent or failures)[0], retry=not permanent)
+        why = (permanent or failures)[0]
+        status = cast("Status", evidence.kinds.get(why, "infrastructure"))
+        return Outcome(status=status, error=why, retry=not permanent)
     if evidence.endpoint_gone:
         cause = "" if error is None else f": {describe(error)}"
         return Outcome(status="infrastructure", error=f"the policy endpoint has stopped{cause}")
     if error is None:
         return Outcome(status="ok")
+    why = describe(error)
     if isinstance(error, RewardError):
-        return Outcome(status="invalid", error=describe(error))
+        return Outcome(status="invalid", error=why)
+    if isinstance(error, WholeTimeLimitError):
+        return _outside(why, "timeout")
     if isinstance(error, TimeLimitError):
-        return _at_the_limit(error, evidence)
+        counts = evidence.on_timeout == "fail" and any(call.error is None for call in evidence.calls)
+        return Outcome(status="failed", error=why) if counts else _outside(why, "timeout")
     cause = next(filter(_is_outside, chain(error)), None)
     if cause is not None:
-        why = describe(error) if cause is error else f"{describe(error)} (caused by {describe(cause)})"
-        return Outcome(status="infrastructure", error=why, retry=True)
-    return Outcome(status="failed", error=describe(error))
+        return _outside(why if cause is error else f"{why} (caused by {describe(cause)})")
+    last = _last_calls(evidence.calls)
+    if any(_is_unanswered(call) for call in last) and any(map(_is_timeout, chain(error))):
+        return _outside(f"{why}, while a model call had no answer", "timeout")
+    refusal = next((call for call in last if _is_refused(call)), None)
+    if refusal is not None:
+        overflows = str(refusal.error).startswith(ContextOverflowError.__name__)
+        return Outcome(status="overflow" if overflows else "refused", error=f"{refusal.error} (the agent raised {why})")
+    return Outcome(status="failed", error=why)
+
+
+def _outside(why: str, status: Status = "infrastructure") -> Outcome:
+    return Outcome(status=status, error=why, retry=True)
 
 
 def _is_outside(cause: BaseException) -> bool:
@@ -106,15 +136,21 @@ def _is_outside(cause: BaseException) -> bool:
     return isinstance(cause, (InfrastructureError, CaptureError)) or _CLOSED.search(text_of(cause)) is not None
 
 
-def _at_the_limit(error: TimeLimitError, evidence: Evidence) -> Outcome:
-    """The outcome of an attempt whose time is up."""
-    why = describe(error)
-    unanswered = [call for call in evidence.calls if call.error is not None and call.refused is None]
-    longest = max((call.end_ns - call.start_ns for call in unanswered), default=0) / 1e9
-    if longest >= _MOST_OF_THE_TIME * error.seconds:
-        return Outcome(
-            status="infrastructure", error=f"{why}; a model call had no response after {longest:.1f} s", retry=True
-        )
-    if evidence.on_timeout == "fail" and any(call.error is None for call in evidence.calls):
-        return Outcome(status="failed", error=why)
-    return Outcome(status="infrastructure", error=why, retry=True)
+def _is_timeout(cause: BaseException) -> bool:
+    """Whether ``cause`` is a time-out of Python or of a client, by the names of its classes."""
+    names = getattr(cause, "names", None) or [kind.__name__ for kind in type(cause).__mro__]
+    return any(name.endswith(("Timeout", "TimeoutError", "TimeoutException")) for name in names)
+
+
+def _last_calls(calls: Sequence[Call]) -> list[Call]:
+    """The last call of each agent."""
+    return list({call.agent: call for call in calls if call.agent != REWARD_FUNCTION}.values())
+
+
+def _is_refused(call: Call) -> bool:
+    """Whether the endpoint or an upstream refused the request for what it has."""
+    return call.refused is not None or (call.error or "").startswith(_OF_UPSTREAM)
+
+
+def _is_unanswered(call: Call) -> bool:
+    return call.error is not None and not _is_refused(call)

@@ -43,6 +43,7 @@ from lightning_core.rollouts.concurrency import ConcurrencyLimit, Slot
 from lightning_core.rollouts.executors.choose import choose_executor
 from lightning_core.rollouts.executors.executor import Assignment, DisplacedError, ExecutorError, Returned
 from lightning_core.rollouts.executors.off_loop import SECONDS, off_loop
+from lightning_core.rollouts.executors.time_limit import TimeLimit
 from lightning_core.rollouts.failure_log import FailureLog
 from lightning_core.rollouts.outcome import Evidence, Outcome, classify
 from lightning_core.trace import TRAINED, SpanRecord, Trace, check_reward, spans_to_trace
@@ -220,7 +221,11 @@ class Runner:
                     task=task,
                     scored_task=scored_task,
                     seed=job.seed + attempt if job.agent_seed is None else job.agent_seed,
-                    limit=self._settings.timeout_seconds,
+                    limit=TimeLimit(
+                        own=self._settings.timeout_seconds,
+                        whole=self._settings.whole_seconds,
+                        waited=partial(self._endpoint.waited, key),
+                    ),
                     started=partial(slot.begin, partial(self._endpoint.silence, key)),
                     repeated=repeated or attempt > 0,
                 )
@@ -249,6 +254,7 @@ class Runner:
                 error=error,
                 calls=trace.calls,
                 failures=tuple(run.infrastructure),
+                kinds=run.kinds,
                 permanent=frozenset(run.permanent),
                 endpoint_gone=not self._endpoint.is_serving,
                 unreadable=unreadable,

@@ -226,8 +226,8 @@ def test_an_endpoint_that_is_gone_is_not_the_agents_failure(server: RecordingSer
     ("calls", "options", "expected"),
     [
         (True, {}, ("failed", 0.25, 0)),
-        (True, {"on_timeout": "leave_out"}, ("infrastructure", 0.25, 1)),
-        (False, {}, ("infrastructure", 0.25, 1)),
+        (True, {"on_timeout": "leave_out"}, ("timeout", 0.25, 1)),
+        (False, {}, ("timeout", 0.25, 1)),
     ],
 )
 def test_a_rollout_that_exceeds_the_time_limit_after_a_call_has_failed(

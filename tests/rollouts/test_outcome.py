@@ -13,20 +13,29 @@ from lightning_core.errors import (
     RewardError,
     StrayCallError,
     TimeLimitError,
+    WholeTimeLimitError,
     describe,
 )
 from lightning_core.rollouts.outcome import Evidence, classify
+from lightning_core.trace import REWARD_FUNCTION
 from tests.credit.episodes import call
 
-SECOND = 1_000_000_000
+
+def answered(sequence: int = 1) -> Call:
+    return call(f"c{sequence}", "r", "a", sequence)
 
 
-def answered() -> Call:
-    return call("c1", "r", "a", 1)
+def aborted(sequence: int = 2) -> Call:
+    return call(f"c{sequence}", "r", "a", sequence, error="CancelledError: the client closed the connection")
 
 
-def unanswered(seconds: float) -> Call:
-    return call("c2", "r", "a", 2, error="CancelledError: the rollout ended", start_ns=0, end_ns=int(seconds * SECOND))
+def refused(sequence: int = 2, *, agent: str = "a", by: str = "PolicyRequestError: an orphan tool result") -> Call:
+    text = None if by.startswith("Upstream") else by.partition(": ")[2]
+    return call(f"c{sequence}", "r", agent, sequence, error=by, refused=text)
+
+
+class ReadTimeout(Exception):
+    """As httpx has it: no `TimeoutError`."""
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
@@ -35,7 +44,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
 
 
 OK, FAILED, INVALID = ("ok", False), ("failed", False), ("invalid", False)
-RETRIED, FINAL = ("infrastructure", True), ("infrastructure", False)
+RETRIED, FINAL, TIMEOUT = ("infrastructure", True), ("infrastructure", False), ("timeout", True)
 LIMIT = TimeLimitError(10)
 
 
@@ -61,13 +70,25 @@ LIMIT = TimeLimitError(10)
         ({"error": RuntimeError("Event loop is closed")}, RETRIED),
         ({"error": RuntimeError("cannot schedule new futures after shutdown")}, RETRIED),
         ({"error": PermissionError("401: unknown API key: expected the key of a live rollout or of …")}, RETRIED),
-        ({"error": LIMIT}, RETRIED),
+        ({"error": LIMIT}, TIMEOUT),
         ({"error": LIMIT, "calls": [answered()]}, FAILED),
-        ({"error": LIMIT, "calls": [answered()], "on_timeout": "leave_out"}, RETRIED),
+        ({"error": LIMIT, "calls": [answered()], "on_timeout": "leave_out"}, TIMEOUT),
         ({"error": LIMIT, "calls": [answered()], "failures": ["502"]}, RETRIED),
-        ({"error": LIMIT, "calls": [unanswered(1)]}, RETRIED),
-        ({"error": LIMIT, "calls": [answered(), unanswered(1)]}, FAILED),
-        ({"error": LIMIT, "calls": [answered(), unanswered(6)]}, RETRIED),
+        ({"error": LIMIT, "calls": [aborted()]}, TIMEOUT),
+        ({"error": WholeTimeLimitError(100), "calls": [answered()]}, TIMEOUT),
+        ({"failures": ["502"], "kinds": {"502": "stream_error"}}, ("stream_error", True)),
+        ({"error": TimeoutError(), "calls": [answered()]}, FAILED),
+        ({"error": TimeoutError(), "calls": [answered(), aborted()]}, TIMEOUT),
+        ({"error": caused(KeyError("x"), ReadTimeout()), "calls": [aborted()]}, TIMEOUT),
+        ({"error": KeyError("x"), "calls": [answered(), aborted()]}, FAILED),
+        ({"error": TimeoutError(), "calls": [aborted(1), answered(2)]}, FAILED),
+        ({"error": KeyError("x"), "calls": [refused()]}, ("refused", False)),
+        ({"error": KeyError("x"), "calls": [refused(by="UpstreamRefusal: 400")]}, ("refused", False)),
+        ({"error": KeyError("x"), "calls": [refused(by="ContextOverflowError: 9 tokens")]}, ("overflow", False)),
+        ({"error": KeyError("x"), "calls": [refused(1), answered(2)]}, FAILED),
+        ({"error": KeyError("x"), "calls": [refused(1, agent="b"), answered(2)]}, ("refused", False)),
+        ({"calls": [refused()]}, OK),
+        ({"error": KeyError("x"), "calls": [refused(agent=REWARD_FUNCTION)]}, FAILED),
     ],
 )
 def test_the_status_and_whether_another_attempt_is_made(evidence: dict[str, Any], expected: tuple[str, bool]) -> None:

@@ -39,8 +39,11 @@ class RemoteRollout(ActiveRollout):
         spans.listen(self.rollout, self._append)
 
     def detach(self) -> None:
-        """Receive no more spans."""
+        """Receive no more spans, and send the failures that no retry recovered."""
         self.ended = True
+        for failure in self.infrastructure:
+            self.count_infrastructure_failure(failure)
+        self._unanswered.clear()
         spans.stop_listening(self.rollout)
         runs.unregister(self)
 
@@ -72,8 +75,8 @@ class RemoteRollout(ActiveRollout):
         super().count(what, detail=detail, times=times)
         sender.add(self._destination(), "count", what, detail, times=times)
 
-    def count_infrastructure_failure(self, detail: str, *, times: int = 1) -> None:
-        """See `ActiveRollout.count_infrastructure_failure`."""
+    def count_infrastructure_failure(self, detail: str, *, times: int = 1, kind: str | None = None) -> None:
+        """See `ActiveRollout.count_infrastructure_failure`. Only the endpoint knows a ``kind``."""
         sender.add(self._destination(), "infrastructure", detail, times=times)
 
     def _append(self, span: SpanRecord) -> None:

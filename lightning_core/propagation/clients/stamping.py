@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -22,8 +22,9 @@ from lightning_core.capture.address import AGENT_HEADER, MARK_HEADER
 from lightning_core.capture.caller import Speaker, speaking, spoke
 from lightning_core.capture.elsewhere import IGNORED, NO_MODEL_CALL, NO_MODEL_NAMED, UNREAD
 from lightning_core.capture.recording import note_elsewhere, record
-from lightning_core.capture.run import ActiveRollout, live_runs
+from lightning_core.capture.run import ActiveRollout, RequestKey, live_runs
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION, sign_origin
+from lightning_core.errors import describe
 from lightning_core.propagation.clients.unrouted import refuse_unrouted
 from lightning_core.propagation.providers import GOOGLE_KEY, KEY_HEADERS, host_of, is_listed, port_of, without_key
 from lightning_core.propagation.shapes import (
@@ -39,6 +40,11 @@ from lightning_core.propagation.shapes import (
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
+_UNANSWERED = frozenset(
+    {"TransportError", "ClientConnectionError", "MaxRetryError", "ProtocolError", "TimeoutError", "HTTPException"}
+)
+"""Classes of httpx, aiohttp, urllib3 (three of them) and `http.client`: errors of a connection, besides `OSError`."""
+
 _sending: ContextVar[bool] = ContextVar("lightning_sending", default=False)
 _sent: ContextVar[Redirection | None] = ContextVar("lightning_sent", default=None)
 """The stamp of the request that is being sent."""
@@ -53,6 +59,13 @@ class Redirection:
     remove: tuple[str, ...]
     """Headers to remove, in lower case, before the others are set."""
     run: ActiveRollout
+    body: Body | Compressed = field(default=None, repr=False, compare=False)
+
+    @property
+    def key(self) -> RequestKey:
+        """A key that a request and its retries share."""
+        body = self.body
+        return self.set.get(AGENT_HEADER), self.url, hash(bytes(body) if isinstance(body, bytearray) else repr(body))
 
     @property
     def is_local(self) -> bool:
@@ -113,9 +126,8 @@ def _redirect_for(
             spoke()
         keys = () if run.api_key is None else ("authorization", *KEY_HEADERS)
         origin = {name: value for name in (ORIGIN, ORIGIN_AUTHORIZATION) if (value := headers.get(name)) is not None}
-        return _stamped(
-            speaker, target.geturl(), sign_origin(run.secret, run.rollout, origin) if origin else {}, remove=keys
-        )
+        more = sign_origin(run.secret, run.rollout, origin) if origin else {}
+        return _stamped(speaker, target.geturl(), more, remove=keys, body=body)
     if not target.hostname:
         return None
     if is_listed(target, run.ignore_hosts):
@@ -134,7 +146,7 @@ def _redirect_for(
     # A request in another wire format is forwarded as it is: `authorization` alone is in the way.
     keys = () if route.startswith(f"{ORIGIN_PATH}/") else KEY_HEADERS
     more = {**sign_origin(run.secret, run.rollout, _origin(target, headers, key, keys)), "host": endpoint.netloc}
-    return _stamped(speaker, url, more, remove=("authorization", *keys))
+    return _stamped(speaker, url, more, remove=("authorization", *keys), body=body)
 
 
 def _read(method: str, body: Body | Compressed) -> Body:
@@ -167,12 +179,14 @@ def _is_stray_call(method: str, target: SplitResult, body: Body | Compressed) ->
     return find_route(method, target.path, _read(method, body)) is not None
 
 
-def _stamped(speaker: Speaker, url: str, more: Mapping[str, str], *, remove: tuple[str, ...]) -> Redirection:
+def _stamped(
+    speaker: Speaker, url: str, more: Mapping[str, str], *, remove: tuple[str, ...], body: Body | Compressed
+) -> Redirection:
     headers = {**speaker.address.to_headers(), **more}
     if speaker.run.api_key is not None:
         headers["authorization"] = f"Bearer {speaker.run.api_key}"
     # A request object that is reused must not keep the name of the agent that sent it first.
-    return Redirection(url, headers, (AGENT_HEADER, MARK_HEADER, *remove), speaker.run)
+    return Redirection(url, headers, (AGENT_HEADER, MARK_HEADER, *remove), speaker.run, body)
 
 
 def _origin(target: SplitResult, headers: Mapping[str, Any], key: str | None, names: tuple[str, ...]) -> dict[str, str]:
@@ -239,14 +253,25 @@ def sending(to: Redirection | None = None) -> Generator[None]:
     """Mark the body as the sending of a request that was looked at, and goes to ``to``.
 
     What the client's own layers and sockets do inside is not counted again. Model calls inside are still redirected: a client may send
-    the request to an application in this process.
+    the request to an application in this process. A request to the endpoint that ends without a response, or with one, is counted.
     """
     tokens = _sending.set(True), _sent.set(to)
     try:
         yield
+        if to is not None and to.run.has_unanswered:
+            to.run.count_answered(to.key)
+    except Exception as error:
+        if to is not None and _is_unanswered(error):
+            to.run.count_unanswered(to.key, f"a model request had no response: {describe(error)}")
+        raise
     finally:
         _sending.reset(tokens[0])
         _sent.reset(tokens[1])
+
+
+def _is_unanswered(error: Exception) -> bool:
+    """Whether a client raised ``error`` because a connection or a response failed or took too long."""
+    return isinstance(error, OSError) or any(kind.__name__ in _UNANSWERED for kind in type(error).__mro__)
 
 
 async def await_sent(

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lightning_core.errors import ConfigError, InfrastructureError
+from lightning_core.errors import ConfigError, InfrastructureError, TimeLimitError
+from lightning_core.rollouts.executors.time_limit import TimeLimit
 
 Agent = Callable[[Any], Any]
 ScoreFunction = Callable[[Any, Any], Any]
@@ -21,8 +22,8 @@ class Assignment:
     scored_task: Any
     """A copy of the task for the reward function; None if there is none."""
     seed: int
-    limit: float
-    """Time limit of the agent, and of the reward function, in seconds."""
+    limit: TimeLimit
+    """Time limits of the agent, and of the reward function."""
     started: Callable[[Callable[[], None]], None]
     """The executor calls it when the agent starts, on the runner's loop, with a function that lowers the agent's priority."""
     repeated: bool = False
@@ -53,8 +54,8 @@ class Executor(Protocol):
     async def call(self, work: Assignment) -> Returned:
         """Run the agent in the current scope.
 
-        Raises what the agent raised (as a `CarriedError`), `TimeLimitError` at the time limit, `InfrastructureError` if its process
-        ended, and `DisplacedError` if the rollout must be repeated for a reason that lies in another rollout.
+        Raises what the agent raised (as a `CarriedError`), `TimeLimitError` or `WholeTimeLimitError` at a time limit,
+        `InfrastructureError` if its process ended, and `DisplacedError` if the rollout must be repeated for a reason that lies in another rollout.
         """
         ...
 
@@ -85,6 +86,10 @@ class Shown:
         return self.text
 
 
-def no_score(limit: float) -> InfrastructureError:
-    """The error of a reward function that reached its time limit."""
-    return InfrastructureError(f"the reward function did not return within rollouts.timeout_seconds = {limit:g} s")
+def no_score(error: InfrastructureError) -> InfrastructureError:
+    """The error of a reward function that ended with ``error``: at a time limit, or because its process ended."""
+    if not isinstance(error, TimeLimitError):
+        return error
+    return InfrastructureError(
+        f"the reward function did not return within rollouts.timeout_seconds = {error.seconds:g} s"
+    )

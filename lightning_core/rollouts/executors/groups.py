@@ -1,4 +1,4 @@
-"""Finds and ends processes with all that they started. Without ``/proc``, only the members of a process group are found."""
+"""Finds, measures and ends processes with all that they started. Without ``/proc``, only the members of a process group are found."""
 
 from __future__ import annotations
 
@@ -56,6 +56,15 @@ def end_descendants(*, but: Collection[int] = ()) -> bool:
     found = descendants(but=but)
     _signal(found, signal.SIGKILL)
     return bool(found)
+
+
+def waits_for_processor(pid: int) -> float:
+    """The seconds that the first thread of the process ``pid`` was ready to run and had no processor; 0 on systems without this figure."""
+    try:
+        # Nanoseconds on a processor, nanoseconds in its queue, time slices: Documentation/scheduler/sched-stats.rst of Linux.
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:

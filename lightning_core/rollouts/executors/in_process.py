@@ -18,7 +18,7 @@ from typing import Any
 
 from lightning_core.capture import bind, run_as
 from lightning_core.capture.context import without_scope
-from lightning_core.errors import TimeLimitError
+from lightning_core.errors import TimeLimitError, WholeTimeLimitError
 from lightning_core.rollouts.containment import AgentExit, contained
 from lightning_core.rollouts.executors import failures, results
 from lightning_core.rollouts.executors.executor import (
@@ -29,6 +29,7 @@ from lightning_core.rollouts.executors.executor import (
     ScoreFunction,
     no_score,
 )
+from lightning_core.rollouts.executors.time_limit import Deadline
 from lightning_core.rollouts.executors.tool_threads import ToolThreads
 from lightning_core.trace import REWARD_FUNCTION
 
@@ -75,9 +76,9 @@ class InProcessExecutor:
         began = time.monotonic()
         scored, failed = None, None
         try:
-            scored = await _within(work.limit, on_thread(lambda: _carry(score, _shown)))
-        except TimeLimitError:
-            failed = no_score(work.limit)
+            scored = await work.limit.begin().within(on_thread(lambda: _carry(score, _shown)))
+        except (TimeLimitError, WholeTimeLimitError) as error:
+            failed = no_score(error)
         except Exception as error:  # noqa: BLE001 - the caller decides what it means
             failed = error
         return Returned(result=None, score=scored, score_error=failed, score_seconds=time.monotonic() - began)
@@ -85,28 +86,27 @@ class InProcessExecutor:
     async def _run(self, work: Assignment) -> Any:
         """The agent's return value, or its repr if there is no reward function."""
         convert = _shown if self._reward is None else _unchanged
-        deadline = asyncio.get_running_loop().time() + work.limit
+        deadline = work.limit.begin()
         solve = bind(self._solve)
         if self._own_threads:
-            return await _within(work.limit, on_thread(lambda: _carry(lambda: _run_here(solve, work), convert)))
+            return await deadline.within(on_thread(lambda: _carry(lambda: _run_here(solve, work), convert)))
         if inspect.iscoroutinefunction(self._solve):
-            return await self._on_loop(_carry_async(solve(work.task), convert), work)
+            return await self._on_loop(_carry_async(solve(work.task), convert), work, deadline)
 
         def start() -> tuple[Any, bool]:
             result = solve(work.task)
             waits = inspect.isawaitable(result)
             return (result if waits else convert(result)), waits
 
-        result, waits = await _within(work.limit, on_thread(lambda: _carry(start, _unchanged)))
+        result, waits = await deadline.within(on_thread(lambda: _carry(start, _unchanged)))
         if not waits:
             return result
-        left = deadline - asyncio.get_running_loop().time()
-        return await self._on_loop(_carry_async(result, convert), work, left)
+        return await self._on_loop(_carry_async(result, convert), work, deadline)
 
-    async def _on_loop(self, coroutine: Coroutine[Any, Any, Any], work: Assignment, left: float | None = None) -> Any:
+    async def _on_loop(self, coroutine: Coroutine[Any, Any, Any], work: Assignment, deadline: Deadline) -> Any:
         if self._shared is None or self._shared.abandoned:
-            self._shared = AgentLoop(work.limit)
-        return await self._shared.run(coroutine, work.limit, work.limit if left is None else left)
+            self._shared = AgentLoop(work.limit.own)
+        return await self._shared.run(coroutine, deadline)
 
 
 class AgentLoop:
@@ -138,8 +138,8 @@ class AgentLoop:
             self._rollouts[task] = end
         return task
 
-    async def run(self, coroutine: Coroutine[Any, Any, Any], limit: float, left: float) -> Any:
-        """The result of ``coroutine``, in the current context. ``left``: seconds left of ``limit``."""
+    async def run(self, coroutine: Coroutine[Any, Any, Any], deadline: Deadline) -> Any:
+        """The result of ``coroutine``, in the current context. Raises as `Deadline.within`."""
         runner = asyncio.get_running_loop()
         end: asyncio.Future[Any] = runner.create_future()
         started: list[asyncio.Task[Any]] = []
@@ -157,8 +157,8 @@ class AgentLoop:
         self._ends.add(end)
         self._loop.call_soon_threadsafe(start)  # with the context of the rollout
         try:
-            return await _within(left, end, limit=limit)
-        except TimeLimitError:
+            return await deadline.within(end)
+        except (TimeLimitError, WholeTimeLimitError):
             if end.cancelled() and await self._replace_if_blocked() not in (None, end):
                 raise DisplacedError("another rollout blocked the agents' event loop") from None
             raise
@@ -219,20 +219,6 @@ async def on_thread(function: Callable[[], Any]) -> Any:
     return await future
 
 
-async def _within(
-    left: float, work: Coroutine[Any, Any, Any] | asyncio.Future[Any], *, limit: float | None = None
-) -> Any:
-    """The result of ``work``. Raises `TimeLimitError` after ``left`` seconds, of a limit of ``limit``."""
-    inner = asyncio.ensure_future(work)
-    try:
-        done, _ = await asyncio.wait({inner}, timeout=max(left, 0.0))
-        if not done:
-            raise TimeLimitError(left if limit is None else limit)
-        return inner.result()
-    finally:
-        inner.cancel()
-
-
 def _settle(
     runner: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any, error: BaseException | None
 ) -> None:
@@ -263,7 +249,7 @@ def _run_here(solve: Agent, work: Assignment) -> Any:
     if not inspect.iscoroutine(result):
         return result
     with asyncio.Runner() as runner:
-        runner.get_loop().set_default_executor(ToolThreads(work.limit))
+        runner.get_loop().set_default_executor(ToolThreads(work.limit.own))
         return runner.run(result, context=contextvars.copy_context())
 
 

@@ -22,7 +22,7 @@ from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.executors.channel import framed, read_json
 from lightning_core.rollouts.executors.commands import KILL, TERMINATE, CommandSender, not_started
 from lightning_core.rollouts.executors.executor import DisplacedError, ExecutorError
-from lightning_core.rollouts.executors.groups import end_group
+from lightning_core.rollouts.executors.groups import end_group, waits_for_processor
 from lightning_core.rollouts.executors.launcher import command
 
 T = TypeVar("T")
@@ -54,6 +54,7 @@ class WorkerHandle:
         self.slow = False
         self.lost = False
         """It was killed because the launcher is gone."""
+        self._stalled = 0.0
         self.first_memory = 0
         """Its memory in bytes after its first rollout."""
 
@@ -65,8 +66,15 @@ class WorkerHandle:
         """The next message; None if the worker is gone."""
         return await read_json(self._reader)
 
+    def stalled(self) -> float:
+        """The seconds that it has waited for a processor so far, without those that `slow_down` makes it wait."""
+        if not self.slow and self.pid is not None:
+            self._stalled = waits_for_processor(self.pid)
+        return self._stalled
+
     def slow_down(self) -> None:
         """Let other processes have most of the processor. It cannot be undone without privileges."""
+        self.stalled()
         self.slow = True
         if self.pid is not None and not self.exited.done():
             with contextlib.suppress(OSError):

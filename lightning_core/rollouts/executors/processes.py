@@ -10,7 +10,7 @@ from typing import Any
 from lightning_core.capture.marks import register_mark
 from lightning_core.capture.run import ActiveRollout
 from lightning_core.capture.scope import current_rollout
-from lightning_core.errors import InfrastructureError, TimeLimitError, describe
+from lightning_core.errors import InfrastructureError, describe
 from lightning_core.propagation.children.scope import child_scope
 from lightning_core.rollouts.executors import failures, results
 from lightning_core.rollouts.executors.executor import (
@@ -22,6 +22,7 @@ from lightning_core.rollouts.executors.executor import (
 )
 from lightning_core.rollouts.executors.off_loop import SECONDS, off_loop
 from lightning_core.rollouts.executors.pool import Pool, WorkerHandle, exit_text
+from lightning_core.rollouts.executors.time_limit import TimeLimit
 from lightning_core.rollouts.executors.worker import WorkMessage
 from lightning_core.rollouts.hardware import processors, total_memory
 
@@ -92,8 +93,7 @@ class ProcessExecutor:
                 try:
                     message = await self._receive(worker, work.limit)
                 except InfrastructureError as error:
-                    failed = no_score(work.limit) if isinstance(error, TimeLimitError) else error
-                    return Returned(result=None, score_error=failed, score_seconds=time.monotonic() - scoring)
+                    return Returned(result=None, score_error=no_score(error), score_seconds=time.monotonic() - scoring)
             ended = message["ended"]
             keep = self._is_sound(worker, message)
             for name, policy in ended["marks"]:
@@ -118,12 +118,9 @@ class ProcessExecutor:
             else:
                 self._pool.end(worker)
 
-    async def _receive(self, worker: WorkerHandle, limit: float) -> Any:
-        """The next message of ``worker``. Raises `TimeLimitError`, and `InfrastructureError` if it ended."""
-        try:
-            message = await asyncio.wait_for(worker.receive(), limit)
-        except TimeoutError:
-            raise TimeLimitError(limit) from None
+    async def _receive(self, worker: WorkerHandle, limit: TimeLimit) -> Any:
+        """The next message of ``worker``. Raises the errors of the limits, and `InfrastructureError` if it ended."""
+        message = await limit.begin(worker.stalled).within(worker.receive())
         if message is None:
             code = await self._pool.exit_code(worker)
             if worker.lost:
