@@ -26,7 +26,9 @@ class Evaluation:
     rewards: Mapping[str, Sequence[float]]
     """Rewards by task id, one per sample, without tasks whose rollouts were all left out."""
     left_out: int
-    """Number of rollouts that ended in an infrastructure failure or with an invalid reward."""
+    """Number of rollouts that ended for a reason outside the agent or with an invalid reward."""
+    failed: int = 0
+    """Number of rollouts that the agent failed; they count, with the reward so far, else 0."""
 
     @property
     def reward(self) -> float | None:
@@ -74,13 +76,14 @@ class Recorded(NamedTuple):
 def to_evaluation(outcomes: Iterable[tuple[str, str, float]]) -> Evaluation:
     """The evaluation with these ``outcomes``: task id, status and reward of each rollout."""
     by_task: dict[str, list[float]] = {}
-    left_out = 0
+    left_out = failed = 0
     for task_id, status, reward in outcomes:
+        failed += status == "failed"
         if status in LEFT_OUT:
             left_out += 1
         else:
             by_task.setdefault(task_id, []).append(reward)
-    return Evaluation(rewards=by_task, left_out=left_out)
+    return Evaluation(rewards=by_task, left_out=left_out, failed=failed)
 
 
 def recorded_evaluations(store: Store, phase: Phase = "eval") -> dict[int, Evaluation]:

@@ -79,9 +79,12 @@ def wasted_groups(metrics: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
     return groups, wasted
 
 
-def first_error(store: Store, statuses: Collection[Status]) -> str | None:
-    """The error of the first training rollout with one of ``statuses``, shortened."""
-    matching = (r for status in statuses for r in store.rollouts(phase="train", status=status))
+def first_error(
+    store: Store, statuses: Collection[Status], *, phase: Phase = "train", after: int = 0
+) -> str | None:
+    """The error of the first rollout of ``phase`` with one of ``statuses`` that was stored ``after`` this ordinal, shortened."""
+    stored = (r for status in statuses for r in store.rollouts(phase=phase, status=status))
+    matching = (r for r in stored if r.ordinal > after)
     first = min(matching, key=lambda r: r.ordinal, default=None)
     return None if first is None or first.error is None else _one_line(first.error, _ERROR_CHARACTERS)
 

@@ -6,6 +6,7 @@ Counts are sums, so the counts of a step's groups can be added. docs/metrics.md 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from lightning_core.config import Config
@@ -18,6 +19,8 @@ from lightning_core.trace import Call, Trace
 from lightning_core.transitions import Row, Transition
 
 _CONTEXTS = ("new", "clean", "realigned", "forked")
+_REASONS = LEFT_OUT - {"infrastructure", "invalid"}
+"""Statuses with a metric that a step has only if it is not 0."""
 _SUMS = (
     "reward_sum",
     "reward_squares",
@@ -40,13 +43,15 @@ def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0, solved: float 
     """
     finished = [r for r in rollouts if r.status not in LEFT_OUT]
     calls = [c for r in rollouts for c in r.trace.calls]
+    statuses = Counter(r.status for r in rollouts)
     return {
         "reward_sum": math.fsum(r.reward for r in finished),
         "reward_squares": math.fsum(r.reward**2 for r in finished),
         "rollouts_solved": sum(is_solved(r.reward, solved) for r in finished),
         "rollouts": len(rollouts) + lost,
-        "rollouts_failed": sum(r.status == "failed" for r in rollouts),
-        "rollouts_invalid": sum(r.status == "invalid" for r in rollouts),
+        "rollouts_failed": statuses["failed"],
+        "rollouts_invalid": statuses["invalid"],
+        **{f"rollouts_{status}": number for status, number in statuses.items() if status in _REASONS},
         "rollouts_left_out": len(rollouts) + lost - len(finished),
         "rollouts_without_calls": sum(not any(c.trained for c in r.trace.calls) for r in finished),
         **{f"context_{kind}": sum(c.context == kind for c in calls) for kind in _CONTEXTS},

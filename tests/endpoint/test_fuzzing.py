@@ -72,9 +72,9 @@ def all_calls_end(endpoint: PolicyEndpoint, run: ActiveRollout, client: httpx.Cl
         remove_span_processor(spans)
     (session,) = endpoint._sessions._by_key.values()
     deadline = time.monotonic() + LONGEST
-    while session.requests and time.monotonic() < deadline:
+    while session.waiting.requests and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert (session.requests, session.work, spans.open) == (0, set(), set())
+    assert (session.waiting.requests, session.work, spans.open) == (0, set(), set())
     assert run.infrastructure == []
 
 

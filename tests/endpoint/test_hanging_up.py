@@ -172,7 +172,7 @@ def test_one_that_hangs_up_earlier_leaves_nothing_behind(sent: str):
         assert client.post("/chat/completions", json=LEAST["/chat/completions"]).status_code == 200
         session = endpoint._sessions._by_key[key]
         deadline = time.monotonic() + PROMPTLY
-        while session.requests or session.work:
+        while session.waiting.requests or session.work:
             assert time.monotonic() < deadline
             time.sleep(0.01)
     assert len(run.trace.calls) == 1

@@ -119,9 +119,9 @@ def test_a_hanging_agent_is_stopped_repeated_and_left_out(endpoint: PolicyEndpoi
     )
     release.set()
     assert time.monotonic() - began < 10
-    assert r.status == "infrastructure"
+    assert r.status == "timeout"
     assert "timeout_seconds = 0.2" in (r.error or "")
-    assert attempts == [("infrastructure", False), ("infrastructure", False), ("infrastructure", True)]
+    assert attempts == [("timeout", False), ("timeout", False), ("timeout", True)]
 
 
 def test_a_failure_of_the_machinery_is_repeated_even_if_the_agent_swallows_it():
@@ -281,7 +281,7 @@ def test_tools_that_hang_on_every_thread_end_with_their_rollouts(endpoint: Polic
     rollouts = run(endpoint, solve, 2, concurrency=1, timeout_seconds=0.3, retries=0)
     release.set()
     assert time.monotonic() - began < 20
-    assert [r.status for r in rollouts] == ["infrastructure"] * 2
+    assert [r.status for r in rollouts] == ["timeout"] * 2
 
 
 def test_a_span_that_cannot_be_read_fails_its_own_rollout_only(endpoint: PolicyEndpoint):

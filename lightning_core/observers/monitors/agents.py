@@ -7,6 +7,16 @@ from lightning_core.observers.monitors.reading import last, period, share, total
 
 _CONTINUED = ("context_clean", "context_realigned", "context_forked", "context_rewritten")
 _FEW_CALLS = 10
+_REASONS = {
+    "invalid": "had an invalid reward",
+    "timeout": "took too long (raise rollouts.total_seconds, or lower rollouts.concurrency)",
+    "overflow": "filled the context (raise policy.max_context)",
+    "refused": "made a request that was refused",
+    "unauthorized": "sent another key",
+    "late": "sent a request too slowly",
+    "stream_error": "met an error inside a stream",
+}
+"""Statuses of rollouts that are left out, apart from infrastructure failures."""
 
 
 @monitor("failed_rollouts")
@@ -30,12 +40,12 @@ def left_out(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least:
     count = share(lines, "rollouts_left_out", "rollouts")
     if count is None or count < at_least:
         return None
-    invalid = total(lines, "rollouts_invalid")
-    reasons = f"{invalid:.0f} had an invalid reward, the others" if invalid else "they"
+    reasons = ((text, total(lines, f"rollouts_{status}")) for status, text in _REASONS.items())
+    named = "".join(f"{number:.0f} {text}, " for text, number in reasons if number)
     return (
-        f"{count:.0%} of the rollouts of {period(steps)} were left out: {reasons} had an infrastructure failure, such as a provider that "
-        "does not answer or a rate limit. Tasks that fail often are trained less. lightning-rl trace lists the errors; raise "
-        "rollouts.retries, or lower rollouts.concurrency if the provider limits requests"
+        f"{count:.0%} of the rollouts of {period(steps)} were left out: {named}{'the others' if named else 'they'} had an infrastructure "
+        "failure, such as a provider that does not answer or a rate limit. Tasks that fail often are trained less. lightning-rl trace lists "
+        "the errors; raise rollouts.retries, or lower rollouts.concurrency if the provider limits requests"
     )
 
 

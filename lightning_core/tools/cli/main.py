@@ -324,7 +324,8 @@ def _eval(options: argparse.Namespace) -> int:
     from lightning_core.records.folder import create_folder
     from lightning_core.records.intervals import confidence_interval
     from lightning_core.records.remove import removed_if_unused
-    from lightning_core.records.store import Store
+    from lightning_core.records.store import LEFT_OUT, Store
+    from lightning_core.records.summary import first_error
     from lightning_core.tools.cli.console import show
     from lightning_core.tools.cli.ledger import format_ledger
     from lightning_core.tools.cli.summary import format_estimate
@@ -352,10 +353,14 @@ def _eval(options: argparse.Namespace) -> int:
     estimate = confidence_interval([fmean(rewards) for rewards in result.rewards.values()])
     say(f"policy: {checkpoint or config.policy.model}")
     say(f"held-out reward {format_estimate(estimate)} (95% interval) on {plural(len(result.rewards), 'task')}")
-    if result.left_out:
-        was = "was" if result.left_out == 1 else "were"
-        say(f"{plural(result.left_out, 'rollout')} {was} left out: infrastructure failures or invalid rewards")
     with Store(folder / "store.db", read_only=True) as store:
+        for number, what, statuses in (
+            (result.failed, "failed", ("failed",)),
+            (result.left_out, "left out", sorted(LEFT_OUT)),
+        ):
+            if number:
+                error = first_error(store, statuses, phase="eval_manual", after=before)
+                say(f"{plural(number, 'rollout')} {what}{'' if error is None else f'; the first: {error}'}")
         show("", format_ledger(store.ledger(after=before)), "")
     say(f"recorded in {folder}")
     return exits.OK

@@ -17,6 +17,7 @@ from lightning_core.errors import InfrastructureError
 from lightning_core.records.checkpoints import mark_best
 from lightning_core.records.intervals import MIN_TASKS, compare
 from lightning_core.records.report import Summary
+from lightning_core.records.results import Evaluation
 from lightning_core.records.store import Store
 from lightning_core.tools.cli.main import main
 from tests.tools.cli.conftest import Install
@@ -131,7 +132,7 @@ def test_interrupted(
 
 def test_eval_of_a_run(run_folder: Path, loop: Install, capsys: pytest.CaptureFixture[str]) -> None:
     newest = run_folder / "checkpoints" / "step-000002"
-    evaluation = SimpleNamespace(rewards={"a": [1.0], "b": [0.0, 1.0]}, left_out=1)
+    evaluation = Evaluation(rewards={"a": [1.0], "b": [0.0, 1.0]}, left_out=1)
 
     def measure(arguments: dict[str, Any]) -> Any:
         record_rollout(arguments["folder"])
@@ -144,7 +145,7 @@ def test_eval_of_a_run(run_folder: Path, loop: Install, capsys: pytest.CaptureFi
     assert calls[0]["config"].eval.samples == 2
     out = capsys.readouterr().out
     assert "held-out reward 0.750 [too few tasks] (95% interval) on 2 tasks" in out
-    assert "1 rollout was left out: infrastructure failures" in out
+    assert "1 rollout left out; the first: " in out
     assert "\nwriter         1  answered  policy (trained)\n" in out, "earlier rollouts are not counted"
 
 
@@ -152,7 +153,7 @@ def test_eval_of_a_configuration(home: Path, loop: Install, capsys: pytest.Captu
 
     def measure(arguments: dict[str, Any]) -> Any:
         record_rollout(arguments["folder"])
-        return SimpleNamespace(rewards={"a": [1.0]}, left_out=0)
+        return Evaluation(rewards={"a": [1.0]}, left_out=0)
 
     calls = loop(measure)
     assert main(["eval", "c.yaml"]) == 0
@@ -169,7 +170,7 @@ def test_eval_of_a_named_checkpoint(run_folder: Path, loop: Install, name: str, 
 
     def measure(arguments: dict[str, Any]) -> Any:
         record_rollout(arguments["folder"])
-        return SimpleNamespace(rewards={"a": [1.0]}, left_out=0)
+        return Evaluation(rewards={"a": [1.0]}, left_out=0)
 
     calls = loop(measure, folders)
     mark_best(folders[0])
