@@ -48,18 +48,20 @@ class Stray:
     reason: Reason
     candidates: tuple[Speaker, ...] = ()
     """The agents that the call may belong to."""
+    is_certain: bool = False
+    """Whether it can belong to no other agent."""
 
     def refuse(self, host: str) -> StrayCallError:
         """The exception to raise instead of sending the request to ``host``.
 
         Counts an infrastructure failure on each live rollout that the call may belong to, or on all of them if nothing is known, so
-        nothing is trained on what an agent made of the refusal.
+        nothing is trained on what an agent made of the refusal. An agent that outlives its rollout concerns no other.
         """
         message = describe_stray(self.reason, host, threading.current_thread().name, self.candidates)
         if (times := repeats.count((self.reason, host, _names(self.candidates)))) is not None:
             logger.error("%s%s", message, times, extra=COUNTED)
         known = {c.run.rollout: c.run for c in self.candidates if not c.run.ended}
-        runs = list(known.values()) or live_runs()
+        runs = list(known.values()) or ([] if self.is_certain else live_runs())
         for run in runs:
             run.count_infrastructure_failure(message)
         for run in runs[:1]:  # it is one request
@@ -93,7 +95,8 @@ def speaking() -> Speaker | Stray | None:
     if scope is None or (scope.submitters and scope.run.ended):
         return None if is_outside() or not has_live_runs() else Stray("unscoped")
     if scope.run.ended:
-        return Stray("ended", (_speaker(scope),))
+        # A thread or task that only inherited the scope may serve another agent by now.
+        return Stray("ended", (_speaker(scope),), is_certain=scope.owner == current_owner())
     scope = resolve(scope)
     agents = candidates(scope)
     return Stray("ambiguous", tuple(map(_speaker, agents))) if agents else _speaker(scope)

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 _LONGEST_PAUSE = 60.0
 """Seconds of a pause before a retry that count as waiting. SDKs wait up to 8 s, or as long as ``retry-after`` says, at most 60 s."""
-_INTERVAL = 0.1
-_USUAL = 0.05
+_INTERVAL = 0.01
+_USUAL = 0.003
 """Seconds by which a loop that keeps up may be late."""
 
 
 class LoopLag:
-    """The total time that an event loop could not run its callbacks, because it was busy or had no processor."""
+    """The total time that an event loop could not run its callbacks: it was busy, or its thread had no processor or no interpreter lock."""
 
     def __init__(self) -> None:
         self._total = 0.0
@@ -44,7 +44,8 @@ class WaitingTime:
     """The wall time in which one rollout waited for the endpoint.
 
     It waits while a request is in progress, in its client's pause before the retry of a failed one, and while the endpoint's event loop is
-    late: a request that it has not read yet waits then. Written by the endpoint's loop, read by any thread.
+    late: a request that it has not read yet waits then, and so do agents that share its process. Written by the endpoint's loop, read by
+    any thread.
     """
 
     def __init__(self, lag: Callable[[], float] = float) -> None:

@@ -76,15 +76,21 @@ async def _events(head: dict[str, Any]) -> AsyncGenerator[str]:
 def recording_server(*, refusal: Response | None = None) -> Generator[RecordingServer]:
     """Serve on a free local port; ``refusal``, if set, is the response to every request."""
     server = RecordingServer(refusal=refusal)
-    app = Starlette(routes=[Route("/{path:path}", server.answer, methods=["GET", "POST"])])
-    uvicorn_server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=uvicorn_server.run, daemon=True)
-    thread.start()
-    while not uvicorn_server.started:
-        time.sleep(0.005)
-    server.url = f"http://127.0.0.1:{uvicorn_server.servers[0].sockets[0].getsockname()[1]}"
-    try:
+    with serve_app(Starlette(routes=[Route("/{path:path}", server.answer, methods=["GET", "POST"])])) as server.url:
         yield server
+
+
+@contextmanager
+def serve_app(app: Starlette) -> Generator[str]:
+    """Serve ``app`` on a free local port; yields its URL."""
+    config = uvicorn.Config(app, port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
-        uvicorn_server.should_exit = True
+        server.should_exit = True
         thread.join()

@@ -58,11 +58,14 @@ def end_descendants(*, but: Collection[int] = ()) -> bool:
     return bool(found)
 
 
-def waits_for_processor(pid: int) -> float:
-    """The seconds that the first thread of the process ``pid`` was ready to run and had no processor; 0 on systems without this figure."""
+def waits_for_processor(thread: int | None) -> float:
+    """The seconds that a thread, by its id, was ready to run and had no processor; 0 if it has ended, and without ``/proc``.
+
+    The id of a process is that of its first thread.
+    """
     try:
         # Nanoseconds on a processor, nanoseconds in its queue, time slices: Documentation/scheduler/sched-stats.rst of Linux.
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+        return int(Path(f"/proc/{thread}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0
 

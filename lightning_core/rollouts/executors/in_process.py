@@ -29,7 +29,8 @@ from lightning_core.rollouts.executors.executor import (
     ScoreFunction,
     no_score,
 )
-from lightning_core.rollouts.executors.time_limit import Deadline
+from lightning_core.rollouts.executors.groups import waits_for_processor
+from lightning_core.rollouts.executors.time_limit import TimeLimit
 from lightning_core.rollouts.executors.tool_threads import ToolThreads
 from lightning_core.trace import REWARD_FUNCTION
 
@@ -76,7 +77,7 @@ class InProcessExecutor:
         began = time.monotonic()
         scored, failed = None, None
         try:
-            scored = await work.limit.begin().within(on_thread(lambda: _carry(score, _shown)))
+            scored = await _limited(work.limit, lambda: _carry(score, _shown))
         except (TimeLimitError, WholeTimeLimitError) as error:
             failed = no_score(error)
         except Exception as error:  # noqa: BLE001 - the caller decides what it means
@@ -86,27 +87,26 @@ class InProcessExecutor:
     async def _run(self, work: Assignment) -> Any:
         """The agent's return value, or its repr if there is no reward function."""
         convert = _shown if self._reward is None else _unchanged
-        deadline = work.limit.begin()
         solve = bind(self._solve)
         if self._own_threads:
-            return await deadline.within(on_thread(lambda: _carry(lambda: _run_here(solve, work), convert)))
+            return await _limited(work.limit, lambda: _carry(lambda: _run_here(solve, work), convert))
         if inspect.iscoroutinefunction(self._solve):
-            return await self._on_loop(_carry_async(solve(work.task), convert), work, deadline)
+            return await self._on_loop(_carry_async(solve(work.task), convert), work)
 
         def start() -> tuple[Any, bool]:
             result = solve(work.task)
             waits = inspect.isawaitable(result)
             return (result if waits else convert(result)), waits
 
-        result, waits = await deadline.within(on_thread(lambda: _carry(start, _unchanged)))
+        result, waits = await _limited(work.limit, lambda: _carry(start, _unchanged))
         if not waits:
             return result
-        return await self._on_loop(_carry_async(result, convert), work, deadline)
+        return await self._on_loop(_carry_async(result, convert), work)
 
-    async def _on_loop(self, coroutine: Coroutine[Any, Any, Any], work: Assignment, deadline: Deadline) -> Any:
+    async def _on_loop(self, coroutine: Coroutine[Any, Any, Any], work: Assignment) -> Any:
         if self._shared is None or self._shared.abandoned:
             self._shared = AgentLoop(work.limit.own)
-        return await self._shared.run(coroutine, deadline)
+        return await self._shared.run(coroutine, work.limit)
 
 
 class AgentLoop:
@@ -121,8 +121,9 @@ class AgentLoop:
         self._rollouts: weakref.WeakKeyDictionary[asyncio.Task[Any], asyncio.Future[Any]] = weakref.WeakKeyDictionary()
         """The rollout of each task here, as the runner's future of its result."""
         self._ends: set[asyncio.Future[Any]] = set()
+        self._thread = threading.Thread(target=self._serve, name="lightning-agents", daemon=True)
         with without_scope():
-            threading.Thread(target=self._serve, name="lightning-agents", daemon=True).start()
+            self._thread.start()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -138,7 +139,7 @@ class AgentLoop:
             self._rollouts[task] = end
         return task
 
-    async def run(self, coroutine: Coroutine[Any, Any, Any], deadline: Deadline) -> Any:
+    async def run(self, coroutine: Coroutine[Any, Any, Any], limit: TimeLimit) -> Any:
         """The result of ``coroutine``, in the current context. Raises as `Deadline.within`."""
         runner = asyncio.get_running_loop()
         end: asyncio.Future[Any] = runner.create_future()
@@ -157,7 +158,7 @@ class AgentLoop:
         self._ends.add(end)
         self._loop.call_soon_threadsafe(start)  # with the context of the rollout
         try:
-            return await deadline.within(end)
+            return await limit.begin(lambda: waits_for_processor(self._thread.native_id)).within(end)
         except (TimeLimitError, WholeTimeLimitError):
             if end.cancelled() and await self._replace_if_blocked() not in (None, end):
                 raise DisplacedError("another rollout blocked the agents' event loop") from None
@@ -201,8 +202,8 @@ class AgentLoop:
         self._loop.call_soon_threadsafe(function, context=contextvars.Context())
 
 
-async def on_thread(function: Callable[[], Any]) -> Any:
-    """The result of ``function`` on a new daemon thread, in a copy of the current context."""
+async def _limited(limit: TimeLimit, function: Callable[[], Any]) -> Any:
+    """The result of ``function`` on a new daemon thread, in a copy of the current context. Raises as `Deadline.within`."""
     runner = asyncio.get_running_loop()
     future: asyncio.Future[Any] = runner.create_future()
     context = contextvars.copy_context()
@@ -215,8 +216,9 @@ async def on_thread(function: Callable[[], Any]) -> Any:
             error = raised
         _settle(runner, future, result, error)
 
-    threading.Thread(target=work, name="lightning-agent", daemon=True).start()
-    return await future
+    thread = threading.Thread(target=work, name="lightning-agent", daemon=True)
+    thread.start()
+    return await limit.begin(lambda: waits_for_processor(thread.native_id)).within(future)
 
 
 def _settle(

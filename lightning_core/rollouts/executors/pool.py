@@ -54,7 +54,6 @@ class WorkerHandle:
         self.slow = False
         self.lost = False
         """It was killed because the launcher is gone."""
-        self._stalled = 0.0
         self.first_memory = 0
         """Its memory in bytes after its first rollout."""
 
@@ -67,14 +66,11 @@ class WorkerHandle:
         return await read_json(self._reader)
 
     def stalled(self) -> float:
-        """The seconds that it has waited for a processor so far, without those that `slow_down` makes it wait."""
-        if not self.slow and self.pid is not None:
-            self._stalled = waits_for_processor(self.pid)
-        return self._stalled
+        """The seconds that it has waited for a processor so far."""
+        return waits_for_processor(self.pid)
 
     def slow_down(self) -> None:
         """Let other processes have most of the processor. It cannot be undone without privileges."""
-        self.stalled()
         self.slow = True
         if self.pid is not None and not self.exited.done():
             with contextlib.suppress(OSError):
