@@ -109,6 +109,8 @@ class ActiveRollout:
         self._infrastructure: list[str] = []
         self._unanswered: dict[RequestKey, list[str]] = {}
         """The failures that clients met, by request, until a retry of it has a response."""
+        self._sending = 0
+        """The number of model requests that clients send or wait for."""
         self._unlisted = 0
         """The number of further infrastructure failures."""
         self.rollout = ""
@@ -145,6 +147,7 @@ class ActiveRollout:
         if error is not None:
             self._root.set_status(Status(StatusCode.ERROR, describe(error)))
         self.ended = True
+        self.count_waiting()
         self._check_workers()
         self._write_elsewhere()
         if self._declared:
@@ -258,6 +261,21 @@ class ActiveRollout:
             listed = min(times, _MAX_FAILURES - len(self._infrastructure))
             self._infrastructure += [detail] * listed
             self._unlisted += times - listed
+
+    def begin_request(self) -> None:
+        """Count a model request that a client begins to send."""
+        with self._lock:
+            self._sending += 1
+
+    def end_request(self) -> None:
+        """Count the end of a request of `begin_request`, with or without a response."""
+        with self._lock:
+            self._sending -= 1
+
+    def count_waiting(self) -> None:
+        """Count ``waiting`` if a client still waits for a response."""
+        if self._sending:
+            self.count("waiting", times=self._sending)
 
     def count_unanswered(self, request: RequestKey, detail: str) -> None:
         """Count a model request whose client met the failure ``detail`` before it had a response. See `count_answered`."""

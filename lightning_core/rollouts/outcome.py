@@ -74,6 +74,8 @@ class Evidence:
     """The statuses of those ``failures`` that have one of their own."""
     permanent: Collection[str] = ()
     """The ``failures`` that another attempt cannot avoid."""
+    waits: bool = False
+    """Whether a client still waited for a response."""
     endpoint_gone: bool = False
     unreadable: str | None = None
     """The reason the trace cannot be read, or None."""
@@ -116,7 +118,7 @@ def classify(evidence: Evidence) -> Outcome:
     if cause is not None:
         return _outside(why if cause is error else f"{why} (caused by {describe(cause)})")
     last = _last_calls(evidence.calls)
-    if any(_is_unanswered(call) for call in last) and any(map(_is_timeout, chain(error))):
+    if (evidence.waits or any(map(_is_unanswered, last))) and any(map(_is_timeout, chain(error))):
         return _outside(f"{why}, while a model call had no answer", "timeout")
     refusal = next((call for call in last if _is_refused(call)), None)
     if refusal is not None:

@@ -255,6 +255,7 @@ class Runner:
                 calls=trace.calls,
                 failures=tuple(run.infrastructure),
                 kinds=run.kinds,
+                waits=bool(run.counters["waiting"]),
                 permanent=frozenset(run.permanent),
                 endpoint_gone=not self._endpoint.is_serving,
                 unreadable=unreadable,

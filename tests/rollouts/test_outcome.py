@@ -80,6 +80,7 @@ LIMIT = TimeLimitError(10)
         ({"error": TimeoutError(), "calls": [answered()]}, FAILED),
         ({"error": TimeoutError(), "calls": [answered(), aborted()]}, TIMEOUT),
         ({"error": caused(KeyError("x"), ReadTimeout()), "calls": [aborted()]}, TIMEOUT),
+        ({"error": TimeoutError(), "calls": [answered()], "waits": True}, TIMEOUT),
         ({"error": KeyError("x"), "calls": [answered(), aborted()]}, FAILED),
         ({"error": TimeoutError(), "calls": [aborted(1), answered(2)]}, FAILED),
         ({"error": KeyError("x"), "calls": [refused()]}, ("refused", False)),

@@ -41,6 +41,7 @@ class RemoteRollout(ActiveRollout):
     def detach(self) -> None:
         """Receive no more spans, and send the failures that no retry recovered."""
         self.ended = True
+        self.count_waiting()
         for failure in self.infrastructure:
             self.count_infrastructure_failure(failure)
         self._unanswered.clear()

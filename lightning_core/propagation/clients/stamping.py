@@ -256,6 +256,8 @@ def sending(to: Redirection | None = None) -> Generator[None]:
     the request to an application in this process. A request to the endpoint that ends without a response, or with one, is counted.
     """
     tokens = _sending.set(True), _sent.set(to)
+    if to is not None:
+        to.run.begin_request()
     try:
         yield
         if to is not None and to.run.has_unanswered:
@@ -265,6 +267,8 @@ def sending(to: Redirection | None = None) -> Generator[None]:
             to.run.count_unanswered(to.key, f"a model request had no response: {describe(error)}")
         raise
     finally:
+        if to is not None:
+            to.run.end_request()
         _sending.reset(tokens[0])
         _sent.reset(tokens[1])
 
