@@ -79,9 +79,7 @@ def wasted_groups(metrics: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
     return groups, wasted
 
 
-def first_error(
-    store: Store, statuses: Collection[Status], *, phase: Phase = "train", after: int = 0
-) -> str | None:
+def first_error(store: Store, statuses: Collection[Status], *, phase: Phase = "train", after: int = 0) -> str | None:
     """The error of the first rollout of ``phase`` with one of ``statuses`` that was stored ``after`` this ordinal, shortened."""
     stored = (r for status in statuses for r in store.rollouts(phase=phase, status=status))
     matching = (r for r in stored if r.ordinal > after)

@@ -36,18 +36,13 @@ EXECUTORS: dict[str, dict[str, Any]] = {
     "fresh": {"executor": "process", "fresh": True},
 }
 RUN_SECONDS = 1200
-arguments_verbose = bool(os.environ.get('BLAME_VERBOSE'))
+arguments_verbose = bool(os.environ.get("BLAME_VERBOSE"))
 
 
 def cells(executor: str, chosen: Sequence[str]) -> list[tuple[str, str]]:
     """The places and faults of a run. A killed worker needs a process."""
     in_process = executor in ("task", "thread")
-    return [
-        (place, fault)
-        for place in chosen
-        for fault in PLACES[place]
-        if not (in_process and place == "worker")
-    ]
+    return [(place, fault) for place in chosen for fault in PLACES[place] if not (in_process and place == "worker")]
 
 
 def measure(executor: str, concurrency: int, chosen: Sequence[str]) -> dict[str, Counter[str]]:
@@ -111,7 +106,9 @@ def main() -> None:
         print("\n" + json.dumps(measure(executor, int(concurrency), chosen)), flush=True)
         os._exit(0)  # agents that hang still run
     print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
-    print(f"{'fault':38}{'executor':10}{'at once':>8}{'counted':>9}{'repeated':>10}{'left out':>10}{'wrongly 0':>11}  statuses")
+    print(
+        f"{'fault':38}{'executor':10}{'at once':>8}{'counted':>9}{'repeated':>10}{'left out':>10}{'wrongly 0':>11}  statuses"
+    )
     total: Counter[str] = Counter()
     for executor in arguments.executors:
         for concurrency in arguments.concurrency:

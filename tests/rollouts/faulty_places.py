@@ -7,6 +7,7 @@ lie outside it. A rollout may be left out, but never counts with another reward.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -198,8 +199,13 @@ def write(task: dict[str, Any]) -> None:
     fault = task["plan"].get("client")
     if fault == "gives up":
         sent, done = threading.Event(), threading.Event()
-        thread = threading.Thread(target=lambda: (_write(task, None, sent), done.set()), daemon=True)
-        thread.start()
+
+        def work() -> None:
+            with contextlib.suppress(openai.OpenAIError):  # the rollout may have ended
+                _write(task, None, sent)
+                done.set()
+
+        threading.Thread(target=work, daemon=True).start()
         sent.wait()
         if not done.wait(LIMIT / 4):
             raise TimeoutError("no answer in time")

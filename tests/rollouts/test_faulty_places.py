@@ -66,7 +66,9 @@ def test_the_reward_depends_on_the_agent_alone(executor: str, seed: int) -> None
         ("reward", "hangs", "infrastructure"),
     ],
 )
-def test_each_fault_has_its_status(outcomes: dict[tuple[str, str], Rollout], place: str, fault: str, status: str) -> None:
+def test_each_fault_has_its_status(
+    outcomes: dict[tuple[str, str], Rollout], place: str, fault: str, status: str
+) -> None:
     rollout = outcomes[place, fault]
     assert rollout.status == status, rollout.error
     if status == "ok":
