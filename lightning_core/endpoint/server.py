@@ -213,6 +213,11 @@ class PolicyEndpoint:
         session = self._sessions.get(key)
         return 0.0 if session is None or session.waiting.requests else time.monotonic() - session.active
 
+    def calls(self, key: str) -> tuple[int, float]:
+        """The number of the rollout's requests in progress, and the seconds since it last called a model, had a response, or sent a record."""
+        session = self._sessions.get(key)
+        return (0, 0.0) if session is None else (session.waiting.requests, time.monotonic() - session.active)
+
     def waited(self, key: str) -> float:
         """Seconds so far that the rollout waited for the endpoint; see `WaitingTime`. 0 for a rollout that has ended."""
         session = self._sessions.get(key)

@@ -41,11 +41,18 @@ from lightning_core.errors import ConfigError, InfrastructureError, RewardError,
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout, Task
 from lightning_core.rollouts.concurrency import ConcurrencyLimit, Slot
 from lightning_core.rollouts.executors.choose import choose_executor
-from lightning_core.rollouts.executors.executor import Assignment, DisplacedError, ExecutorError, Returned
+from lightning_core.rollouts.executors.executor import (
+    Assignment,
+    DisplacedError,
+    ExecutorError,
+    Returned,
+    Running,
+)
 from lightning_core.rollouts.executors.off_loop import SECONDS, off_loop
 from lightning_core.rollouts.executors.time_limit import TimeLimit
 from lightning_core.rollouts.failure_log import FailureLog
 from lightning_core.rollouts.outcome import Evidence, Outcome, classify
+from lightning_core.rollouts.watchdog import Watchdog
 from lightning_core.trace import TRAINED, SpanRecord, Trace, check_reward, spans_to_trace
 
 logger = logging.getLogger(__name__)
@@ -97,6 +104,7 @@ class Runner:
         self._has_reward_function = reward_function is not None
         self._strict = strict
         self._failures = FailureLog()
+        self._watchdog = Watchdog(settings.timeout_seconds)
         self._loop = asyncio.new_event_loop()
         self._closing = ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="lightning-closing")
         self._removing = ThreadPoolExecutor(_REMOVING_THREADS, thread_name_prefix="lightning-removing")
@@ -216,7 +224,6 @@ class Runner:
                     seed=job.seed + attempt,
                     recorded=None if job.recorded is None else job.recorded(),
                 )
-                slot.end()
                 work = Assignment(
                     task=task,
                     scored_task=scored_task,
@@ -226,7 +233,7 @@ class Runner:
                         whole=self._settings.whole_seconds,
                         waited=partial(self._endpoint.waited, key),
                     ),
-                    started=partial(slot.begin, partial(self._endpoint.silence, key)),
+                    started=partial(self._begin, slot, key, job),
                     repeated=repeated or attempt > 0,
                 )
                 try:
@@ -235,6 +242,7 @@ class Runner:
                     self._settle_reward(job, run, returned)
                     self._slots.ended_well(slot)
                 finally:
+                    slot.end()
                     verdict = self._endpoint.verdict(key)
                     await self._loop.run_in_executor(self._closing, self._endpoint.close, key)
         except ExecutorError:
@@ -275,6 +283,12 @@ class Runner:
             score_seconds=score_seconds,
         )
         return ended, outcome.retry, verdict
+
+    def _begin(self, slot: Slot, key: str, job: Job, running: Running) -> None:
+        """An attempt at ``job`` starts."""
+        slot.begin(partial(self._endpoint.silence, key), running.slow_down)
+        watch = self._watchdog.watch(job.task_id, running, partial(self._endpoint.calls, key))
+        slot.watch = self._loop.create_task(watch, context=contextvars.Context())
 
     def _own_routing(self, routing: Routing) -> Routing:
         """``routing`` with the calls without a name for the agent that the rollout is opened for."""

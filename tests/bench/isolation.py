@@ -1,9 +1,9 @@
 """Measures what a fault of one rollout does to the others, for each executor.
 
-    python -m tests.bench.isolation [--executors task thread process fresh] [--faults spin …] [--rollouts 60]
+    python -m tests.bench.isolation [--executors task thread process fresh] [--faults spin …] [--rollouts 60] [--calls 4]
 
 Every fifth rollout of `tests.rollouts.faulty_agents` has the fault; the others are healthy. The endpoint is real; its scripted model
-takes 0.1 s for a response, and a rollout has four calls. Each cell runs in a process of its own: the rollouts without faults, then with
+takes 0.1 s for a response, and a rollout has four calls, or ``--calls``. Each cell runs in a process of its own: the rollouts without faults, then with
 them.
 
 - survived: the run ended by itself.
@@ -46,7 +46,7 @@ EXECUTORS: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(executor: str, kind: str, fault: str, rollouts: int) -> dict[str, Any]:
+def measure(executor: str, kind: str, fault: str, rollouts: int, calls: int) -> dict[str, Any]:
     """One cell, in this process. ``kind``: ``sync`` or ``async``."""
     solve = faulty_agents.solve if kind == "sync" else faulty_agents.solve_async
     faulty = {str(n) for n in range(rollouts) if n % 5 == 2}
@@ -62,7 +62,9 @@ def measure(executor: str, kind: str, fault: str, rollouts: int) -> dict[str, An
 
         def run(fault: str) -> tuple[float, list[Rollout]]:
             """The seconds until the last healthy rollout has ended, and all rollouts."""
-            tasks = [{"id": str(n), "fault": fault if str(n) in faulty else ""} for n in range(rollouts)]
+            tasks = [
+                {"id": str(n), "calls": calls, "fault": fault if str(n) in faulty else ""} for n in range(rollouts)
+            ]
             jobs = [Job(task=task, task_id=task["id"], seed=n + 1) for n, task in enumerate(tasks)]
             random.Random(0).shuffle(jobs)
             last = began = time.monotonic()
@@ -91,9 +93,9 @@ def measure(executor: str, kind: str, fault: str, rollouts: int) -> dict[str, An
 ROUTING = Routing(trained=frozenset({"a"}))
 
 
-def cell(executor: str, kind: str, fault: str, rollouts: int) -> dict[str, Any] | None:
+def cell(executor: str, kind: str, fault: str, rollouts: int, calls: int) -> dict[str, Any] | None:
     """One cell, in a process of its own; None if that does not survive it."""
-    arguments = [executor, kind, fault, str(rollouts)]
+    arguments = [executor, kind, fault, str(rollouts), str(calls)]
     line = [sys.executable, "-m", "tests.bench.isolation", "--cell", *arguments]
     try:
         done = subprocess.run(line, capture_output=True, timeout=CELL_SECONDS, text=True, check=False)
@@ -108,11 +110,12 @@ def main() -> None:
     parser.add_argument("--executors", nargs="*", default=list(EXECUTORS), choices=list(EXECUTORS))
     parser.add_argument("--faults", nargs="*")
     parser.add_argument("--rollouts", type=int, default=60)
-    parser.add_argument("--cell", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--calls", type=int, default=faulty_agents.CALLS)
+    parser.add_argument("--cell", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.cell:
-        executor, kind, fault, rollouts = arguments.cell
-        print("\n" + json.dumps(measure(executor, kind, fault, int(rollouts))), flush=True)
+        executor, kind, fault, rollouts, calls = arguments.cell
+        print("\n" + json.dumps(measure(executor, kind, fault, int(rollouts), int(calls))), flush=True)
         return
     print(f"{arguments.rollouts} rollouts, {CONCURRENCY} at a time, every fifth with a fault; time limit {LIMIT:g} s")
     print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
@@ -122,7 +125,7 @@ def main() -> None:
             if arguments.faults and fault not in arguments.faults:
                 continue
             for executor in arguments.executors:
-                found = cell(executor, kind, fault, arguments.rollouts)
+                found = cell(executor, kind, fault, arguments.rollouts, arguments.calls)
                 name = f"{fault} ({kind})"
                 if found is None:
                     print(f"{name:24}{executor:10}{'no':>10}", flush=True)

@@ -56,7 +56,7 @@ def solve(task: dict[str, Any]) -> float:
     fault = FAULTS.get(task.get("fault", ""))
     if fault is not None:
         fault()
-    for _ in range(CALLS - 1):
+    for _ in range(task.get("calls", CALLS) - 1):
         ask(task["id"])
     return float(Path("pyproject.toml").exists() and random.random() != _after_seed_0)
 
@@ -67,7 +67,7 @@ async def solve_async(task: dict[str, Any]) -> float:
     fault = ASYNC_FAULTS.get(task.get("fault", ""))
     if fault is not None:
         await fault()
-    for _ in range(CALLS - 1):
+    for _ in range(task.get("calls", CALLS) - 1):
         await ask_async(task["id"])
     return 1.0
 

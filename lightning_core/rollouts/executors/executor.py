@@ -24,8 +24,8 @@ class Assignment:
     seed: int
     limit: TimeLimit
     """Time limits of the agent, and of the reward function."""
-    started: Callable[[Callable[[], None]], None]
-    """The executor calls it when the agent starts, on the runner's loop, with a function that lowers the agent's priority."""
+    started: Callable[[Running], None]
+    """The executor calls it when the agent starts, on the runner's loop."""
     repeated: bool = False
     """The rollout ran before and is run again. An executor that keeps state between rollouts uses none of it."""
 
@@ -42,6 +42,18 @@ class Returned:
     """The error of the reward function; `InfrastructureError` if it was stopped."""
     score_seconds: float = 0.0
     """Seconds that the reward function ran."""
+
+
+class Running(Protocol):
+    """An agent that runs."""
+
+    def slow_down(self) -> None:
+        """Let others have most of the processor, where that is possible."""
+        ...
+
+    async def stacks(self) -> str:
+        """What its threads, tasks and connections are doing, for the log."""
+        ...
 
 
 class Executor(Protocol):

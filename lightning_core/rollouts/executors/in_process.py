@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_core.capture import bind, run_as
@@ -30,6 +31,7 @@ from lightning_core.rollouts.executors.executor import (
     no_score,
 )
 from lightning_core.rollouts.executors.groups import waits_for_processor
+from lightning_core.rollouts.executors.stacks import stacks_of
 from lightning_core.rollouts.executors.time_limit import TimeLimit
 from lightning_core.rollouts.executors.tool_threads import ToolThreads
 from lightning_core.trace import REWARD_FUNCTION
@@ -64,8 +66,9 @@ class InProcessExecutor:
 
     async def call(self, work: Assignment) -> Returned:
         """See `Executor.call`."""
-        work.started(lambda: None)
-        result = await self._run(work)
+        running = RunningHere()
+        work.started(running)
+        result = await self._run(work, running)
         if self._reward is None:
             return Returned(result=result)  # shown already
         reward = self._reward
@@ -77,36 +80,51 @@ class InProcessExecutor:
         began = time.monotonic()
         scored, failed = None, None
         try:
-            scored = await _limited(work.limit, lambda: _carry(score, _shown))
+            scored = await _limited(work.limit, lambda: _carry(score, _shown), running)
         except (TimeLimitError, WholeTimeLimitError) as error:
             failed = no_score(error)
         except Exception as error:  # noqa: BLE001 - the caller decides what it means
             failed = error
         return Returned(result=None, score=scored, score_error=failed, score_seconds=time.monotonic() - began)
 
-    async def _run(self, work: Assignment) -> Any:
+    async def _run(self, work: Assignment, running: RunningHere) -> Any:
         """The agent's return value, or its repr if there is no reward function."""
         convert = _shown if self._reward is None else _unchanged
         solve = bind(self._solve)
         if self._own_threads:
-            return await _limited(work.limit, lambda: _carry(lambda: _run_here(solve, work), convert))
+            return await _limited(work.limit, lambda: _carry(lambda: _run_here(solve, work), convert), running)
         if inspect.iscoroutinefunction(self._solve):
-            return await self._on_loop(_carry_async(solve(work.task), convert), work)
+            return await self._on_loop(_carry_async(solve(work.task), convert), work, running)
 
         def start() -> tuple[Any, bool]:
             result = solve(work.task)
             waits = inspect.isawaitable(result)
             return (result if waits else convert(result)), waits
 
-        result, waits = await _limited(work.limit, lambda: _carry(start, _unchanged))
+        result, waits = await _limited(work.limit, lambda: _carry(start, _unchanged), running)
         if not waits:
             return result
-        return await self._on_loop(_carry_async(result, convert), work)
+        return await self._on_loop(_carry_async(result, convert), work, running)
 
-    async def _on_loop(self, coroutine: Coroutine[Any, Any, Any], work: Assignment) -> Any:
+    async def _on_loop(self, coroutine: Coroutine[Any, Any, Any], work: Assignment, running: RunningHere) -> Any:
         if self._shared is None or self._shared.abandoned:
             self._shared = AgentLoop(work.limit.own)
-        return await self._shared.run(coroutine, work.limit)
+        return await self._shared.run(coroutine, work.limit, running)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningHere:
+    """An agent that runs in this process; see `Running`."""
+
+    threads: list[threading.Thread] = field(default_factory=list[threading.Thread])
+    tasks: list[asyncio.Task[Any]] = field(default_factory=list[asyncio.Task[Any]])
+
+    def slow_down(self) -> None:
+        """Threads have no priorities."""
+
+    async def stacks(self) -> str:
+        """See `Running.stacks`."""
+        return stacks_of(self.threads, self.tasks)
 
 
 class AgentLoop:
@@ -139,11 +157,12 @@ class AgentLoop:
             self._rollouts[task] = end
         return task
 
-    async def run(self, coroutine: Coroutine[Any, Any, Any], limit: TimeLimit) -> Any:
+    async def run(self, coroutine: Coroutine[Any, Any, Any], limit: TimeLimit, running: RunningHere) -> Any:
         """The result of ``coroutine``, in the current context. Raises as `Deadline.within`."""
         runner = asyncio.get_running_loop()
         end: asyncio.Future[Any] = runner.create_future()
-        started: list[asyncio.Task[Any]] = []
+        running.threads.append(self._thread)
+        started = running.tasks
 
         def start() -> None:
             _rollout.set(end)
@@ -202,7 +221,7 @@ class AgentLoop:
         self._loop.call_soon_threadsafe(function, context=contextvars.Context())
 
 
-async def _limited(limit: TimeLimit, function: Callable[[], Any]) -> Any:
+async def _limited(limit: TimeLimit, function: Callable[[], Any], running: RunningHere) -> Any:
     """The result of ``function`` on a new daemon thread, in a copy of the current context. Raises as `Deadline.within`."""
     runner = asyncio.get_running_loop()
     future: asyncio.Future[Any] = runner.create_future()
@@ -218,6 +237,7 @@ async def _limited(limit: TimeLimit, function: Callable[[], Any]) -> Any:
 
     thread = threading.Thread(target=work, name="lightning-agent", daemon=True)
     thread.start()
+    running.threads.append(thread)
     return await limit.begin(lambda: waits_for_processor(thread.native_id)).within(future)
 
 

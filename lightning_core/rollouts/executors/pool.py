@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from lightning_core.capture.context import without_scope
 from lightning_core.errors import describe
 from lightning_core.rollouts.executors import failures
-from lightning_core.rollouts.executors.channel import framed, read_json
+from lightning_core.rollouts.executors.channel import STACKS, framed, read_json
 from lightning_core.rollouts.executors.commands import KILL, TERMINATE, CommandSender, not_started
 from lightning_core.rollouts.executors.executor import DisplacedError, ExecutorError
 from lightning_core.rollouts.executors.groups import end_group, waits_for_processor
@@ -33,6 +33,7 @@ _FORK_SECONDS = 120.0
 """A worker starts in milliseconds, after those that were requested before it."""
 _LAUNCHER_ENDED = "the process that starts workers ended"
 _GRACE_SECONDS = 0.5
+_STACKS_SECONDS = 5.0
 _EXIT_SECONDS = 5.0
 _LOW_PRIORITY = 15
 """With it, a process gets a thirtieth of the time of one with the normal priority, 0, if both are busy."""
@@ -49,6 +50,7 @@ class WorkerHandle:
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """Its exit code; negative: the signal that killed it."""
+        self._stacks: asyncio.Future[str] | None = None
         self.rollouts = 0
         """The number of rollouts that it has run."""
         self.slow = False
@@ -63,7 +65,19 @@ class WorkerHandle:
 
     async def receive(self) -> Any:
         """The next message; None if the worker is gone."""
-        return await read_json(self._reader)
+        while (message := await read_json(self._reader)) is not None and "stacks" in message:
+            if self._stacks is not None and not self._stacks.done():
+                self._stacks.set_result(message["stacks"])
+        return message
+
+    async def stacks(self) -> str:
+        """See `Running.stacks`. Answered while `receive` is awaited, unless the process holds its interpreter lock."""
+        self._stacks = asyncio.get_running_loop().create_future()
+        self.send(STACKS)
+        try:
+            return await asyncio.wait_for(self._stacks, _STACKS_SECONDS)
+        except TimeoutError:
+            return f"  its process {self.pid} does not answer: compiled code that holds Python's lock, or it has no processor"
 
     def stalled(self) -> float:
         """The seconds that it has waited for a processor so far."""

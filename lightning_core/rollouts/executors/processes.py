@@ -85,7 +85,7 @@ class ProcessExecutor:
         worker = await self._take(unused=work.repeated or self._fresh)
         keep = False
         try:
-            work.started(worker.slow_down)
+            work.started(worker)
             worker.send(data)
             message = await self._receive(worker, work.limit)
             scoring = time.monotonic()
@@ -117,6 +117,8 @@ class ProcessExecutor:
                 self._idle.append(worker)
             else:
                 self._pool.end(worker)
+                if not self._fresh and len(self._spares) < processors():
+                    self._spares.add(self._pool.start())  # it starts while others run
 
     async def _receive(self, worker: WorkerHandle, limit: TimeLimit) -> Any:
         """The next message of ``worker``. Raises the errors of the limits, and `InfrastructureError` if it ended."""
@@ -129,15 +131,14 @@ class ProcessExecutor:
         return message
 
     async def _take(self, *, unused: bool) -> WorkerHandle:
-        if not unused:
-            while self._idle:
-                worker = self._idle.pop()
-                if not worker.exited.done():
-                    return worker
-        elif self._spare_count:
-            # The next rollouts' workers start while this one runs.
-            while len(self._spares) <= self._spare_count:
-                self._spares.add(self._pool.start())
+        while self._idle and not unused:
+            worker = self._idle.pop()
+            if not worker.exited.done():
+                return worker
+        # The next rollouts' workers start while this one runs.
+        while self._spare_count and len(self._spares) <= self._spare_count:
+            self._spares.add(self._pool.start())
+        if self._spares:
             done = next((task for task in self._spares if task.done()), None) or next(iter(self._spares))
             self._spares.discard(done)
             worker = await done

@@ -37,10 +37,11 @@ from lightning_core.propagation.children.sender import RECORDS_THREAD, sender
 from lightning_core.propagation.process_patches import ensure_patched
 from lightning_core.rollouts.containment import AgentExit, contained
 from lightning_core.rollouts.executors import failures, results
-from lightning_core.rollouts.executors.channel import receive_bytes, send_json
+from lightning_core.rollouts.executors.channel import STACKS, receive_bytes, send_json
 from lightning_core.rollouts.executors.groups import Processes, end_group
 from lightning_core.rollouts.executors.leftovers import adopt_orphans, any_left, processes
 from lightning_core.rollouts.executors.reference import FunctionReference
+from lightning_core.rollouts.executors.stacks import stacks_of
 from lightning_core.rollouts.log_format import configure_logging
 from lightning_core.trace import REWARD_FUNCTION
 
@@ -121,6 +122,7 @@ class Worker:
         self._loop = asyncio.Runner()
         self._used_loop = False
         self._tools: ThreadPoolExecutor | None = None
+        self._sending = threading.Lock()
 
     def serve(self) -> None:
         """Run the rollouts that arrive. Ends with the process."""
@@ -129,13 +131,21 @@ class Worker:
             message = self._run(self._messages.get())
             _flush()
             try:
-                send_json(self._connection, message)
+                self._send(message)
             except OSError:  # the runner is gone, and `_receive` ends this process
                 return
 
+    def _send(self, message: Any) -> None:
+        with self._sending:
+            send_json(self._connection, message)
+
     def _receive(self) -> None:
         while (message := receive_bytes(self._connection)) is not None:
-            self._messages.put(message)
+            if message == STACKS:
+                with contextlib.suppress(OSError):
+                    self._send({"stacks": stacks_of()})
+            else:
+                self._messages.put(message)
         # The runner is gone: end this process and those that the agent started.
         end_group(os.getpid(), signal.SIGKILL)
 
@@ -182,7 +192,7 @@ class Worker:
         if self._program.reward is None:
             return {"result": results.dump(result)}
         ended: dict[str, Any] = {}
-        send_json(self._connection, {"scoring": True})
+        self._send({"scoring": True})
         try:
             with run_as(REWARD_FUNCTION):
                 ended["score"] = results.dump(self._program.reward(given.scored_task, result))
