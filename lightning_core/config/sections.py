@@ -233,6 +233,16 @@ class Rollouts(Section):
     """Hosts whose requests are never routed to the policy endpoint: `host`, `host:port`, or `.suffix` for all
     subdomains. Model requests to all other hosts are."""
 
+    @model_validator(mode="after")
+    def _limits_agree(self) -> Rollouts:
+        if self.total_seconds is not None and self.total_seconds < self.timeout_seconds:
+            raise PydanticCustomError(
+                INVALID_VALUE,
+                "total_seconds limits everything: expected at least timeout_seconds, {least}, found {total}",
+                {"least": f"{self.timeout_seconds:g}", "total": f"{self.total_seconds:g}"},
+            )
+        return self
+
     @property
     def whole_seconds(self) -> float:
         """``total_seconds``, or its default."""

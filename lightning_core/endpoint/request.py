@@ -292,8 +292,8 @@ def refuse_unknown_key(request: Request, sessions: Sessions, operation: str) -> 
             )
         return PolicyRequestError(UNKNOWN_KEY, status=401)
     error = PolicyRequestError(
-        f"{UNKNOWN_KEY}. The request is of a live rollout, but has another key: a hook, an adapter or a proxy of the agent's client sets its "
-        "own Authorization header, or a worker kept the key of an earlier rollout",
+        f"{UNKNOWN_KEY}. The request is of a live rollout, but has another key: a hook, an adapter or a proxy of the agent's client sets "
+        "its own Authorization header, or a worker kept the key of an earlier rollout",
         status=401,
     )
     address = address_of(request.headers, session)

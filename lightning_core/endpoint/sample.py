@@ -20,7 +20,7 @@ from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.recorded import recorded_deltas
 from lightning_core.endpoint.sessions import Session
 from lightning_core.endpoint.streaming import HeldText, RunningText, cut
-from lightning_core.errors import ContextOverflowError, PolicyRequestError
+from lightning_core.errors import ContextOverflowError
 from lightning_core.trace import Call, pack
 
 _ANY_OBJECT = {"type": "object"}

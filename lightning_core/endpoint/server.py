@@ -214,7 +214,7 @@ class PolicyEndpoint:
         return 0.0 if session is None or session.waiting.requests else time.monotonic() - session.active
 
     def calls(self, key: str) -> tuple[int, float]:
-        """The number of the rollout's requests in progress, and the seconds since it last called a model, had a response, or sent a record."""
+        """The number of the rollout's requests in progress, and the seconds since a request, a response or a record of it."""
         session = self._sessions.get(key)
         return (0, 0.0) if session is None else (session.waiting.requests, time.monotonic() - session.active)
 

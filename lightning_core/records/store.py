@@ -44,9 +44,17 @@ from lightning_core.trace import (
 Phase = Literal["train", "fork", "judge", "eval_before", "eval", "eval_after", "eval_manual", "eval_unfinished"]
 """``fork``: forks of ``train`` rollouts. ``eval_manual``: evaluations by `loop.evaluate`. ``eval_unfinished``: the run's own, until all
 their rollouts are stored."""
-Status = Literal[
-    *("ok", "failed", "infrastructure", "invalid", "timeout"),
-    *("overflow", "refused", "unauthorized", "late", "stream_error"),
+Status = Literal[  # fmt: skip
+    "ok",
+    "failed",
+    "infrastructure",
+    "invalid",
+    "timeout",
+    "overflow",
+    "refused",
+    "unauthorized",
+    "late",
+    "stream_error",
 ]
 """See `rollouts.outcome`."""
 LEFT_OUT: frozenset[Status] = frozenset(get_args(Status)) - {"ok", "failed"}

@@ -3,11 +3,11 @@
 `classify` is a pure function of the evidence of both sides: what ended the attempt, and what each of its model requests met. In this order:
 
 1. A request failed for a reason outside the agent and no retry recovered it, or the endpoint is gone: left out. The status names the
-   reason: ``stream_error`` (an upstream reported an error inside a stream), ``unauthorized`` (the request had another key), ``late`` (it did
-   not arrive in time), else ``infrastructure``.
+   reason: ``stream_error`` (an upstream reported an error inside a stream), ``unauthorized`` (the request had another key), ``late``
+   (it did not arrive in time), else ``infrastructure``.
 2. The reward is missing, invalid or given twice: ``invalid``.
-3. The agent used up its own time: ``failed`` once it has an answer of a model, else, or by ``rollouts.on_timeout``, ``timeout``. The limit on
-   the whole time passed: ``timeout``.
+3. The agent used up its own time: ``failed`` once it has an answer of a model, else, or by ``rollouts.on_timeout``, ``timeout``. The
+   limit on the whole time passed: ``timeout``.
 4. The exception, or one that it was raised from, is an infrastructure failure, or says that a shared client is closed: ``infrastructure``.
 5. It is a time-out, and a model call of the agent had no answer yet: ``timeout``.
 6. The last request of an agent was refused: ``overflow`` if its prompt filled the context, else ``refused``.

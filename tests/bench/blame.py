@@ -36,7 +36,6 @@ EXECUTORS: dict[str, dict[str, Any]] = {
     "fresh": {"executor": "process", "fresh": True},
 }
 RUN_SECONDS = 1200
-arguments_verbose = bool(os.environ.get("BLAME_VERBOSE"))
 
 
 def cells(executor: str, chosen: Sequence[str]) -> list[tuple[str, str]]:
@@ -65,8 +64,6 @@ def measure(executor: str, concurrency: int, chosen: Sequence[str]) -> dict[str,
             name, plan = plans[int(attempt.rollout.job.task_id)]
             found = counts[name]
             found["repeated"] += not attempt.final
-            if arguments_verbose:
-                print(f"{name}: {attempt.rollout.status}: {attempt.rollout.error}", file=sys.stderr)
             if attempt.final and attempt.rollout.status in ("ok", "failed"):
                 right = attempt.rollout.reward == ideal(plan)
                 found["counted" if right else "wrong"] += 1

@@ -3,8 +3,8 @@
     python -m tests.bench.isolation [--executors task thread process fresh] [--faults spin …] [--rollouts 60] [--calls 4]
 
 Every fifth rollout of `tests.rollouts.faulty_agents` has the fault; the others are healthy. The endpoint is real; its scripted model
-takes 0.1 s for a response, and a rollout has four calls, or ``--calls``. Each cell runs in a process of its own: the rollouts without faults, then with
-them.
+takes 0.1 s for a response, and a rollout has four calls, or ``--calls``. Each cell runs in a process of its own: the rollouts without
+faults, then with them.
 
 - survived: the run ended by itself.
 - throughput: the time until all healthy rollouts have ended without faults, divided by that with faults.

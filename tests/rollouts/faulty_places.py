@@ -1,7 +1,7 @@
 """An agent with two model calls and a tool, and a fault at every place where time or an answer can get lost.
 
-A task's ``plan`` names a fault for some places. `ideal` is an independent statement of the reward: that of the same agent without faults that
-lie outside it. A rollout may be left out, but never counts with another reward.
+A task's ``plan`` names a fault for some places. `ideal` is an independent statement of the reward: that of the same agent without
+faults that lie outside it. A rollout may be left out, but never counts with another reward.
 """
 
 from __future__ import annotations

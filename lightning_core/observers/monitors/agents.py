@@ -44,8 +44,8 @@ def left_out(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least:
     named = "".join(f"{number:.0f} {text}, " for text, number in reasons if number)
     return (
         f"{count:.0%} of the rollouts of {period(steps)} were left out: {named}{'the others' if named else 'they'} had an infrastructure "
-        "failure, such as a provider that does not answer or a rate limit. Tasks that fail often are trained less. lightning-rl trace lists "
-        "the errors; raise rollouts.retries, or lower rollouts.concurrency if the provider limits requests"
+        "failure, such as a provider that does not answer or a rate limit. Tasks that fail often are trained less. lightning-rl trace "
+        "lists the errors; raise rollouts.retries, or lower rollouts.concurrency if the provider limits requests"
     )
 
 

@@ -67,7 +67,8 @@ class Executor(Protocol):
         """Run the agent in the current scope.
 
         Raises what the agent raised (as a `CarriedError`), `TimeLimitError` or `WholeTimeLimitError` at a time limit,
-        `InfrastructureError` if its process ended, and `DisplacedError` if the rollout must be repeated for a reason that lies in another rollout.
+        `InfrastructureError` if its process ended, and `DisplacedError` if the rollout must be repeated for a reason that lies
+        in another rollout.
         """
         ...
 

@@ -14,11 +14,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-import lightning_core
-
 _MOST_FRAMES = 12
 _MOST_CONNECTIONS = 8
-_LIGHTNING = str(Path(lightning_core.__file__).parent)
+_LIGHTNING = str(Path(__file__).parents[2])
 _OURS = ("lightning-",)
 """Names of threads that run no code of agents start so, but for those of agents."""
 _AGENTS = ("lightning-agent", "lightning-tool")
@@ -28,8 +26,8 @@ _STATES = {_ESTABLISHED: "open", _CLOSE_WAIT: "closed by the other side"}
 
 
 def stacks_of(threads: Iterable[threading.Thread] | None = None, tasks: Iterable[asyncio.Task[Any]] = ()) -> str:
-    """The innermost lines of ``threads`` and ``tasks``, and `connections`. None: all threads of this process that may run an agent's code."""
-    frames = sys._current_frames()
+    """The innermost lines of ``threads`` and ``tasks``, and `connections`. None: all threads that may run an agent's code."""
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented in the library reference
     chosen = threading.enumerate() if threads is None else threads
     parts = [
         _lines(f"thread {t.name!r}", traceback.extract_stack(frames[t.ident]))
@@ -93,9 +91,5 @@ def _sockets() -> Iterable[str]:
 def _address(text: str) -> str:
     """``0100007F:1F90``, of words in the order of the machine's bytes, as ``127.0.0.1:8080``."""
     host, port = text.split(":")
-    data = b"".join(
-        int(host[start : start + 8], 16).to_bytes(4, sys.byteorder) for start in range(0, len(host), 8)
-    )
+    data = b"".join(int(host[start : start + 8], 16).to_bytes(4, sys.byteorder) for start in range(0, len(host), 8))
     return f"{ip_address(data)}:{int(port, 16)}"
-
-

@@ -20,9 +20,17 @@ if TYPE_CHECKING:
 TRACE_FILES = (".json", ".jsonl", ".pb")
 """File name endings of stored traces; any other file is a configuration."""
 PHASES = ("train", "fork", "judge", "eval_before", "eval", "eval_after", "eval_manual", "eval_unfinished")
-STATUSES = (
-    *("ok", "failed", "infrastructure", "invalid", "timeout"),
-    *("overflow", "refused", "unauthorized", "late", "stream_error"),
+STATUSES = (  # fmt: skip
+    "ok",
+    "failed",
+    "infrastructure",
+    "invalid",
+    "timeout",
+    "overflow",
+    "refused",
+    "unauthorized",
+    "late",
+    "stream_error",
 )
 ORDERS = ("ordinal", "step", "task_id", "reward", "calls", "seconds")
 _ONE_ROLLOUT = "--rollout selects one rollout"

@@ -12,6 +12,9 @@ from lightning_core.observers.progress import format_seconds
 from lightning_core.tools.doctor.finding import Checks, Observed
 from lightning_core.tools.doctor.units import size
 
+_NEAR = 0.5
+"""The share of a time limit from which on a slower moment of the machine may exceed it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
@@ -27,6 +30,8 @@ class Measured:
     """Seconds from the first model call of the trial to the end of its last rollout."""
     seconds_rollout: float
     """Mean of the rollouts, from their first model call on."""
+    seconds_own: float
+    """The longest time of a rollout without its model calls."""
     seconds_update: float | None
     """Seconds of the update; None without rows."""
     update_error: str | None = None
@@ -117,6 +122,28 @@ def step(m: Measured) -> Iterator[Observed]:
     rolling, updating = step_time(m)
     rollout_time = f"a rollout takes {_seconds(m.seconds_rollout)}"
     yield Observed("info", f"{rollout_time}; a step: rollouts {rolling}, update {updating}")
+
+
+@checks.check("time limits")
+def limits(m: Measured) -> Iterator[Observed]:
+    """The time of a rollout in the trial against `rollouts.timeout_seconds` (without its model calls) and
+    `rollouts.total_seconds` (while `rollouts.concurrency` run at the same time, if the time grows in proportion to their
+    number). A rollout beyond a limit is stopped."""
+    r = m.config.rollouts
+    together = min(r.concurrency, r.tasks_per_step * r.group_size)
+    whole = max(m.seconds_rollout, m.seconds_rollouts * together / m.rollouts)
+    if m.seconds_own > _NEAR * r.timeout_seconds:
+        yield Observed(
+            "warning",
+            f"a rollout took {_seconds(m.seconds_own)} apart from its model calls; rollouts.timeout_seconds is {r.timeout_seconds:g}",
+            "raise rollouts.timeout_seconds, or shorten what the agent and its tools do",
+        )
+    if whole > _NEAR * r.whole_seconds:
+        yield Observed(
+            "warning",
+            f"a rollout may take {_seconds(whole)} beside {together - 1} others; rollouts.total_seconds is {r.whole_seconds:g}",
+            "lower rollouts.concurrency or rollouts.max_tokens, or raise rollouts.total_seconds",
+        )
 
 
 @checks.check("time of the run")

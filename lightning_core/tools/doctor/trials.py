@@ -141,6 +141,7 @@ def policy_trial(setup: Setup) -> tuple[Trial, Measured | None]:
         rollouts=len(rollouts),
         seconds_rollouts=whole,
         seconds_rollout=single,
+        seconds_own=max(map(_own_seconds, rollouts), default=0.0),
         seconds_update=seconds,
         update_error=failed,
         memory=memory.now,
@@ -171,6 +172,17 @@ def _update(session: TrainingSession, rows: Sequence[Row]) -> tuple[float | None
 def _with_gradient(row: Row) -> Row:
     """``row`` with the advantage 1: rows without advantages are not computed, and the trial may have no other."""
     return replace(row, advantages=np.where(row.mask, 1.0, 0.0).astype(np.float32))
+
+
+def _own_seconds(rollout: Rollout) -> float:
+    """Seconds of ``rollout`` from its first model call on in which no call was in progress."""
+    if (time := working_time(rollout)) is None:
+        return 0.0
+    own, end = 0, time[0]
+    for start, stop in sorted((call.start_ns, call.end_ns) for call in rollout.trace.calls):
+        own += max(0, start - end)
+        end = max(end, stop)
+    return (own + max(0, time[1] - end)) / 1e9
 
 
 def _times(rollouts: Sequence[Rollout]) -> tuple[float, float]:

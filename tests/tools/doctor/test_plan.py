@@ -35,6 +35,7 @@ MEASURED = Measured(
     rollouts=8,
     seconds_rollouts=6.0,
     seconds_rollout=4.0,
+    seconds_own=1.0,
     seconds_update=3.0,
     memory=2 * GIB,
     peak=3 * GIB,
@@ -83,6 +84,18 @@ def test_an_update_that_takes_longer_than_the_rollouts_suggests_fewer_weights() 
     (slow,) = [f for f in examine(replace(MEASURED, seconds_update=7.0)) if f.name == "slow update"]
     assert "policy.train_layers" in slow.advice
     assert "lora" in slow.advice
+
+
+def test_times_near_a_limit_are_warnings_at_the_concurrency_of_the_run() -> None:
+    """Eight rollouts took 600 s; sixteen beside each other may take 1,200."""
+    assert named(examine(MEASURED), "time limits") == []
+    slow = replace(MEASURED, seconds_own=61.0, seconds_rollouts=600.0)
+    own, whole = named(examine(slow), "time limits")
+    assert (own.level, own.found) == (
+        "warning",
+        "a rollout took 1m01s apart from its model calls; rollouts.timeout_seconds is 120",
+    )
+    assert whole.found == "a rollout may take 20m00s beside 15 others; rollouts.total_seconds is 1200"
 
 
 def test_an_update_that_fails_is_a_problem() -> None:
