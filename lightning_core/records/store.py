@@ -39,12 +39,12 @@ from lightning_core.trace import (
     SpanRecord,
     Trace,
     spans_to_trace,
-)  # fmt: skip
+)
 
 Phase = Literal["train", "fork", "judge", "eval_before", "eval", "eval_after", "eval_manual", "eval_unfinished"]
 """``fork``: forks of ``train`` rollouts. ``eval_manual``: evaluations by `loop.evaluate`. ``eval_unfinished``: the run's own, until all
 their rollouts are stored."""
-Status = Literal[  # fmt: skip
+Status = Literal[
     "ok",
     "failed",
     "infrastructure",

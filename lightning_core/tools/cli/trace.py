@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TRACE_FILES = (".json", ".jsonl", ".pb")
 """File name endings of stored traces; any other file is a configuration."""
 PHASES = ("train", "fork", "judge", "eval_before", "eval", "eval_after", "eval_manual", "eval_unfinished")
-STATUSES = (  # fmt: skip
+STATUSES = (
     "ok",
     "failed",
     "infrastructure",

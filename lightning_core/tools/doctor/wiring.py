@@ -9,6 +9,7 @@ from lightning_core.capture.elsewhere import CONNECTION, NO_MODEL_NAMED
 from lightning_core.capture.selectors import matches
 from lightning_core.errors import plural
 from lightning_core.records.ledger import selectable_names
+from lightning_core.records.store import LEFT_OUT
 from lightning_core.tools.doctor.finding import Checks, Observed
 from lightning_core.tools.doctor.trial import Trial
 from lightning_core.tools.doctor.units import listed
@@ -104,9 +105,10 @@ def failures(t: Trial) -> Iterator[Observed]:
     """Rollouts that raised an error or exceeded the time limit (they count with the reward so far, else 0), or that the
     infrastructure failed (they are left out). With the script, an agent may fail because of the answer `ok`; a problem is then
     only that all rollouts fail before any answer, or that all end by `sys.exit` or at `input()`, which reads nothing in a run."""
-    for status, meaning in (("failed", "failed"), ("infrastructure", "were left out")):
-        affected = [r for r in t.rollouts if r.status == status]
-        if affected and not (status == "infrastructure" and is_of_reward(affected[0].error)):
+    for left_out, meaning in ((False, "failed"), (True, "were left out")):
+        statuses = LEFT_OUT - {"invalid"} if left_out else {"failed"}
+        affected = [r for r in t.rollouts if r.status in statuses]
+        if affected and not (left_out and is_of_reward(affected[0].error)):
             exits = len(affected) == len(t.rollouts) and all((r.error or "").startswith(_EXITS) for r in affected)
             by_script = t.scripted and t.is_any_answered and not exits
             every = not t.is_any_ok and not by_script
