@@ -280,12 +280,11 @@ def _difference(own: _Computed, tree: _Computed, dtype: torch.dtype) -> str | No
     noise = _NOISE * max(float(gradient.norm()) for gradient in own.gradients.values())
     # A gradient has the type of its weight, to which the parts of the two rows are rounded one by one.
     tolerance = max(_TOLERANCE, 3 * torch.finfo(dtype).eps)
-    for name, expected in own.gradients.items():
-        found = tree.gradients.get(name, torch.zeros_like(expected))
-        size = float(expected.norm())
-        error = float((found - expected).norm())
+    for name, gradient in {**tree.gradients, **own.gradients}.items():
+        found, expected = (path.gradients.get(name, torch.zeros_like(gradient)) for path in (tree, own))
+        size, error = float(expected.norm()), float((found - expected).norm())
         if not error <= tolerance * size + noise:
-            how = f"relative error {error / size:.2g}" if bool(found.any()) else "none"
+            how = f"relative error {error / max(size, noise):.2g}" if bool(found.any()) else "none"
             return f"it gives another gradient of {name!r} with tree attention ({how})"
     return None
 

@@ -137,17 +137,17 @@ MODELS = {
     "a bias of its own": (with_bias_parameter, "it makes a mask or bias of its own for its attention"),
     "a bias on its mask": (
         with_bias_where_there_is_a_mask,
-        "it gives another gradient of 'model.layers.0.self_attn.slope' with tree attention (none)",
+        "it gives another gradient of 'model.layers.2.self_attn.slope' with tree attention (none)",
     ),
     "head scales": (
         with_head_scales,
-        "it gives another gradient of 'model.layers.0.self_attn.scales' with tree attention (none)",
+        "it gives another gradient of 'model.layers.2.self_attn.scales' with tree attention (none)",
     ),
     "an unknown argument": (with_argument("position_bias"), "its attention uses 'position_bias'"),
     "sinks": (with_argument("sinks"), "its attention uses 'sinks'"),
     "a horizon": (with_a_horizon, "it gives other hidden states of long rows with tree attention"),
     "mixed rows": (with_mixed_rows, "it gives other logits with tree attention"),
-    "neighbors": (with_neighbors, "it gives another gradient of 'model.layers.0.self_attn.shift' with tree attention"),
+    "neighbors": (with_neighbors, "it gives another gradient of 'model.layers.2.self_attn.shift' with tree attention"),
 }
 
 
