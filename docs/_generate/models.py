@@ -34,8 +34,8 @@ is used if all of these agree within 0.001:
 
 | Compared | Finds |
 |---|---|
-| The arguments of attention: only a scale and a sliding window are allowed | masks and biases of the model's own, soft caps, sinks, sparse blocks |
-| Logits of short rows, alone and in one batch; sliding windows are 8 tokens wide during the check | other scales, windows, layers that mix neighbors or rows |
+| Arguments of attention: a scale and a window are allowed | masks and biases of the model's own, soft caps, sinks |
+| Logits of short rows, with windows of 8 tokens | other scales and windows, layers that mix neighbors or rows |
 | Gradients of all parameters | a parameter that has no effect yet, such as a bias that starts at zero |
 | Hidden states of rows of 384 and 480 tokens, after the first layers | limits that no setting names |
 

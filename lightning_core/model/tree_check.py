@@ -131,14 +131,13 @@ def _compared(model: Any, decoder: Any, stride: int) -> tuple[Geometry, str | No
     short_S, long_S = _tokens(model, short, stride), _tokens(model, long, stride)
     with torch.enable_grad(), float32_layers(model):
         with _explained("its own forward or backward pass fails"):
-            logits_SV, loss = _forward(model, decoder, short_S, short.batch())
+            logits_SV, loss = _forward(model, short_S, short.batch())
             own = _Computed(logits_SV, _gradients(model, loss), _long_states(model, decoder, long_S, long.alone()))
         _switch(model)
         with _explained("it fails with another attention function"):
             recording = _Recording(short)
-            logits_SV, loss = _forward(
-                model, decoder, short_S, short.packed(recording, short_S.device), shared=short.prefix
-            )
+            passes = short.packed(recording, short_S.device)
+            logits_SV, loss = _forward(model, short_S, passes, shared=short.prefix)
             geometry = recording.geometry(config)  # before the backward pass, which can call attention again
             long_SH = _long_states(model, decoder, long_S, long.packed(_Recording(long), long_S.device))
             tree = _Computed(logits_SV, _gradients(model, loss), long_SH)
@@ -169,16 +168,15 @@ def _explained(what: str) -> Generator[None]:
         raise UnsupportedAttention(f"{what}: {error}") from error
 
 
-def _forward(
-    model: Any, decoder: Any, tokens_S: Tensor, passes: Sequence[_Pass], *, shared: int = 0
-) -> tuple[Tensor, Tensor]:
+def _forward(model: Any, tokens_S: Tensor, passes: Sequence[_Pass], *, shared: int = 0) -> tuple[Tensor, Tensor]:
     """The logits [S, V], and a random linear function of the hidden states below the output layer.
 
     ``shared``: the number of first tokens that count twice, since both rows have them.
     """
-    vocabulary, width = model.get_output_embeddings().weight.shape
+    head = model.get_output_embeddings()
+    vocabulary, width = head.weight.shape
     hidden_BLH: list[Tensor] = []
-    hook = decoder.register_forward_hook(lambda *call: hidden_BLH.append(call[2].last_hidden_state.float()))
+    hook = head.register_forward_pre_hook(lambda _, inputs: hidden_BLH.append(inputs[0].float()))
     weights_SH = torch.randn(len(tokens_S), width, generator=torch.Generator().manual_seed(0)).to(tokens_S.device)
     logits_SV = torch.zeros(len(tokens_S), vocabulary, device=tokens_S.device)
     loss = weights_SH.new_zeros(())
