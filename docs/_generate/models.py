@@ -29,7 +29,7 @@ The embedded trainer trains causal language models of transformers, on one of tw
   fit.
 
 The path is chosen when a model is loaded, by computing. Two rows with a common prefix are computed as
-a tree and by the model's own forward pass, in float32 also if the weights are bfloat16. The tree path
+a tree and by the model's own forward pass, in float32 even for bfloat16 weights. The tree path
 is used if all of these agree within 0.001:
 
 | Compared | Finds |
