@@ -68,7 +68,7 @@ def exact_products() -> Generator[None]:
 
 @contextmanager
 def float32_layers(model: Any) -> Generator[None]:
-    """Compute the layers of ``model`` in float32, whatever the type of its weights; differentiable.
+    """Compute the layers of ``model`` in float32 for weights of any type; differentiable.
 
     Two computations can then be compared without the rounding of bfloat16, which hides differences. Weights are copied one
     layer at a time, and again in the backward pass. Embeddings and output layer keep their type.
