@@ -28,14 +28,27 @@ The embedded trainer trains causal language models of transformers, on one of tw
   between turns. For hybrid, recurrent and latent attention, and for all else that the tree does not
   fit.
 
-The path is chosen when a model is loaded, by computing: the logits of branching sequences are
-compared with the logits of the model's own forward pass, then a few tokens are sampled and their
-logprobs compared with the trained pass's; within 0.001 in float32, and in bfloat16
-within what rounding explains. `lightning-rl train` prints which path was chosen and why:
+The path is chosen when a model is loaded, by computing. Two rows with a common prefix are computed as
+a tree and by the model's own forward pass, in float32 even for bfloat16 weights. The tree path
+is used if all of these agree within 0.001:
+
+| Compared | Finds |
+|---|---|
+| Arguments of attention: a scale and a window are allowed | masks and biases of the model's own, soft caps, sinks |
+| Logits of short rows, with windows of 8 tokens | other scales and windows, layers that mix neighbors or rows |
+| Gradients of all parameters | a parameter that has no effect yet, such as a bias that starts at zero |
+| Hidden states of rows of 384 and 480 tokens, after the first layers | limits that no setting names |
+
+Gradients of bfloat16 weights are themselves rounded to bfloat16, and agree within 0.024. Then a few
+tokens are sampled and their logprobs compared with the trained pass's. `lightning-rl train` prints
+which path was chosen and why:
 
 ```text
 Qwen3_5ForCausalLM: plain path (it has layers of the types ['linear_attention'])
 ```
+
+A model that calls attention with another argument later, such as a mask for long rows only, ends the
+step with the same message.
 
 A model that fails the comparison on every path is refused. During training the metric
 `logprob_difference_mean` compares sampler and trainer again in each step; above

@@ -30,6 +30,10 @@ NAME = "lightning"
 """The name of the attention function in transformers, and of the keyword for its state."""
 
 
+_UNDERSTOOD = {NAME, "sliding_window", "position_ids", "use_cache", "is_causal"}
+"""Arguments of attention functions that are computed with, or that only repeat what the model was called with."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
     """The shape of a model's attention."""
@@ -63,19 +67,33 @@ def attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function that transformers calls in every layer; see `AttentionState`."""
+    """The attention function that transformers calls in every layer; see `AttentionState`.
+
+    Raises `UnsupportedAttention` for any argument that the state does not compute with: ignoring one would be silent.
+    """
     state: AttentionState | None = kwargs.get(NAME)
     if state is None:  # there is no mask, so continuing would silently attend to future tokens
         raise UnsupportedAttention(
             f"it was called without the keyword {NAME!r}, or does not pass keywords to its attention"
         )
-    for variation in ("softcap", "s_aux", "position_bias"):
-        if kwargs.get(variation) is not None:
+    if attention_mask is not None:  # transformers makes none for this function
+        raise UnsupportedAttention("it makes a mask or bias of its own for its attention")
+    for variation, value in kwargs.items():
+        if variation not in _UNDERSTOOD and not variation.startswith("output_") and not _is_neutral(value):
             raise UnsupportedAttention(f"its attention uses {variation!r}")
+    if kwargs.get("is_causal") is False:
+        raise UnsupportedAttention("its attention is not causal")
+    if key_1KSD.shape[2] != query_1HSD.shape[2]:
+        raise UnsupportedAttention(f"its attention has {key_1KSD.shape[2]} keys for {query_1HSD.shape[2]} queries")
     scale = query_1HSD.shape[-1] ** -0.5 if scaling is None else scaling
     window: int | None = kwargs.get("sliding_window")
     output_SHD = state.attend(module.layer_idx, query_1HSD[0], key_1KSD[0], value_1KSD[0], scale, window)
     return output_SHD.unsqueeze(0), None
+
+
+def _is_neutral(value: Any) -> bool:
+    """Whether an argument changes nothing: an option that is not used, or a dropout of 0."""
+    return value is None or (isinstance(value, bool | int | float) and not value)
 
 
 class UnsupportedAttention(TrainingError):

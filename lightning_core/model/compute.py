@@ -6,7 +6,7 @@ fits models whose layers are all plain attention, full or within a sliding windo
 *Plain*: Hugging Face's own forward pass and cache, with one row per sequence. It fits every causal model, is slower, and
 shares nothing between rows.
 
-The tree path is used if it gives the logits of the model's own forward pass on branching sequences.
+The tree path is used if it gives the logits and gradients of the model's own passes, see `tree_check`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ import torch
 from torch import Tensor
 
 from lightning_core.errors import TrainingError
-from lightning_core.model.attention import NAME, Geometry, TreeAttention, UnsupportedAttention, attention, causal
-from lightning_core.model.forest import Forest, plan_blocks
+from lightning_core.model.attention import NAME, Geometry, UnsupportedAttention, causal
 from lightning_core.model.precision import exact_products
+from lightning_core.model.tree_check import tree_geometry
 
 _KINDS = {"full_attention", "sliding_attention"}
+_WINDOWS = {"sliding_window", "sliding_window_size", "attention_window_size", "attention_chunk_size"}
+"""Settings of attention that limit the distance of tokens."""
 _WINDOW = 8
 """The sliding window during the check, so few tokens suffice to leave it."""
 
@@ -55,12 +57,15 @@ def choose_path(model: Any) -> ComputePlan:
 
     Raises `TrainingError` if its forward pass fails, or its logits are not finite or depend on later tokens.
     """
-    tokens = torch.arange(28, device=_device(model)) * 7 % model.config.get_text_config().vocab_size
-    with torch.no_grad(), small_windows(model), exact_products():
-        expected = _own_logits(model, tokens)
-        previous = model.config.get_text_config()._attn_implementation
+    config = model.config.get_text_config()
+    previous = config._attn_implementation
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    with small_windows(model), exact_products():
+        _check_causal(model, torch.arange(28, device=_device(model)) * 7 % config.vocab_size)
         try:
-            return ComputePlan(geometry=_tree_geometry(model, tokens, expected), replaced=previous)
+            if not kinds <= _KINDS:
+                raise UnsupportedAttention(f"it has layers of the types {sorted(kinds - _KINDS)}")
+            return ComputePlan(geometry=tree_geometry(model, getattr(model, decoder_name(model))), replaced=previous)
         except UnsupportedAttention as found:
             return plain_path(model, str(found), attention=previous)
 
@@ -98,8 +103,9 @@ def _cache_name(model: Any, tokens: Tensor) -> str | None:
     return next((name for name in names if hasattr(getattr(output, name, None), "reorder_cache")), None)
 
 
-def _own_logits(model: Any, tokens: Tensor) -> Tensor:
-    """The logits [28, V] of two sequences that share their first 12 tokens, by the model's own forward pass."""
+@torch.no_grad()
+def _check_causal(model: Any, tokens: Tensor) -> None:
+    """Raise `TrainingError` if the model's own forward pass fails, or its logits are not finite or depend on later tokens."""
     try:
         first = model(input_ids=tokens[None, :20], use_cache=False).logits[0].float()
     except torch.OutOfMemoryError:
@@ -112,92 +118,29 @@ def _own_logits(model: Any, tokens: Tensor) -> Tensor:
     if not bool(first.isfinite().all()):
         raise TrainingError(_not_finite(model))
     second = model(input_ids=torch.cat([tokens[:12], tokens[20:]])[None], use_cache=False).logits[0].float()
-    if not relative_error(second[:12], first[:12]) < tolerance(model):
+    error = float((second[:12] - first[:12]).abs().mean() / first[:12].std())
+    if not error < (1e-3 if model.dtype == torch.float32 else 0.05):
         raise TrainingError(
             f"the logits of {type(model).__name__} depend on later tokens, so it cannot be sampled token by token; "
             "use a causal language model"
         )
-    return torch.cat([first, second[12:]])
-
-
-def _tree_geometry(model: Any, tokens: Tensor, expected: Tensor) -> Geometry:
-    """Switch to tree attention and compare; raises `UnsupportedAttention` if it does not fit."""
-    from transformers import AttentionInterface
-
-    config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if not kinds <= _KINDS:
-        raise UnsupportedAttention(f"it has layers of the types {sorted(kinds - _KINDS)}")
-    AttentionInterface.register(NAME, attention)
-    try:
-        model.set_attn_implementation(NAME)
-    except ValueError as error:
-        raise UnsupportedAttention(f"transformers cannot replace its attention: {error}") from error
-    if config._attn_implementation != NAME:
-        raise UnsupportedAttention("it does not use transformers' AttentionInterface")
-    probe = _Probe()
-    positions = torch.cat([torch.arange(20), torch.arange(12, 20)]).to(tokens.device)
-    try:
-        output = model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **{NAME: probe})
-    except UnsupportedAttention:
-        raise
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise UnsupportedAttention(f"it fails with another attention function: {error}") from error
-    geometry = probe.geometry(config)
-    error = relative_error(output.logits[0].float(), expected)
-    if not error < tolerance(model):
-        raise UnsupportedAttention(f"it gives other logits with tree attention (relative error {error:.2g})")
-    return geometry
-
-
-class _Probe:
-    """Tree attention of two sequences with a common prefix, which records how it is called."""
-
-    def __init__(self) -> None:
-        self._blocks = plan_blocks(Forest(lengths=[12, 8, 8], parents=[-1, 0, 0]), limit=8)
-        self._calls: list[tuple[int, int, int, int]] = []
-
-    def attend(
-        self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
-        if value_KSD.shape != key_KSD.shape or query_HSD.shape[2] != key_KSD.shape[2]:
-            raise UnsupportedAttention("its queries, keys and values have different widths")
-        groups = query_HSD.shape[0] // key_KSD.shape[0]
-        self._calls.append((layer, key_KSD.shape[0], groups, key_KSD.shape[2]))
-        tree = TreeAttention(self._blocks, groups=groups, device=key_KSD.device)
-        return tree.attend(layer, query_HSD, key_KSD, value_KSD, scaling, window)
-
-    def geometry(self, config: Any) -> Geometry:
-        """The common shape of all layers. Raises `UnsupportedAttention` if there is none."""
-        layers: int = config.num_hidden_layers
-        if [call[0] for call in self._calls] != list(range(layers)):
-            raise UnsupportedAttention(
-                f"its {layers} layers call attention {len(self._calls)} times instead of once each, in order"
-            )
-        if len({call[1:] for call in self._calls}) != 1:
-            raise UnsupportedAttention("the attention of its layers has different shapes")
-        _, kv_heads, groups, width = self._calls[0]
-        return Geometry(layers=layers, kv_heads=kv_heads, groups=groups, width=width)
 
 
 @contextmanager
 def small_windows(model: Any) -> Generator[None]:
     """Make all sliding windows of ``model`` 8 tokens wide, so a short check leaves them."""
-    changed: list[tuple[Any, int]] = []
+    changed: list[tuple[Any, str, int]] = []
     for holder in (model.config, model.config.get_text_config(), *model.modules()):
-        if isinstance(vars(holder).get("sliding_window"), int):
-            changed.append((holder, holder.sliding_window))
-            holder.sliding_window = min(_WINDOW, holder.sliding_window)
+        for name in _WINDOWS & vars(holder).keys():
+            width = getattr(holder, name)
+            if isinstance(width, int):
+                changed.append((holder, name, width))
+                setattr(holder, name, min(_WINDOW, width))
     try:
         yield
     finally:
-        for holder, before in reversed(changed):
-            holder.sliding_window = before
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """The mean difference, relative to the spread of the expected values."""
-    return ((actual - expected).abs().mean() / expected.std()).item()
+        for holder, name, before in reversed(changed):
+            setattr(holder, name, before)
 
 
 def decoder_name(model: Any) -> str:
@@ -210,11 +153,6 @@ def decoder_name(model: Any) -> str:
     if decoder is None:
         raise TrainingError(f"{type(model).__name__} has no decoder that can be found in its parts {[*model._modules]}")
     return decoder
-
-
-def tolerance(model: Any) -> float:
-    """The largest relative difference of logits that rounding can explain."""
-    return 1e-3 if model.dtype == torch.float32 else 0.05
 
 
 def _device(model: Any) -> torch.device:

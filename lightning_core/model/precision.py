@@ -5,8 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -59,3 +64,68 @@ def exact_products() -> Generator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def float32_layers(model: Any) -> Generator[None]:
+    """Compute the layers of ``model`` in float32 for weights of any type; differentiable.
+
+    Two computations can then be compared without the rounding of bfloat16, which hides differences. Weights are copied one
+    layer at a time, and again in the backward pass. Embeddings and output layer keep their type.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if model.dtype == torch.float32:
+        layers = []
+    inside = {part for layer in layers for part in layer.modules()}
+    outside = [
+        m for m in model.modules() if layers and m not in inside and any(True for _ in m.parameters(recurse=False))
+    ]
+    hooks = [module.register_forward_pre_hook(_round_inputs, with_kwargs=True) for module in outside]
+    for layer in layers:
+        layer.forward = partial(_in_float32, _Call(layer))
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+        for hook in hooks:
+            hook.remove()
+
+
+class _Call(nn.Module):
+    """A layer's own forward pass, for `functional_call`."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self._own = layer.forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._own(*args, **kwargs)
+
+
+def _in_float32(call: _Call, *args: Any, **kwargs: Any) -> Any:
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        tensors = {**dict(call.named_parameters()), **dict(call.named_buffers())}
+        return functional_call(
+            call, {name: _cast(tensor, torch.float32) for name, tensor in tensors.items()}, args, kwargs
+        )
+
+    args, kwargs = tuple(_cast(a, torch.float32) for a in args), {k: _cast(v, torch.float32) for k, v in kwargs.items()}
+    if not torch.is_grad_enabled():
+        return compute(*args, **kwargs)
+    return checkpoint(compute, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+def _round_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    dtype = next(module.parameters(recurse=False)).dtype
+    return tuple(_cast(a, dtype) for a in args), {name: _cast(value, dtype) for name, value in kwargs.items()}
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """``value`` in ``dtype`` if it is a tensor of floats; a tuple's elements."""
+    if isinstance(value, tuple):
+        return tuple(_cast(part, dtype) for part in value)
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value

@@ -92,6 +92,7 @@ FAMILIES: dict[str, Family] = {
         },
         "the attention of its layers has different shapes",
     ),
+    "doge": _plain("doge", {}, "it makes a mask or bias of its own for its attention"),
     "gpt_oss": _plain("gpt_oss", WINDOW, "its attention uses 's_aux'"),
     "nemotron": _plain(
         "nemotron", {}, "it was called without the keyword 'lightning', or does not pass keywords to its attention"
