@@ -16,8 +16,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, SupportsFloat, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -273,17 +272,28 @@ class Trace:
 
 
 def check_reward(value: object) -> float:
-    """``value`` as a float; True is 1.0. Raises `RewardError` unless it is a finite number that float32 can represent."""
-    if isinstance(value, (Real, np.bool_)):  # NumPy's numbers are registered as Real, its bool is not
-        try:
-            number = float(value)
-        except OverflowError:  # an integer or a fraction beyond float64
-            number = math.inf
-        if abs(number) <= _LARGEST:  # False for NaN
-            return number
+    """``value`` as a float; True is 1.0. Raises `RewardError` unless it is a finite number that float32 can represent.
+
+    ``value``: a number of any type that converts to float, such as a Decimal or a tensor of one element.
+    """
+    number = as_number(value)
+    if number is not None and abs(number) <= _LARGEST:  # False for NaN
+        return number
     raise RewardError(
         f"a reward must be a finite number of at most {_LARGEST:.1e}, found {show(value)} of type {type(value).__name__}"
     )
+
+
+def as_number(value: object) -> float | None:
+    """``value`` as a float; None if it is not a number. Calls the value's own ``__float__``."""
+    if isinstance(value, str) or not hasattr(value, "__float__"):  # NumPy's strings convert too
+        return None
+    try:
+        return float(cast("SupportsFloat", value))
+    except OverflowError:  # an integer or a fraction beyond float64
+        return math.inf
+    except Exception:  # noqa: BLE001 - such as a tensor of several elements
+        return None
 
 
 def spans_to_trace(spans: Iterable[SpanRecord], *, counters: Mapping[str, int] | None = None) -> Trace:

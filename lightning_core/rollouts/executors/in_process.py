@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import inspect
 import logging
 import threading
@@ -63,50 +64,45 @@ class InProcessExecutor:
     async def call(self, work: Assignment) -> Returned:
         """See `Executor.call`."""
         work.started(lambda: None)
-        result = await self._run(work)
         if self._reward is None:
-            return Returned(result=result)  # shown already
-        reward = self._reward
-
-        def score() -> Any:
-            with run_as(REWARD_FUNCTION):
-                return reward(work.scored_task, result)
-
+            return Returned(result=await self._run(self._solve, (work.task,), work.limit, _shown))
+        result = await self._run(self._solve, (work.task,), work.limit, _unchanged)
         began = time.monotonic()
         scored, failed = None, None
         try:
-            scored = await _within(work.limit, on_thread(lambda: _carry(score, _shown)))
+            with run_as(REWARD_FUNCTION):
+                scored = await self._run(self._reward, (work.scored_task, result), work.limit, _shown)
         except TimeLimitError:
             failed = no_score(work.limit)
         except Exception as error:  # noqa: BLE001 - the caller decides what it means
             failed = error
         return Returned(result=None, score=scored, score_error=failed, score_seconds=time.monotonic() - began)
 
-    async def _run(self, work: Assignment) -> Any:
-        """The agent's return value, or its repr if there is no reward function."""
-        convert = _shown if self._reward is None else _unchanged
-        deadline = asyncio.get_running_loop().time() + work.limit
-        solve = bind(self._solve)
+    async def _run(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], limit: float, convert: Callable[[Any], Any]
+    ) -> Any:
+        """The converted result of ``function``, the agent or the reward function."""
+        deadline = asyncio.get_running_loop().time() + limit
+        call = functools.partial(bind(function), *arguments)
         if self._own_threads:
-            return await _within(work.limit, on_thread(lambda: _carry(lambda: _run_here(solve, work), convert)))
-        if inspect.iscoroutinefunction(self._solve):
-            return await self._on_loop(_carry_async(solve(work.task), convert), work)
+            return await _within(limit, on_thread(lambda: _carry(lambda: _run_here(call, limit), convert)))
+        if inspect.iscoroutinefunction(function):
+            return await self._on_loop(_carry_async(call(), convert), limit, limit)
 
         def start() -> tuple[Any, bool]:
-            result = solve(work.task)
+            result = call()
             waits = inspect.isawaitable(result)
             return (result if waits else convert(result)), waits
 
-        result, waits = await _within(work.limit, on_thread(lambda: _carry(start, _unchanged)))
+        result, waits = await _within(limit, on_thread(lambda: _carry(start, _unchanged)))
         if not waits:
             return result
-        left = deadline - asyncio.get_running_loop().time()
-        return await self._on_loop(_carry_async(result, convert), work, left)
+        return await self._on_loop(_carry_async(result, convert), limit, deadline - asyncio.get_running_loop().time())
 
-    async def _on_loop(self, coroutine: Coroutine[Any, Any, Any], work: Assignment, left: float | None = None) -> Any:
+    async def _on_loop(self, coroutine: Coroutine[Any, Any, Any], limit: float, left: float) -> Any:
         if self._shared is None or self._shared.abandoned:
-            self._shared = AgentLoop(work.limit)
-        return await self._shared.run(coroutine, work.limit, work.limit if left is None else left)
+            self._shared = AgentLoop(limit)
+        return await self._shared.run(coroutine, limit, left)
 
 
 class AgentLoop:
@@ -257,13 +253,13 @@ def _settle(
         logger.info("an abandoned agent ended after its runner was closed")
 
 
-def _run_here(solve: Agent, work: Assignment) -> Any:
-    """Run the agent on this thread, with a new event loop if it is asynchronous."""
-    result = solve(work.task)
+def _run_here(function: Callable[[], Any], limit: float) -> Any:
+    """The result of ``function`` on this thread, with a new event loop if it is asynchronous. ``limit``: see `AgentLoop`."""
+    result = function()
     if not inspect.iscoroutine(result):
         return result
     with asyncio.Runner() as runner:
-        runner.get_loop().set_default_executor(ToolThreads(work.limit))
+        runner.get_loop().set_default_executor(ToolThreads(limit))
         return runner.run(result, context=contextvars.copy_context())
 
 
