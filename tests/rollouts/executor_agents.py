@@ -323,8 +323,10 @@ def gives_number_like_rewards(task: dict[str, Any]) -> None:
 
 
 async def scores_later(task: dict[str, Any], result: Any) -> float:
-    """An asynchronous reward function, whose model call belongs to no agent."""
-    answer = await faulty_agents.shared.post(faulty_agents.URL, json=faulty_agents.body("score"))
+    """An asynchronous reward function with a model call."""
+    with scope("planner"):
+        async with httpx.AsyncClient(timeout=60) as client:
+            answer = await client.post(faulty_agents.URL, json=faulty_agents.body("score"))
     await asyncio.to_thread(answer.raise_for_status)
     return float(task["id"]) + result
 

@@ -14,7 +14,7 @@ from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import RewardError
 from lightning_core.rollouts import runner
 from lightning_core.rollouts.executors import failures
-from lightning_core.trace import REWARD_FUNCTION, check_reward
+from lightning_core.trace import check_reward
 from tests.rollouts import executor_agents as agents
 from tests.rollouts.executor_runs import finish, numbered, open_endpoint, run, running
 
@@ -95,7 +95,7 @@ def test_a_reward_function_may_be_asynchronous(endpoint: PolicyEndpoint, executo
         endpoint, agents.number, numbered(3), executor=executor, reward_function=agents.scores_later, concurrency=2
     )
     assert [(r.status, r.reward, r.error) for r in rollouts] == [("ok", 2.0 * n, None) for n in range(3)]
-    assert all(call.agent == REWARD_FUNCTION for r in rollouts for call in r.trace.calls)
+    assert [call.agent for r in rollouts for call in r.trace.calls] == ["planner"] * 3
 
 
 def test_reward_takes_every_number_that_an_agent_may_return(endpoint: PolicyEndpoint) -> None:
