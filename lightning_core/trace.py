@@ -16,12 +16,12 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, SupportsFloat, cast
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.errors import RewardError, html_table, show
+from lightning_core.errors import RewardError, as_number, html_table, show
 
 TokenIds = NDArray[np.uint32]
 Floats = NDArray[np.float32]
@@ -286,18 +286,6 @@ def check_reward(value: object) -> float:
     raise RewardError(
         f"a reward must be a finite number of at most {_LARGEST:.1e}, found {show(value)} of type {type(value).__name__}"
     )
-
-
-def as_number(value: object) -> float | None:
-    """``value`` as a float; None if it is not a number. Calls the value's own ``__float__``."""
-    if isinstance(value, str) or not hasattr(value, "__float__"):  # NumPy's strings convert too
-        return None
-    try:
-        return float(cast("SupportsFloat", value))
-    except OverflowError:  # an integer or a fraction beyond float64
-        return math.inf
-    except Exception:  # noqa: BLE001 - such as a tensor of several elements
-        return None
 
 
 def spans_to_trace(spans: Iterable[SpanRecord], *, counters: Mapping[str, int] | None = None) -> Trace:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_core.errors import text_of
+from lightning_core.errors import as_number, text_of
 from lightning_core.rollouts.executors.executor import Shown
-from lightning_core.trace import as_number
 
 _MAX_SHOWN = 300
 
