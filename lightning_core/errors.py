@@ -14,12 +14,13 @@ baseline and loss, and counted. ``rollouts/outcome.py`` decides which one it is.
 
 Each class also inherits from the matching built-in exception.
 
-At the end are the functions that show errors and values of the agent to people, and the count of messages that repeat.
+At the end are the functions that read values of the agent and show them and errors to people, and the count of messages that repeat.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import sysconfig
@@ -33,6 +34,7 @@ from difflib import get_close_matches
 from functools import cache
 from html import escape
 from pathlib import Path
+from typing import SupportsFloat, cast
 
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a full disk, a quota or a limit on the size of files."""
@@ -233,6 +235,18 @@ def fold(text: str, most: int = 480) -> str:
     head, tail = most * 3 // 4, most // 4
     line = " ".join((text if len(text) <= most * 20 else f"{text[: most * 10]}{text[-most * 10 :]}").split())
     return line if len(line) <= most else f"{line[:head]} … ({len(text)} characters) … {line[-tail:]}"
+
+
+def as_number(value: object) -> float | None:
+    """``value`` as a float; None if it is not a number. Calls the value's own ``__float__``."""
+    if isinstance(value, str) or not hasattr(value, "__float__"):  # NumPy's strings convert too
+        return None
+    try:
+        return float(cast("SupportsFloat", value))
+    except OverflowError:  # an integer or a fraction beyond float64
+        return math.inf
+    except Exception:  # noqa: BLE001 - such as a tensor of several elements
+        return None
 
 
 def show(value: object) -> str:

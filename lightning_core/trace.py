@@ -16,13 +16,12 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.errors import RewardError, html_table, show
+from lightning_core.errors import RewardError, as_number, html_table, show
 
 TokenIds = NDArray[np.uint32]
 Floats = NDArray[np.float32]
@@ -82,6 +81,10 @@ ELSEWHERE = "elsewhere"
 """Operation of an event that counts requests that did not go through the endpoint."""
 COUNT = "count_tokens"
 REWARD_FUNCTION = "reward function"  # the agent of its calls, which are never trained on
+EXECUTION = "lightning.execution"
+"""Id of a run of a node; a run that repeats it has the same."""
+INTERRUPTED = "lightning.interrupted"
+"""Whether a run of a node was interrupted: if it runs again, it starts from its beginning."""
 REFUSED = "lightning.refused"
 DROPPED = "lightning.dropped"
 REWARD_VALUE = "lightning.reward.value"
@@ -273,14 +276,13 @@ class Trace:
 
 
 def check_reward(value: object) -> float:
-    """``value`` as a float; True is 1.0. Raises `RewardError` unless it is a finite number that float32 can represent."""
-    if isinstance(value, (Real, np.bool_)):  # NumPy's numbers are registered as Real, its bool is not
-        try:
-            number = float(value)
-        except OverflowError:  # an integer or a fraction beyond float64
-            number = math.inf
-        if abs(number) <= _LARGEST:  # False for NaN
-            return number
+    """``value`` as a float; True is 1.0. Raises `RewardError` unless it is a finite number that float32 can represent.
+
+    ``value``: a number of any type that converts to float, such as a Decimal or a tensor of one element.
+    """
+    number = as_number(value)
+    if number is not None and abs(number) <= _LARGEST:  # False for NaN
+        return number
     raise RewardError(
         f"a reward must be a finite number of at most {_LARGEST:.1e}, found {show(value)} of type {type(value).__name__}"
     )

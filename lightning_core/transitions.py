@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_core.errors import html_table
-from lightning_core.trace import Call, Floats, TokenIds, Trace
+from lightning_core.trace import EXECUTION, INTERRUPTED, Call, Event, Floats, TokenIds, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,7 @@ class Streams:
 
 
 _NO_IDS: TokenIds = np.empty(0, dtype=np.uint32)
+_DISCARDED = "the response was dropped: the node was interrupted, and ran again from its beginning"
 _NO_LOGPROBS: Floats = np.empty(0, dtype=np.float32)
 
 
@@ -96,8 +97,9 @@ class Refusal:
 
     call: str
     agent: str
-    kind: Literal["failed", "refused", "untrainable"]
-    """``failed``: it raised an error; ``refused``: by the endpoint; ``untrainable``: its tokens are missing or unusable."""
+    kind: Literal["failed", "refused", "discarded", "untrainable"]
+    """``failed``: it raised an error; ``refused``: by the endpoint; ``discarded``: see `discarded_calls`; ``untrainable``: its tokens
+    are missing or unusable."""
     reason: str
 
 
@@ -186,8 +188,9 @@ def trace_to_transitions(trace: Trace, *, agents: Collection[str], refused: bool
     instrumentation contain no other calls.
     """
     found: list[Transition] = []
+    discarded = discarded_calls(trace)
     for call in trace.calls:
-        reason = _refusal_reason(call)
+        reason = _refusal_reason(call) or (_DISCARDED if call.id in discarded else None)
         if call.agent in agents and call.replays is None and (refused or reason is None):
             found.append(
                 Transition(
@@ -215,12 +218,37 @@ def trace_to_transitions(trace: Trace, *, agents: Collection[str], refused: bool
 def refused_calls(trace: Trace, *, agents: Collection[str]) -> list[Refusal]:
     """The calls of ``agents`` that cannot be trained on; ids are never re-encoded from text."""
     found: list[Refusal] = []
+    discarded = discarded_calls(trace)
     for call in trace.calls:
-        reason = _refusal_reason(call) if call.agent in agents else None
+        if call.agent not in agents:
+            continue
+        reason = _refusal_reason(call)
         if reason is not None:
             kind = "refused" if call.refused else "untrainable" if call.error is None else "failed"
             found.append(Refusal(call=call.id, agent=call.agent or "", kind=kind, reason=reason))
+        elif call.id in discarded:
+            found.append(Refusal(call=call.id, agent=call.agent or "", kind="discarded", reason=_DISCARDED))
     return found
+
+
+def discarded_calls(trace: Trace) -> frozenset[str]:
+    """The calls whose responses the agent dropped: their node was interrupted, and later ran again from its beginning."""
+    runs = [event for event in trace.events if EXECUTION in event.attributes]
+    last = {event.attributes[EXECUTION]: event.id for event in runs}
+    repeated = {e.id for e in runs if INTERRUPTED in e.attributes and last[e.attributes[EXECUTION]] != e.id}
+    if not repeated:
+        return frozenset()
+    spans: dict[str, Call | Event] = {span.id: span for span in (*trace.events, *trace.calls)}
+    innermost = {event.id for event in runs}
+
+    def run_of(call: Call) -> str | None:
+        """The innermost run of a node around ``call``: what completed inside an interrupted one is not repeated."""
+        parent = call.parent
+        while parent is not None and parent not in innermost:
+            parent = spans[parent].parent if parent in spans else None
+        return parent
+
+    return frozenset(call.id for call in trace.calls if run_of(call) in repeated)
 
 
 def _refusal_reason(call: Call) -> str | None:

@@ -7,6 +7,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
+from langgraph._internal._constants import CONFIG_KEY_CHECKPOINTER
+from langgraph.errors import GraphInterrupt
+
 from lightning_core.capture import (
     ScopeKind,
     StepScope,
@@ -17,6 +20,7 @@ from lightning_core.capture import (
     record,
     scope,
 )
+from lightning_core.trace import EXECUTION, INTERRUPTED
 from lightning_langchain._events import note_result, tool_attributes
 from lightning_langchain._names import run_name
 from lightning_langgraph._names import (
@@ -40,8 +44,7 @@ def node_scope(task: Any) -> Generator[None]:
     """The scope of one task of a graph: a node or ``@task`` function, with all its retries."""
     steps: StepScope | None = None
     with record("langgraph.node"):
-        if not _is_internal(task.name, task.config):
-            steps = StepScope(task.name, kind="auxiliary" if is_hook(task.name) else "node")
+        steps = _task_scope(task)
     token = _graph_scope.set(current_scope())
     ending: BaseException | None = None
     try:
@@ -49,11 +52,25 @@ def node_scope(task: Any) -> Generator[None]:
             yield
     except BaseException as error:
         ending = error
+        if steps is not None and isinstance(error, GraphInterrupt):
+            steps.handle.set(**{INTERRUPTED: True})
         raise
     finally:
         _graph_scope.reset(token)
         if steps is not None:
             steps.close(ending)
+
+
+def _task_scope(task: Any) -> StepScope | None:
+    # The id stays the same if the task runs again after an interrupt.
+    execution = {EXECUTION: task.id}
+    if not _is_internal(task.name, task.config):
+        return StepScope(task.name, kind="auxiliary" if is_hook(task.name) else "node", attributes=execution)
+    can_be_interrupted = (task.config.get("configurable") or {}).get(CONFIG_KEY_CHECKPOINTER)
+    if can_be_interrupted and not task.name.startswith("__"):
+        # It changes no name, but shows which calls are repeated with the task and which with the node around it.
+        return StepScope(task.name, kind="function", attributes=execution)
+    return None
 
 
 @contextmanager

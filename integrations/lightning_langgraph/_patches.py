@@ -13,7 +13,9 @@ is installed. Therefore these are wrapped:
 - Private: ``RunnableCallable.invoke`` / ``ainvoke``, which run a conditional edge's function. LangGraph runs it as the last part of
   the node that the edge leaves; its scope belongs to the graph.
 
-The private functions were seen in langgraph 1.2.11 to 1.2.22; ``tests/integrations/test_langgraph.py::test_private_api`` fails
+Read, but not wrapped: ``CONFIG_KEY_CHECKPOINTER``, the key of a run's checkpointer. Without one, no node can be interrupted.
+
+The private names were seen in langgraph 1.2.11 to 1.2.22; ``tests/integrations/test_langgraph.py::test_private_api`` fails
 when one moves.
 https://github.com/langchain-ai/langgraph/blob/main/libs/langgraph/langgraph/pregel/_runner.py
 https://github.com/langchain-ai/langgraph/blob/main/libs/prebuilt/langgraph/prebuilt/tool_node.py

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, SupportsFloat
 
 from lightning_core import trace as tr
 from lightning_core.capture.context import find_scope
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _CALL_ID = re.compile(r"(?:^|[-_])([0-9a-f]{16})$")
 
 
-def reward(value: float, *, call: str | None = None, agent: str | None = None, name: str | None = None) -> None:
+def reward(value: SupportsFloat, *, call: str | None = None, agent: str | None = None, name: str | None = None) -> None:
     """Attach a scalar reward to the current episode, to ``agent``, or to one ``call``.
 
     ``call`` is the call's id or the id of its response. Rewards of the same episode add up. Does nothing outside a rollout.

@@ -6,7 +6,7 @@ context. Values and exceptions sent into the generator also reach it inside the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from opentelemetry.trace import Span, Status, StatusCode
 
 from lightning_core.capture.context import Scope, current, find_scope
 from lightning_core.capture.scope import ScopeKind, is_failure, open_scope
+from lightning_core.capture.spans import SpanHandle
 from lightning_core.errors import describe
 
 
@@ -23,17 +24,22 @@ class StepScope:
     A generator runs in its consumer's context, so a scope that spans a ``yield`` would affect the consumer.
     """
 
-    def __init__(self, name: str, *, kind: ScopeKind = "agent") -> None:
+    def __init__(self, name: str, *, kind: ScopeKind = "agent", attributes: Mapping[str, Any] | None = None) -> None:
         outer = find_scope()
         self._inner: Scope | None = None
         self._span: Span | None = None
         if outer is not None:
-            self._inner, self._span = open_scope(outer, name, kind, None)
+            self._inner, self._span = open_scope(outer, name, kind, attributes)
 
     @property
     def is_active(self) -> bool:
         """Whether it was opened in a rollout; otherwise it has no effect."""
         return self._inner is not None
+
+    @property
+    def handle(self) -> SpanHandle:
+        """Sets attributes of the span."""
+        return SpanHandle(self._span)
 
     @contextmanager
     def step(self) -> Generator[None]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lightning_core.credit.episode import Value
+from lightning_core.credit.precision import are_close
 from lightning_core.credit.registry import advantage_rule
 from lightning_core.errors import CreditError
 
@@ -116,11 +117,8 @@ def rollouts(group: Sequence[Value]) -> int:
 
 
 def is_flat(group: Sequence[Value]) -> bool:
-    """Whether ``group`` has one rollout only, or equal values up to rounding."""
-    if rollouts(group) < 2:
-        return True
-    low, high = min(v.value for v in group), max(v.value for v in group)
-    return math.isclose(low, high, rel_tol=1e-12, abs_tol=1e-12)
+    """Whether ``group`` has one rollout only, or values that are equal to the precision of the rewards."""
+    return rollouts(group) < 2 or are_close((v.value for v in group), magnitude=max(v.magnitude for v in group))
 
 
 def moments(group: Sequence[Value]) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+from lightning_core.credit.precision import are_close, sum_of
 from lightning_core.trace import Call, Reward, Trace, check_reward
 from lightning_core.transitions import Transition
 
@@ -78,18 +79,20 @@ class Episode:
     def outcome(self) -> Hashable:
         """All rewards by place: episode, agent with a transition, or agent and turn of a call.
 
-        None if a rewarded call is neither a transition nor repeated.
+        None if a rewarded call is neither a transition nor repeated. Two of them are compared with `precision.agree`.
         """
         places = self._places
         agents = {t.agent for t in self.transitions}
-        sums: dict[Hashable, float] = {}
+        found: dict[str | tuple[str, int] | None, list[float]] = {}
         for r in self.rewards:
             if r.call is not None and r.value and r.call not in places:
                 return None
             place = r.agent if r.call is None else places.get(r.call)
             if r.call is not None or r.agent in agents:
-                sums[place] = sums.get(place, 0.0) + r.value
-        return round(self.reward, 9), frozenset((place, round(v, 9)) for place, v in sums.items() if round(v, 9))
+                found.setdefault(place, []).append(r.value)
+        sums = {repr(place): sum_of(values) for place, values in found.items()}
+        others = {place: own for place, own in sums.items() if not are_close((own.value, 0.0), magnitude=own.size)}
+        return sum_of(r.value for r in self.rewards if r.is_episode), tuple(sorted(others.items()))
 
     @cached_property
     def observations(self) -> list[str]:
@@ -104,6 +107,11 @@ class Episode:
 def episode_return(episode: Episode, agent: str) -> float:
     """The return of ``episode`` for ``agent``: `R +` all rewards of calls `+` rewards of the agent."""
     return math.fsum([episode.reward, *(r.value for r in episode.rewards if r.call is not None or r.agent == agent)])
+
+
+def reward_magnitude(episode: Episode, agent: str) -> float:
+    """The sum of the sizes of all rewards that count for ``agent``, those of calls included."""
+    return math.fsum(abs(r.value) for r in episode.rewards if r.call is not None or r.agent in (None, agent))
 
 
 def _new_messages(call: Call) -> list[Mapping[str, Any]]:
@@ -166,3 +174,5 @@ class Value:
     value: float
     weight: float
     """1 / number of the rollout's calls in the group."""
+    magnitude: float = 0.0
+    """Sum of the sizes of the rewards that the value may be computed from; its rounding error is relative to this."""

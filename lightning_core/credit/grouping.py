@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
-from lightning_core.credit.episode import Episode, Value
+from lightning_core.credit.episode import Episode, Value, reward_magnitude
+from lightning_core.credit.precision import agree
 from lightning_core.credit.registry import GROUP_KEYS, GroupKey, group_key
 from lightning_core.errors import CreditError
 
@@ -75,8 +76,11 @@ def group_values(
     """
     keys = [GROUP_KEYS.find(key) for key in group_by]
     members: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    magnitudes: dict[str, float] = {}
     for episode in episodes:
         parts = [_key_of(episode, key) for key in keys]
+        by_agent = {agent: reward_magnitude(episode, agent) for agent in {t.agent for t in episode.transitions}}
+        magnitudes |= {t.call: by_agent[t.agent] for t in episode.transitions}
         for index, t in enumerate(episode.transitions):
             if t.call not in values:
                 continue
@@ -84,7 +88,7 @@ def group_values(
             members.setdefault(key, {}).setdefault(episode.rollout, []).append(t.call)
     return [
         [
-            Value(call=call, rollout=rollout, value=values[call], weight=1 / len(calls))
+            Value(call=call, rollout=rollout, value=values[call], weight=1 / len(calls), magnitude=magnitudes[call])
             for rollout, calls in by_rollout.items()
             for call in calls
         ]
@@ -99,8 +103,8 @@ def equalise(groups: Sequence[Sequence[Value]], outcomes: Mapping[str, Hashable]
     """
     found: list[list[Value]] = []
     for group in groups:
-        outcomes_of_group = {outcomes.get(v.rollout) for v in group}
-        same = len(outcomes_of_group) == 1 and None not in outcomes_of_group
+        first, *others = dict.fromkeys(outcomes.get(v.rollout) for v in group)
+        same = first is not None and all(agree(first, other) for other in others)
         found.append([replace(v, value=group[0].value) for v in group] if same else list(group))
     return found
 

@@ -26,6 +26,7 @@ from lightning_core.propagation.children.ray_tasks import install_ray
 from lightning_core.propagation.children.scope import prepare_children_with
 from lightning_core.propagation.clients import install_client
 from lightning_core.propagation.queues import install_queues
+from lightning_core.propagation.signal_handlers import install_signal_handlers
 from lightning_core.propagation.sockets import install_sockets
 from lightning_core.propagation.threads import install_threads
 from lightning_core.propagation.transports import install_transports
@@ -77,6 +78,7 @@ def _install(patches: Patches) -> None:
     install_sockets(patches)
     install_transports(patches)
     install_threads(patches)
+    install_signal_handlers(patches)
     install_queues(patches)
     install_processes(patches)
     install_programs(patches)

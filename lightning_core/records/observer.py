@@ -17,6 +17,7 @@ from lightning_core.errors import describe
 from lightning_core.records.ledger import NewRoutes
 from lightning_core.records.report import Summary
 from lightning_core.records.results import Evaluation, Recorded, Result
+from lightning_core.records.shared_state import SharedState
 from lightning_core.records.store import Phase
 from lightning_core.trace import Trace
 
@@ -91,6 +92,7 @@ class Observers:
         self._observers = list(observers)
         self._result: Result | None = None
         self._routes = NewRoutes()
+        self._shared = SharedState()
 
     @contextmanager
     def watching(
@@ -125,6 +127,7 @@ class Observers:
         """A rollout of the phase ended. Its routes are shown if they are new."""
         if routes := self._routes.of(trace):
             self.message(routes)
+        self._shared.add(trace)
         tokens = sum(len(call.output_ids) for call in trace.calls if call.output_ids is not None)
         self._each(lambda observer: observer.advance(tokens))
 
@@ -132,8 +135,9 @@ class Observers:
         self._each(lambda observer: observer.message(text))
 
     def measure(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """The metrics that all observers add."""
-        added: dict[str, float] = {}
+        """The metrics that all observers add, and what is known of the rollouts since the last call."""
+        shared = self._shared.take()
+        added: dict[str, float] = {} if shared is None else {"shared_state": shared}
         self._each(lambda observer: added.update(observer.measure(step, metrics)))
         return added
 

@@ -16,7 +16,7 @@ from lightning_core.records.solved import is_solved
 from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.attempt import Group, Rollout
 from lightning_core.trace import Call, Trace
-from lightning_core.transitions import Row, Transition
+from lightning_core.transitions import Row, Transition, discarded_calls
 
 _CONTEXTS = ("new", "clean", "realigned", "forked")
 _REASONS = LEFT_OUT - {"infrastructure", "invalid"}
@@ -35,7 +35,7 @@ _SUMS_OF_POLICIES = ("response_tokens_sum", "surprisal_sum")
 
 
 def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0, solved: float = 1.0) -> dict[str, float]:
-    """Rollouts by status, the sum of their rewards, their calls by context, and their sampled tokens.
+    """Rollouts by status, the sum of their rewards, their calls by context, those that they dropped, and their sampled tokens.
 
     ``context``: how the prompt continues earlier ones.
 
@@ -56,6 +56,7 @@ def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0, solved: float 
         "rollouts_without_calls": sum(not any(c.trained for c in r.trace.calls) for r in finished),
         **{f"context_{kind}": sum(c.context == kind for c in calls) for kind in _CONTEXTS},
         "context_rewritten": sum(_rewritten(r.trace) for r in rollouts),
+        "calls_discarded": sum(len(discarded_calls(r.trace)) for r in rollouts),
         "tokens_sampled": sum(len(c.output_ids) for c in calls if c.output_ids is not None),
     }
 

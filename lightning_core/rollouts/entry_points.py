@@ -63,7 +63,7 @@ def _check_program(section: CommandSection) -> None:
         raise ConfigError(f"agent: there is no program {program!r} on this machine; install it, or give its full path")
 
 
-def load_reward(config: Sections) -> Callable[[Any, Any], float] | None:
+def load_reward(config: Sections) -> Callable[[Any, Any], Any] | None:
     """The reward function of ``config``, if any. Raises `ConfigError` if it cannot be found."""
     if not config.reward:
         return None

@@ -23,12 +23,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, SupportsFloat
 
 from lightning_core.capture import ActiveRollout, reward, rollout
 from lightning_core.capture.folders import remove_folders
@@ -58,7 +58,7 @@ from lightning_core.trace import TRAINED, SpanRecord, Trace, check_reward, spans
 logger = logging.getLogger(__name__)
 
 Solve = Callable[[Any], Any]
-RewardFunction = Callable[[Any, Any], float]
+RewardFunction = Callable[[Any, Any], SupportsFloat | Awaitable[SupportsFloat]]
 
 _CLOSING_THREADS = 4
 _REMOVING_THREADS = 8

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import chain, combinations
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -85,6 +86,31 @@ def test_copies_of_an_attempt_get_no_advantage(
     episodes = [with_rewards(f"r{i}-", reward, agents, [("a", a), ("b", b)], by_turn) for i in range(3)]
     credit = assign_credit(episodes, rules_of(rewards, advantage))
     assert set(credit.advantages.values()) == {0.0}
+
+
+@pytest.mark.parametrize("advantage", COMPARING)
+@pytest.mark.parametrize("rewards", WITHOUT_CRITIC)
+def test_the_rounding_errors_of_float32_rewards_get_no_advantage(rewards: str, advantage: str) -> None:
+    """The same reward as one float32 number, as a sum of two, as two rewards, and as the difference of large ones."""
+    one, (a, b) = float(np.float32(301.6)), np.array([100.7, 200.9], dtype=np.float32)
+    assert float(a + b) != one
+    large = [float(np.float32(x)) for x in (30_000_301.6, -30_000_000)]
+    parts = [[one], [float(a + b)], [float(a), float(b)], large]
+    attempts = [
+        episode(f"r{i}-", r, "a" * (1 + i % 2), extra=tuple(Reward(value=v) for v in more))
+        for i, (r, *more) in enumerate(parts)
+    ]
+    for episodes in (attempts[:3], attempts[1::2]):  # of 2, 1 and 2 calls; and of 2 each
+        credit = assign_credit(episodes, rules_of(rewards, advantage))
+        assert set(credit.advantages.values()) == {0.0}
+        assert credit.metrics["groups_equal"] + credit.metrics["groups_single"] == credit.metrics["groups"]
+
+
+@pytest.mark.parametrize("advantage", COMPARING)
+def test_rewards_that_differ_by_more_than_rounding_are_compared(advantage: str) -> None:
+    """A thousandth of the largest reward's tenth: 300 times the precision."""
+    episodes = [episode("x", 301.6), episode("y", 301.7), episode("z", -1, task="u")]
+    assert assign_credit(episodes, rules_of("broadcast", advantage)).advantages["x0"] != 0
 
 
 @pytest.mark.parametrize("group_by", GROUPINGS, ids=str)

@@ -150,7 +150,7 @@ def test_refused_calls_train_nothing_and_break_nothing():
     assert [t.call for t in episode.transitions] == [t.call for t in transitions]
     assert tool_outcomes(trace) == ()
     assert "hello" in judge_prompt([trace, trace], None)
-    credit = assign_credit([with_air(episode, Air(truncated=-1.0, tool_error=-1.0))])
+    credit = assign_credit(with_air([episode], Air(truncated=-1.0, tool_error=-1.0), solved=1.0))
     assert set(credit.values) == {t.call for t in transitions}
 
 

@@ -15,6 +15,7 @@ from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
+from langgraph._internal._constants import CONFIG_KEY_CHECKPOINTER
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphBubbleUp
 from langgraph.func import entrypoint, task
@@ -37,6 +38,7 @@ from lightning_core.testing.contract import (
     parent_of,
     user_message,
 )
+from lightning_core.transitions import discarded_calls, trace_to_transitions
 from tests.integrations.runnables import add, chat_model, run_runnable
 
 INTEGRATION = "langgraph"
@@ -143,7 +145,8 @@ def test_private_api() -> None:
     for function, is_async in ((runner.run_with_retry, False), (runner.arun_with_retry, True)):
         assert next(iter(inspect.signature(function).parameters)) == "task"
         assert inspect.iscoroutinefunction(function) is is_async
-    assert {"name", "config"} <= {f.name for f in fields(PregelExecutableTask)}
+    assert {"name", "config", "id"} <= {f.name for f in fields(PregelExecutableTask)}
+    assert CONFIG_KEY_CHECKPOINTER == "__pregel_checkpointer"
     assert list(inspect.signature(ToolNode._validate_tool_call).parameters) == ["self", "call"]
     assert issubclass(GraphBubbleUp, Exception)
 
@@ -331,6 +334,78 @@ def test_an_interrupt_is_not_a_failure(playground: Playground, marked: bool) -> 
         graph.invoke(Command(resume="yes"), thread)
     assert len(run.trace.calls) == 2
     assert [event.error for event in run.trace.events] == [None] * (5 if marked else 3)
+
+
+def drafts(state: MessagesState) -> Any:
+    draft = chat_model().invoke("draft")
+    return {"messages": [draft, HumanMessage(interrupt("go on?"))]}
+
+
+def says(text: str) -> Any:
+    return lambda state: {"messages": [chat_model().invoke(text)]}
+
+
+def drafts_in_subgraph(state: MessagesState) -> Any:
+    """Calls a graph, of which one node is done when another is interrupted."""
+    chat_model().invoke("before")
+    inner = StateGraph(MessagesState)
+    inner.add_sequence([("done", says("done")), ("draft", drafts)])
+    inner.add_edge(START, "done")
+    return inner.compile(checkpointer=True).invoke(state)
+
+
+@tool
+def look_up(a: int, b: int) -> str:
+    """Asks a model, then a person."""
+    return f"{chat_model().invoke('inside a tool').content} {interrupt('go on?')}"
+
+
+@task
+def outline() -> str:
+    return chat_model().invoke("outline").text
+
+
+@entrypoint(checkpointer=InMemorySaver())
+def write(text: str) -> str:
+    outline().result()
+    chat_model().invoke("draft")
+    return interrupt("go on?")
+
+
+AGENT_WITH_TOOL = create_agent(chat_model(), [look_up])
+USE_LOOK_UP = 'use:look_up {"a": 1, "b": 2}'
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("program", "said", "discarded"),
+    [
+        (one_node("ask", drafts), "hello", ["draft"]),
+        (one_node("ask", trainable("asker")(drafts)), "hello", ["draft"]),
+        (one_node("ask", drafts_in_subgraph), "hello", ["before", "draft"]),
+        (one_node("agent", AGENT_WITH_TOOL), USE_LOOK_UP, ["inside a tool"]),
+        (write, "hello", ["draft"]),
+    ],
+    ids=["node", "marked", "subgraph", "tool of an agent", "functional"],
+)
+def test_responses_of_a_node_that_runs_again_after_an_interrupt_are_not_trained(
+    playground: Playground, program: Any, said: str, discarded: list[str]
+) -> None:
+    """What completed before the interrupt is not repeated, and stays."""
+    graph = program.compile(checkpointer=InMemorySaver()) if isinstance(program, StateGraph) else program
+    thread: Any = {"configurable": {"thread_id": "1"}}
+    start: Any = {"messages": [HumanMessage(said)]} if isinstance(program, StateGraph) else said
+    with playground.rollout() as run:
+        assert "__interrupt__" in graph.invoke(start, thread)
+        assert discarded_calls(run.trace) == set()
+        paused = {call.id for call in run.trace.calls}
+        graph.invoke(Command(resume="yes"), thread)
+    dropped = [call for call in run.trace.calls if call.id in discarded_calls(run.trace)]
+    assert [call.messages[-1]["content"] for call in dropped] == discarded
+    assert paused.issuperset(call.id for call in dropped)
+    agents = {call.agent for call in run.trace.calls if call.agent}
+    kept = {t.call for t in trace_to_transitions(run.trace, agents=agents, refused=True) if t.refusal is None}
+    assert kept.isdisjoint(call.id for call in dropped)
 
 
 @pytest.mark.usefixtures("installed")

@@ -75,9 +75,10 @@ def test_forks_are_recorded_credited_and_trained_on(model: Path, tmp_path: Path,
         assert {change.ordinal for change in without} < {change.ordinal for change in again}
         assert all(change.advantage == pytest.approx(change.trained.advantage) for change in again)
         assert len(again) == len(store.credit(step=0))
-        for episode in step_episodes(store, 0):
-            costs = with_air(episode, Air(call_cost=1.0)).rewards[len(episode.rewards) :]
-            assert len(costs) == len(episode.trace.calls) == 3, "a fork pays for the calls that it repeats too"
+        episodes = step_episodes(store, 0)
+        for before, after in zip(episodes, with_air(episodes, Air(call_cost=1.0, gate=False), solved=1.0), strict=True):
+            costs = after.rewards[len(before.rewards) :]
+            assert len(costs) == len(before.trace.calls) == 3, "a fork pays for the calls that it repeats too"
 
 
 def test_forks_that_cannot_be_restored_are_counted_and_left_out(model: Path, tmp_path: Path, caplog: Any) -> None:

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -312,3 +314,28 @@ class Copied:
         if self.number == 1:
             self.released.set()
         self.found.append(self.released.wait(20))
+
+
+def gives_number_like_rewards(task: dict[str, Any]) -> None:
+    """One for each type that converts to float."""
+    for value in (Decimal("0.5"), Fraction(1, 4), np.float32(2), np.array(4.0)):
+        reward(value)
+
+
+async def scores_later(task: dict[str, Any], result: Any) -> float:
+    """An asynchronous reward function with a model call."""
+    with scope("planner"):
+        async with httpx.AsyncClient(timeout=60) as client:
+            answer = await client.post(faulty_agents.URL, json=faulty_agents.body("score"))
+    await asyncio.to_thread(answer.raise_for_status)
+    return float(task["id"]) + result
+
+
+def scores_within_a_second(task: dict[str, Any], result: Any) -> float:
+    """As math_verify: the answer is wrong if it cannot be compared."""
+    try:
+        before = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    except ValueError:
+        return 0.0
+    signal.signal(signal.SIGALRM, before)
+    return 1.0

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gc
 import logging
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lightning_core.endpoint.server import PolicyEndpoint
+from lightning_core.errors import RewardError
 from lightning_core.rollouts import runner
 from lightning_core.rollouts.executors import failures
+from lightning_core.trace import check_reward
 from tests.rollouts import executor_agents as agents
 from tests.rollouts.executor_runs import finish, numbered, open_endpoint, run, running
 
@@ -83,3 +87,34 @@ def test_names_of_exceptions_are_bounded_and_not_kept() -> None:
         load(f"agent.Error{n}")
     gc.collect()
     assert len(failures.CarriedError.__subclasses__()) < 1000
+
+
+@EVERYWHERE
+def test_a_reward_function_may_be_asynchronous(endpoint: PolicyEndpoint, executor: str) -> None:
+    rollouts = run(
+        endpoint, agents.number, numbered(3), executor=executor, reward_function=agents.scores_later, concurrency=2
+    )
+    assert [(r.status, r.reward, r.error) for r in rollouts] == [("ok", 2.0 * n, None) for n in range(3)]
+    assert [call.agent for r in rollouts for call in r.trace.calls] == ["planner"] * 3
+
+
+def test_reward_takes_every_number_that_an_agent_may_return(endpoint: PolicyEndpoint) -> None:
+    (rollout,) = run(endpoint, agents.gives_number_like_rewards, numbered(1), executor="task")
+    assert (rollout.status, rollout.reward) == ("ok", 6.75)
+    for wrong in ("1", np.str_("1"), np.array([1.0, 2.0]), Decimal("nan"), 1j):
+        with pytest.raises(RewardError, match="a reward must be a finite number"):
+            check_reward(wrong)
+
+
+@EVERYWHERE
+def test_a_reward_that_needs_the_main_thread_is_reported_where_it_is_on_another(
+    endpoint: PolicyEndpoint, executor: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "lightning_core"):
+        rollouts = run(
+            endpoint, agents.number, numbered(3), executor=executor, reward_function=agents.scores_within_a_second
+        )
+    found = [r.getMessage() for r in caplog.records if "signal handler" in r.getMessage()]
+    assert ({r.reward for r in rollouts}, len(found)) == (({1.0}, 0) if executor == "process" else ({0.0}, 1))
+    assert all(text.startswith("the reward function sets a signal handler on a thread") for text in found)
+    assert all("rollouts.executor: process" in text for text in found)

@@ -135,7 +135,7 @@ def test_a_fork_has_the_intermediate_rewards_of_the_calls_that_it_repeats(
         attempt("g", 1.0, {**trained, "replays": "p0"}, {**trained, "forks": "p1"}, trained),
     ]
     air = Air(call_cost=0.01, token_cost=0.1, formats=(Format(pattern="answer", weight=0.5),))
-    episodes = [with_air(episode, air) for episode in episodes]
+    episodes = with_air(episodes, air, solved=1.0)
     rules = CreditRules(rewards=function_of(rewards, key="credit.rewards"), advantage=advantage)
     credit = assign_by_policy(episodes, dict.fromkeys(policies, rules))
     if advantage != "none" or rewards == "vine":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_core.config.monitor_registry import HeldOut, History, Share, Steps, monitor
-from lightning_core.observers.monitors.reading import last, period, share, total
+from lightning_core.observers.monitors.reading import last, mean, period, share, total
 
 _CONTINUED = ("context_clean", "context_realigned", "context_forked", "context_rewritten")
 _FEW_CALLS = 10
@@ -60,6 +60,21 @@ def no_calls(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least:
         f"in {silent:.0%} of the rollouts of {period(steps)} no trained agent made a model call, so there is nothing to train. The agent "
         "has a cache, answers without the model, or uses agents that agents.train does not name. Disable caches, and compare "
         "agents.train with the names that lightning-rl trace lists"
+    )
+
+
+@monitor("shared_state")
+def shared_state(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least: Share = 0.1) -> str | None:
+    """A share of `at_least` of the rollouts began with text that was sampled in another rollout."""
+    lines = history[-steps:]
+    found = mean(lines, "shared_state")
+    if found is None or found < at_least:
+        return None
+    return (
+        f"in {found:.0%} of the rollouts of {period(len(lines))} the first prompt has a response that was sampled in another rollout, so "
+        "attempts see earlier answers. An object that several rollouts share keeps the conversation: a LangGraph checkpointer with a "
+        "fixed thread_id, a SQLiteSession, a team that is not reset, a list at the top of the module. Create it in the agent's function, "
+        "or set rollouts.fresh: true, which runs each rollout in a new process (a file or server keeps its state)"
     )
 
 

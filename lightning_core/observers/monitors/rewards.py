@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
 from lightning_core.config.monitor_registry import HeldOut, History, Limit, Share, Steps, monitor
-from lightning_core.observers.monitors.reading import number
+from lightning_core.observers.monitors.reading import last, mean, number, period
 
 _MIN_TASKS = 6
 _TINY = 1e-12
@@ -54,6 +54,20 @@ def intermediate_rewards(
         f"what credit.air adds rose from {fmean(air_start):.3f} to {fmean(air_now):.3f} per rollout while the reward fell from "
         f"{fmean(reward_start):.3f} to {fmean(reward_now):.3f}: the policy learns the intermediate rewards instead of the tasks. "
         "Lower the weights under credit.air"
+    )
+
+
+@monitor("shaping_alone")
+def shaping_alone(history: History, held_out: HeldOut, *, steps: Steps = 5, at_least: Share = 0.5) -> str | None:
+    """In a share of `at_least` of the groups of `steps` steps, the attempts differ in the rewards of `credit.air` alone."""
+    alone = mean(last(history, steps), "air_alone")
+    if alone is None or alone < at_least:
+        return None
+    return (
+        f"in {alone:.0%} of the groups of {period(steps)} the attempts differ in the rewards of credit.air alone: the task's reward is the "
+        "same for all, and rules that divide by a deviation give small rewards a full advantage. If these attempts fail, set "
+        "credit.air.gate: true, lower the tool rewards and custom rules, or use easier tasks; if they succeed, use harder tasks, or "
+        "credit.advantage: dr-grpo, which keeps the scale"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import inspect
 import logging
 import threading
@@ -66,56 +67,53 @@ class InProcessExecutor:
 
     async def call(self, work: Assignment) -> Returned:
         """See `Executor.call`."""
-        running = RunningHere()
+        running = RunningHere(work.limit)
         work.started(running)
-        result = await self._run(work, running)
         if self._reward is None:
-            return Returned(result=result)  # shown already
-        reward = self._reward
-
-        def score() -> Any:
-            with run_as(REWARD_FUNCTION):
-                return reward(work.scored_task, result)
-
+            return Returned(result=await self._run(self._solve, (work.task,), running, _shown))
+        result = await self._run(self._solve, (work.task,), running, _unchanged)
         began = time.monotonic()
         scored, failed = None, None
         try:
-            scored = await _limited(work.limit, lambda: _carry(score, _shown), running)
+            with run_as(REWARD_FUNCTION):
+                scored = await self._run(self._reward, (work.scored_task, result), running, _shown)
         except (TimeLimitError, WholeTimeLimitError) as error:
             failed = no_score(error)
         except Exception as error:  # noqa: BLE001 - the caller decides what it means
             failed = error
         return Returned(result=None, score=scored, score_error=failed, score_seconds=time.monotonic() - began)
 
-    async def _run(self, work: Assignment, running: RunningHere) -> Any:
-        """The agent's return value, or its repr if there is no reward function."""
-        convert = _shown if self._reward is None else _unchanged
-        solve = bind(self._solve)
+    async def _run(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], running: RunningHere, convert: Callable[[Any], Any]
+    ) -> Any:
+        """The converted result of ``function``, the agent or the reward function."""
+        call = functools.partial(bind(function), *arguments)
         if self._own_threads:
-            return await _limited(work.limit, lambda: _carry(lambda: _run_here(solve, work), convert), running)
-        if inspect.iscoroutinefunction(self._solve):
-            return await self._on_loop(_carry_async(solve(work.task), convert), work, running)
+            return await running.on_thread(lambda: _carry(lambda: _run_here(call, running.limit.own), convert))
+        if inspect.iscoroutinefunction(function):
+            return await self._on_loop(_carry_async(call(), convert), running)
 
         def start() -> tuple[Any, bool]:
-            result = solve(work.task)
+            result = call()
             waits = inspect.isawaitable(result)
             return (result if waits else convert(result)), waits
 
-        result, waits = await _limited(work.limit, lambda: _carry(start, _unchanged), running)
+        result, waits = await running.on_thread(lambda: _carry(start, _unchanged))
         if not waits:
             return result
-        return await self._on_loop(_carry_async(result, convert), work, running)
+        return await self._on_loop(_carry_async(result, convert), running)
 
-    async def _on_loop(self, coroutine: Coroutine[Any, Any, Any], work: Assignment, running: RunningHere) -> Any:
+    async def _on_loop(self, coroutine: Coroutine[Any, Any, Any], running: RunningHere) -> Any:
         if self._shared is None or self._shared.abandoned:
-            self._shared = AgentLoop(work.limit.own)
-        return await self._shared.run(coroutine, work.limit, running)
+            self._shared = AgentLoop(running.limit.own)
+        return await self._shared.run(coroutine, running)
 
 
 @dataclass(frozen=True, slots=True)
 class RunningHere:
     """An agent that runs in this process; see `Running`."""
 
+    limit: TimeLimit
     threads: list[threading.Thread] = field(default_factory=list[threading.Thread])
     tasks: list[asyncio.Task[Any]] = field(default_factory=list[asyncio.Task[Any]])
 
@@ -125,6 +123,25 @@ class RunningHere:
     async def stacks(self) -> str:
         """See `Running.stacks`."""
         return stacks_of(self.threads, self.tasks)
+
+    async def on_thread(self, function: Callable[[], Any]) -> Any:
+        """The result of ``function`` on a new daemon thread, in a copy of the current context. Raises as `Deadline.within`."""
+        runner = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = runner.create_future()
+        context = contextvars.copy_context()
+
+        def work() -> None:
+            result, error = None, None
+            try:
+                result = context.run(function)
+            except BaseException as raised:  # noqa: BLE001 - re-raised through the future
+                error = raised
+            _settle(runner, future, result, error)
+
+        thread = threading.Thread(target=work, name="lightning-agent", daemon=True)
+        thread.start()
+        self.threads.append(thread)
+        return await self.limit.begin(lambda: waits_for_processor(thread.native_id)).within(future)
 
 
 class AgentLoop:
@@ -157,7 +174,7 @@ class AgentLoop:
             self._rollouts[task] = end
         return task
 
-    async def run(self, coroutine: Coroutine[Any, Any, Any], limit: TimeLimit, running: RunningHere) -> Any:
+    async def run(self, coroutine: Coroutine[Any, Any, Any], running: RunningHere) -> Any:
         """The result of ``coroutine``, in the current context. Raises as `Deadline.within`."""
         runner = asyncio.get_running_loop()
         end: asyncio.Future[Any] = runner.create_future()
@@ -177,7 +194,7 @@ class AgentLoop:
         self._ends.add(end)
         self._loop.call_soon_threadsafe(start)  # with the context of the rollout
         try:
-            return await limit.begin(lambda: waits_for_processor(self._thread.native_id)).within(end)
+            return await running.limit.begin(lambda: waits_for_processor(self._thread.native_id)).within(end)
         except (TimeLimitError, WholeTimeLimitError):
             if end.cancelled() and await self._replace_if_blocked() not in (None, end):
                 raise DisplacedError("another rollout blocked the agents' event loop") from None
@@ -221,26 +238,6 @@ class AgentLoop:
         self._loop.call_soon_threadsafe(function, context=contextvars.Context())
 
 
-async def _limited(limit: TimeLimit, function: Callable[[], Any], running: RunningHere) -> Any:
-    """The result of ``function`` on a new daemon thread, in a copy of the current context. Raises as `Deadline.within`."""
-    runner = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = runner.create_future()
-    context = contextvars.copy_context()
-
-    def work() -> None:
-        result, error = None, None
-        try:
-            result = context.run(function)
-        except BaseException as raised:  # noqa: BLE001 - re-raised through the future
-            error = raised
-        _settle(runner, future, result, error)
-
-    thread = threading.Thread(target=work, name="lightning-agent", daemon=True)
-    thread.start()
-    running.threads.append(thread)
-    return await limit.begin(lambda: waits_for_processor(thread.native_id)).within(future)
-
-
 def _settle(
     runner: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any, error: BaseException | None
 ) -> None:
@@ -265,13 +262,13 @@ def _settle(
         logger.info("an abandoned agent ended after its runner was closed")
 
 
-def _run_here(solve: Agent, work: Assignment) -> Any:
-    """Run the agent on this thread, with a new event loop if it is asynchronous."""
-    result = solve(work.task)
+def _run_here(function: Callable[[], Any], limit: float) -> Any:
+    """The result of ``function`` on this thread, with a new event loop if it is asynchronous. ``limit``: see `AgentLoop`."""
+    result = function()
     if not inspect.iscoroutine(result):
         return result
     with asyncio.Runner() as runner:
-        runner.get_loop().set_default_executor(ToolThreads(work.limit.own))
+        runner.get_loop().set_default_executor(ToolThreads(limit))
         return runner.run(result, context=contextvars.copy_context())
 
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from numbers import Real
 from typing import Any
 
-import numpy as np
-
-from lightning_core.errors import text_of
+from lightning_core.errors import as_number, text_of
 from lightning_core.rollouts.executors.executor import Shown
 
 _MAX_SHOWN = 300
@@ -18,14 +14,8 @@ def dump(value: Any) -> dict[str, Any]:
     """``value`` as JSON: a number, null, or its repr."""
     if value is None or isinstance(value, bool):
         return {"plain": value}
-    if isinstance(value, (Real, np.bool_)) or hasattr(value, "__float__"):  # such as a tensor of one element
-        try:
-            return {"plain": float(value)}
-        except OverflowError:  # an integer or a fraction beyond float64
-            return {"plain": math.inf}
-        except Exception:  # noqa: BLE001 - code of the agent
-            return {"shown": text_of(value, repr)[:_MAX_SHOWN]}
-    return {"shown": text_of(value, repr)[:_MAX_SHOWN]}
+    number = as_number(value)
+    return {"shown": text_of(value, repr)[:_MAX_SHOWN]} if number is None else {"plain": number}
 
 
 def load(data: dict[str, Any] | None) -> Any:

@@ -22,7 +22,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -182,9 +182,7 @@ class Worker:
 
     def _solve(self, given: WorkMessage) -> dict[str, Any]:
         try:
-            result = self._program.solve(given.task)
-            if inspect.iscoroutine(result):
-                result = self._await(result)
+            result = self._awaited(self._program.solve(given.task))
         except BaseException as error:  # noqa: BLE001 - the agent's exception is data
             self._end_copy(error)
             return {"raised": failures.dump(error)}
@@ -195,7 +193,7 @@ class Worker:
         self._send({"scoring": True})
         try:
             with run_as(REWARD_FUNCTION):
-                ended["score"] = results.dump(self._program.reward(given.scored_task, result))
+                ended["score"] = results.dump(self._awaited(self._program.reward(given.scored_task, result)))
         except BaseException as error:  # noqa: BLE001 - as above
             self._end_copy(error)
             ended["score_raised"] = failures.dump(error)
@@ -211,12 +209,16 @@ class Worker:
         _flush()
         os._exit(0 if error is None else _exit_code(error))
 
-    def _await(self, work: Coroutine[Any, Any, Any]) -> Any:
-        # Of its own: tools that hang must not hold the threads of later rollouts.
+    def _awaited(self, result: Any) -> Any:
+        """``result``, or its result if it is a coroutine."""
+        if not inspect.iscoroutine(result):
+            return result
         self._used_loop = True
-        self._tools = ThreadPoolExecutor(_TOOL_THREADS, thread_name_prefix="lightning-tools")
-        self._loop.get_loop().set_default_executor(self._tools)
-        return self._loop.run(work, context=contextvars.copy_context())
+        if self._tools is None:
+            # Of its own: tools that hang must not hold the threads of later rollouts.
+            self._tools = ThreadPoolExecutor(_TOOL_THREADS, thread_name_prefix="lightning-tools")
+            self._loop.get_loop().set_default_executor(self._tools)
+        return self._loop.run(result, context=contextvars.copy_context())
 
     def _restore(self, seed: int) -> None:
         os.chdir(self._folder)

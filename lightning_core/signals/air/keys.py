@@ -80,6 +80,10 @@ class Air(Section):
     """Rewards for responses of a given form."""
     rules: Annotated[tuple[Rule, ...], Field(strict=False)] = ()
     """Custom rules."""
+    gate: bool = True
+    """Whether `truncated`, `token_cost`, `call_cost` and `formats` count only if an attempt at the task succeeds. An
+    attempt succeeds if its other rewards reach `eval.solved`, or exceed those of another attempt. Otherwise, among
+    attempts that all fail, the one that fails fastest has an advantage."""
 
 
 class AirKeys(Section):

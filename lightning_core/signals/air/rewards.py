@@ -15,6 +15,8 @@ from typing import Any
 from lightning_core.capture.selectors import find_selector
 from lightning_core.config.types import Section
 from lightning_core.credit.episode import Episode
+from lightning_core.credit.precision import agree, are_close
+from lightning_core.records.solved import is_solved
 from lightning_core.signals.air.keys import Air, CallReward, air_of, import_rules
 from lightning_core.signals.air.tool_outcomes import ToolOutcome, tool_outcomes
 from lightning_core.trace import Call, Reward, check_reward
@@ -22,32 +24,74 @@ from lightning_core.trace import Call, Reward, check_reward
 _PREFIX = "air: "
 
 
-def with_air(episode: Episode, air: Air, functions: Sequence[CallReward] = ()) -> Episode:
-    """``episode`` plus the intermediate rewards of its trained calls, except rewards of 0. ``functions``: of ``air.rules``.
+def with_air(
+    episodes: Sequence[Episode], air: Air, functions: Sequence[CallReward] = (), *, solved: float
+) -> list[Episode]:
+    """``episodes`` plus the intermediate rewards of their trained calls, except rewards of 0.
 
     A fork also gets the rewards of the calls that it repeats: its return is compared with the rollout's where they were sampled.
+
+    ``functions``: of ``air.rules``. ``solved``: see ``eval.solved``.
     """
-    return replace(episode, rewards=(*episode.rewards, *_rewards(episode, air, functions)))
+    shaped = _shaped_tasks(episodes, solved) if air.gate else {e.task_id for e in episodes}
+    return [
+        replace(e, rewards=(*e.rewards, *_rewards(e, air, functions, is_shaped=e.task_id in shaped))) for e in episodes
+    ]
 
 
-def with_air_of(credit: Section, episodes: Sequence[Episode]) -> Sequence[Episode]:
+def with_air_of(credit: Section, episodes: Sequence[Episode], *, solved: float) -> Sequence[Episode]:
     """``episodes`` with the rewards of ``credit.air``, if it is set. Raises `ConfigError` as `import_rules` does."""
     air = air_of(credit)
-    if air is None:
-        return episodes
-    functions = import_rules(air)
-    return [with_air(episode, air, functions) for episode in episodes]
+    return episodes if air is None else with_air(episodes, air, import_rules(air), solved=solved)
+
+
+def count_alone(episodes: Sequence[Episode]) -> tuple[int, int]:
+    """Of ``episodes`` with their intermediate rewards: the tasks whose attempts differ in these alone, and the tasks with several."""
+    groups = [attempts for attempts in _by_task(episodes).values() if len(attempts) > 1]
+    return sum(not _are_equal(group) and _are_equal(list(map(_without_air, group))) for group in groups), len(groups)
 
 
 def air_sum(episodes: Sequence[Episode], policy: str | None = None) -> float:
     """The sum of the rewards that `with_air` added to the transitions of ``episodes``. ``policy``: only its own; None: all."""
     calls = {t.call for e in episodes for t in e.transitions if policy in (None, t.policy)}
-    return math.fsum(
-        r.value for e in episodes for r in e.rewards if r.call in calls and (r.name or "").startswith(_PREFIX)
-    )
+    return math.fsum(r.value for e in episodes for r in e.rewards if r.call in calls and _is_air(r))
 
 
-def _rewards(episode: Episode, air: Air, functions: Sequence[CallReward]) -> Iterator[Reward]:
+def _by_task(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
+    found: dict[str, list[Episode]] = {}
+    for e in episodes:
+        found.setdefault(e.task_id, []).append(e)
+    return found
+
+
+def _shaped_tasks(episodes: Sequence[Episode], solved: float) -> set[str]:
+    """The tasks at which an attempt succeeds. A single attempt is compared with the whole batch, if at all."""
+    batch = _one_succeeds(episodes, solved)
+    groups = _by_task(episodes).items()
+    return {task for task, own in groups if (_one_succeeds(own, solved) if len(own) > 1 else batch)}
+
+
+def _one_succeeds(attempts: Sequence[Episode], solved: float) -> bool:
+    """Whether one of ``attempts`` is solved, or better than another; their rewards may be of any scale."""
+    rewards = [math.fsum(r.value for r in e.rewards) for e in attempts]
+    return not are_close(rewards) or is_solved(max(rewards, default=-math.inf), solved)
+
+
+def _are_equal(attempts: Sequence[Episode]) -> bool:
+    """Whether ``attempts`` have the same rewards, and at the same places."""
+    first = attempts[0].outcome
+    return first is not None and all(agree(first, e.outcome) for e in attempts)
+
+
+def _without_air(episode: Episode) -> Episode:
+    return replace(episode, rewards=[r for r in episode.rewards if not _is_air(r)])
+
+
+def _is_air(reward: Reward) -> bool:
+    return (reward.name or "").startswith(_PREFIX)
+
+
+def _rewards(episode: Episode, air: Air, functions: Sequence[CallReward], *, is_shaped: bool) -> Iterator[Reward]:
     by_call: dict[str, list[ToolOutcome]] = {}
     for outcome in tool_outcomes(episode.trace):
         if outcome.call is not None:
@@ -56,16 +100,7 @@ def _rewards(episode: Episode, air: Air, functions: Sequence[CallReward]) -> Ite
     for call in [*(calls[t.call] for t in episode.transitions), *episode.repeated]:
         outcomes = by_call.get(call.id, [])
         found = [(f"tool {o.tool} {o.status}", _tool_reward(o, air)) for o in outcomes]
-        found.append(("truncated", air.truncated * _overlong(call, air.truncated_ramp)))
-        length = 0 if call.output_ids is None else len(call.output_ids)
-        found += [("token_cost", -air.token_cost * length), ("call_cost", -air.call_cost)]
-        text = _text(call)
-        found += [
-            ("format", rule.weight)
-            for rule in air.formats
-            if (rule.agents is None or find_selector(rule.agents, call.agent or "") is not None)
-            and re.search(rule.pattern, text, re.DOTALL)
-        ]
+        found += _shaping(call, air) if is_shaped else ()
         found += [
             (getattr(function, "__name__", "rule"), rule.weight * check_reward(function(call, outcomes)))
             for rule, function in zip(air.rules, functions, strict=True)
@@ -73,6 +108,17 @@ def _rewards(episode: Episode, air: Air, functions: Sequence[CallReward]) -> Ite
         for name, value in found:
             if value:
                 yield Reward(value=value, call=call.id, name=f"{_PREFIX}{name}")
+
+
+def _shaping(call: Call, air: Air) -> Iterator[tuple[str, float]]:
+    """The rewards of the response's length and form, by name."""
+    yield "truncated", air.truncated * _overlong(call, air.truncated_ramp)
+    yield "token_cost", -air.token_cost * (0 if call.output_ids is None else len(call.output_ids))
+    yield "call_cost", -air.call_cost
+    text = _text(call)
+    for rule in air.formats:
+        if rule.agents is None or find_selector(rule.agents, call.agent or "") is not None:
+            yield "format", rule.weight if re.search(rule.pattern, text, re.DOTALL) else 0.0
 
 
 def _overlong(call: Call, ramp: int) -> float:

@@ -37,7 +37,7 @@ def _agents(c: Sections) -> Iterator[tuple[KeyPath, Names | None]]:
 
 
 def _derive(c: Sections, episodes: Sequence[Episode]) -> Sequence[Episode]:
-    return with_air_of(c.credit, episodes)
+    return with_air_of(c.credit, episodes, solved=c.eval.solved)
 
 
 def _functions(credit: Section) -> Iterator[str]:
@@ -53,4 +53,6 @@ SECTION = SignalSection(
     agents=_agents,
     derive=_derive,
     functions=_functions,
+    means={"air_alone": ("air_alone_sum", "air_groups")},
+    hidden=("air_groups",),
 )

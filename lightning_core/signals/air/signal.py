@@ -10,7 +10,7 @@ from lightning_core.credit import Episode
 from lightning_core.rollouts.attempt import Task
 from lightning_core.rollouts.signal import Resources, Signal
 from lightning_core.signals.air.keys import Air, CallReward, air_of, import_rules
-from lightning_core.signals.air.rewards import air_sum, with_air
+from lightning_core.signals.air.rewards import air_sum, count_alone, with_air
 from lightning_core.transitions import Streams
 
 _COUNT = "reward_air_sum"
@@ -22,6 +22,8 @@ class AirSignal(Signal):
 
     settings: Air
     functions: Sequence[CallReward]
+    solved: float
+    """See ``eval.solved``."""
     policies: Sequence[str]
     """The names of several policies."""
 
@@ -29,13 +31,13 @@ class AirSignal(Signal):
         self, episodes: Sequence[Episode], tasks: Mapping[str, Task], step: int, *, required: bool
     ) -> Sequence[Episode]:
         """``episodes`` with intermediate rewards among their rewards."""
-        return await asyncio.to_thread(lambda: [with_air(e, self.settings, self.functions) for e in episodes])
+        return await asyncio.to_thread(with_air, episodes, self.settings, self.functions, solved=self.solved)
 
     def streams(self, episodes: Sequence[Episode]) -> Streams:
-        """The sum of the rewards that were added, for each of several policies, as counts."""
-        if not self.policies:
-            return Streams(counts={_COUNT: air_sum(episodes)})
-        return Streams(counts={f"{name}/{_COUNT}": air_sum(episodes, name) for name in self.policies})
+        """The sum of the rewards that were added, for each of several policies, and the tasks that only these rewards train, as counts."""
+        sums = {f"{name}/{_COUNT}": air_sum(episodes, name) for name in self.policies} or {_COUNT: air_sum(episodes)}
+        alone, groups = count_alone(episodes)
+        return Streams(counts={**sums, "air_alone_sum": alone, "air_groups": groups})
 
 
 def open_signal(resources: Resources) -> Signal | None:
@@ -43,4 +45,5 @@ def open_signal(resources: Resources) -> Signal | None:
     air = air_of(resources.config.credit)
     if air is None:
         return None
-    return AirSignal(settings=air, functions=import_rules(air), policies=list(resources.config.policies))
+    c = resources.config
+    return AirSignal(settings=air, functions=import_rules(air), solved=c.eval.solved, policies=list(c.policies))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_core.credit.episode import Episode, episode_return
+from lightning_core.credit.precision import agree
 from lightning_core.trace import Call, Reward
 from lightning_core.transitions import Transition
 
@@ -89,8 +90,8 @@ class Trees:
 
     def outcome(self, episode: Episode) -> Hashable:
         """`Episode.outcome` if all rollouts of its tree have the same, else None."""
-        outcomes = {p.episode.outcome for p in self._trees[self.root(episode)]}
-        return episode.outcome if len(outcomes) == 1 else None
+        tree = self._trees[self.root(episode)]
+        return episode.outcome if all(agree(p.episode.outcome, episode.outcome) for p in tree) else None
 
     def root(self, episode: Episode) -> str:
         """The rollout that the tree of ``episode`` grew from."""

@@ -56,7 +56,7 @@ def rewards_and_scores(episode: Episode) -> Hashable:
     """All rewards of the episode by place (`Episode.outcome`), and the answer's scores by agent and turn."""
     scores = answer_scores(episode)
     places = zip(episode.transitions, episode.turns, strict=True)
-    found = frozenset((t.agent, turn, round(scores[t.call], 9)) for t, turn in places if t.call in scores)
+    found = tuple(sorted((t.agent, turn, scores[t.call]) for t, turn in places if t.call in scores))
     return None if episode.outcome is None else (episode.outcome, found)
 
 

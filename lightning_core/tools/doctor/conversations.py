@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from lightning_core.errors import plural
+from lightning_core.records.shared_state import SharedState
 from lightning_core.tools.doctor.finding import Checks, Observed
 from lightning_core.tools.doctor.trial import Trial
 from lightning_core.tools.doctor.units import listed, percent
@@ -45,6 +46,22 @@ def _reasons(t: Trial) -> Iterator[tuple[str | None, str]]:
                 if call.context_reason is not None and call.agent in seen:
                     yield call.context, call.context_reason
                 seen.add(call.agent)
+
+
+@checks.check("shared state")
+def shared_state(t: Trial) -> Iterator[Observed]:
+    """Rollouts that began with a response that was sampled in another rollout: an object that several rollouts share keeps the
+    conversation, so attempts see earlier answers. Examples are a LangGraph checkpointer with a fixed `thread_id`, a
+    `SQLiteSession`, a team that is not reset, and a list at the top of a module. Create it in the agent's function, or set
+    `rollouts.fresh: true`, which runs each rollout in a new process; a file or a server keeps its state."""
+    earlier = SharedState()
+    found = sum([earlier.add(rollout.trace) for rollout in t.rollouts])
+    if found:
+        yield Observed(
+            "problem",
+            f"{found} of {plural(len(t.rollouts), 'rollout')} began with a response that was sampled in another rollout",
+            "create checkpointers (or a new thread_id), sessions, memories and teams in the agent's function, or set rollouts.fresh: true",
+        )
 
 
 @checks.check("truncation")

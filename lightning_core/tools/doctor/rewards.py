@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean
 
+from lightning_core.credit.precision import are_close
 from lightning_core.errors import plural
 from lightning_core.tools.doctor.equal_groups import expected_equal
 from lightning_core.tools.doctor.finding import Checks, Observed
@@ -30,7 +31,7 @@ def rewards(t: Trial) -> Iterator[Observed]:
         return
     source = f"given by {giver(t)}"
     low, high = min(values), max(values)
-    if low == high and len(values) > 1:
+    if are_close(values) and len(values) > 1:
         yield Observed(
             "warning",
             f"all {len(values)} rewards are {low:g}, {source}",
@@ -89,7 +90,7 @@ def equal(t: Trial) -> Iterator[Observed]:
     groups = [group for group in t.groups if len(group) > 1]
     if not groups or not t.is_any_ok:
         return
-    same, size = sum(len(set(group)) == 1 for group in groups), t.config.rollouts.group_size
+    same, size = sum(map(are_close, groups)), t.config.rollouts.group_size
     expected = expected_equal(groups, size)
     text = (
         f"{same} of {plural(len(groups), 'group')} earned the same; with group_size {size}, {percent(expected.mean)} of groups are "
@@ -106,7 +107,7 @@ def equal(t: Trial) -> Iterator[Observed]:
 def no_gradient(t: Trial) -> Iterator[Observed]:
     """Tasks whose calls all have the advantage 0 by the configured rules of credit. If there are such tasks although the rewards
     differ, see `credit`."""
-    if t.flat and any(len(set(group)) > 1 for group in t.groups) and len(t.flat) == len(t.groups):
+    if t.flat and not all(map(are_close, t.groups)) and len(t.flat) == len(t.groups):
         yield Observed(
             "problem",
             "the rewards differ, but all advantages are 0",

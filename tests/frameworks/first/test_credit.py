@@ -27,7 +27,7 @@ def test_a_failed_tool_is_a_penalty_for_the_call_that_requested_it() -> None:
         agent.run_sync('use:add {"a": 1, "b": -2}')
     trace = run.trace
     episode = Episode(trace=trace, transitions=trace_to_transitions(trace, agents=["calculator"]), rewards=())
-    found = with_air(episode, Air(tool_ok=0.1, tool_error=-0.5))
+    (found,) = with_air([episode], Air(tool_ok=0.1, tool_error=-0.5), solved=1.0)
     succeeded, failed = (call for call in trace.calls if (call.response or {}).get("tool_calls"))
     assert {reward.call: reward.value for reward in found.rewards} == {succeeded.id: 0.1, failed.id: -0.5}
     assert len(trace.calls) == 4

@@ -166,6 +166,23 @@ def test_reward_hacking_needs_both_rewards_to_change_beyond_chance() -> None:
     assert raised(run_of(*RISING), noisy) == [], "it fell by chance"
 
 
+def test_groups_that_only_intermediate_rewards_distinguish() -> None:
+    (alert,) = raised(run_of(*[{"air_alone": 0.5}] * 5), {})
+    assert alert.monitor == "shaping_alone"
+    assert (
+        "in 50% of the groups of the last 5 steps the attempts differ in the rewards of credit.air alone"
+        in alert.message
+    )
+    assert raised(run_of(*[{"air_alone": 0.4}] * 5), {}) == []
+
+
+def test_conversations_that_outlive_their_rollout_are_named_after_one_step() -> None:
+    (alert,) = raised(run_of({"shared_state": 0.25}), {})
+    assert alert.monitor == "shared_state"
+    assert "in 25% of the rollouts of the last step the first prompt has a response" in alert.message
+    assert raised(run_of({"shared_state": 0.05}), {}) == []
+
+
 def test_intermediate_rewards_that_replace_the_tasks_reward() -> None:
     air = [{"reward_air": 0.1 * i + 0.01 * (i % 2), "reward": 0.8 - 0.05 * i} for i in range(12)]
     (alert,) = raised(run_of(*air), {})
@@ -242,4 +259,4 @@ def test_a_monitor_that_raises_is_reported_and_does_not_end_the_run() -> None:
 
 def test_every_monitor_is_tested_here() -> None:
     others = {"entropy_collapse", "length_explosion", "gradient_norm", "reward_hacking", "intermediate_rewards"}
-    assert set(MONITORS) == {*FAULTS, *others}
+    assert set(MONITORS) == {*FAULTS, *others, "shaping_alone", "shared_state"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ EXPLICIT = CreditRules(rewards="explicit")
 
 def values(one: Episode, air: Air, rules: CreditRules = EXPLICIT, functions: Sequence[CallReward] = ()) -> list[float]:
     """Values of ``one``'s calls."""
-    credit = assign_credit([with_air(one, air, functions), with_air(episode("y", 0), air, functions)], rules)
+    credit = assign_credit(with_air([one, episode("y", 0)], air, functions, solved=1.0), rules)
     return [credit.values[t.call] for t in one.transitions]
 
 
@@ -85,12 +86,49 @@ def test_the_costs_of_tokens_and_calls_against_computed_numbers():
 def test_the_shorter_of_two_perfect_rollouts_is_better_with_a_cost_and_grpo_makes_the_difference_as_large_as_any():
     """Returns of 0.9 and 0.7: their mean is 0.8, so dr-grpo gives ±0.1, but grpo divides by 0.1 · √2."""
     pair = [lengthy("x", 1, 100), lengthy("y", 1, 100, 100, 100)]
-    costly = [with_air(one, Air(call_cost=0.1)) for one in pair]
+    costly = with_air(pair, Air(call_cost=0.1), solved=1.0)
     plain = assign_credit(costly, CreditRules(advantage="dr-grpo")).advantages
     assert [plain["x0"], plain["y0"], plain["y2"]] == pytest.approx([0.1, -0.1, -0.1])
     scaled = assign_credit(costly, CreditRules()).advantages
     assert [scaled["x0"], scaled["y0"]] == pytest.approx([1 / math.sqrt(2), -1 / math.sqrt(2)], abs=1e-4)
     assert set(assign_credit(pair, CreditRules()).advantages.values()) == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "counted"),
+    [((0, 0), False), ((0.3, 0.3), False), ((-2, -2), False), ((1, 1), True), ((0, 1), True), ((-2, -1.5), True)],
+)
+def test_shaping_counts_where_an_attempt_is_solved_or_better_than_another(rewards: tuple[float, float], counted: bool):
+    """x is shorter by 2 calls and cut off. The outcomes of tools count in any case."""
+    air = Air(
+        call_cost=0.1, token_cost=0.001, truncated=-0.2, tool_error=-0.5, formats=(Format(pattern="a", weight=0.1),)
+    )
+    long, short = lengthy("x", rewards[0], 100, 100, 100), lengthy("y", rewards[1], 100)
+    others = [episode("z", 1, task="other"), episode("w", 0, task="other")]
+    added = [found.rewards[1:] for found in with_air([long, short, *others], air, solved=1.0)[:2]]
+    assert [bool(own) for own in added] == [counted, counted]
+    always = with_air([long, short], air.model_copy(update={"gate": False}), solved=1.0)
+    assert all(found.rewards[1:] for found in always)
+    broken = from_calls([call("v0", "v", "a", 0, response=calls_tools("1"))], 0, events=[tool("t", "1", 1, error="no")])
+    assert [r.value for r in with_air([broken, episode("w", 0)], air, solved=1.0)[0].rewards[1:]] == [-0.5]
+
+
+def test_an_attempt_without_others_is_shaped_if_one_of_the_batch_succeeds():
+    air = Air(call_cost=0.1)
+    batch = [episode("x", 0, task="1"), episode("y", 0.5, task="2")]
+    assert [len(found.rewards) for found in with_air(batch, air, solved=1.0)] == [2, 2]
+    assert [len(found.rewards) for found in with_air(batch[:1], air, solved=1.0)] == [1]
+
+
+def test_groups_that_differ_in_intermediate_rewards_alone_are_counted() -> None:
+    """Of three groups, one fails, one succeeds, and one is decided by the task; a single attempt is no group."""
+    rewards = {"failed": (0, 0), "solved": (1, 1), "decided": (0, 1)}
+    episodes = [lengthy(f"{t}{i}", r, *[9] * (i + 1)) for t, own in rewards.items() for i, r in enumerate(own)]
+    episodes = [replace(e, trace=replace(e.trace, task_id=e.rollout[:-1])) for e in episodes]
+    for gate, alone in ((True, 1), (False, 2)):
+        signal = AirSignal(settings=Air(call_cost=0.1, gate=gate), functions=(), solved=1.0, policies=())
+        found = annotated(signal, [*episodes, episode("single", 1, task="single")])
+        assert metrics_of(found, signal.streams(found).counts)["air_alone"] == alone / 3
 
 
 def test_air_distinguishes_errors():
@@ -109,7 +147,7 @@ def wrong_inside(call: Call, tools: object) -> float:
 def test_a_custom_rule_that_cannot_be_called_or_fails_is_an_error_with_its_key():
     def rewarded(function: Callable[..., float]) -> Sequence[Episode]:
         section = {"air": {"rules": [{"function": f"{__name__}:{function.__name__}"}]}}
-        return with_air_of(load_config({"policy": {"model": "m"}, "credit": section}).credit, [worked()])
+        return with_air_of(load_config({"policy": {"model": "m"}, "credit": section}).credit, [worked()], solved=1.0)
 
     message = r"credit.air.rules\[0\].function: .*wrong_arguments\(call.*cannot be called as function\(call, tools\)"
     with pytest.raises(ConfigError, match=message):
@@ -152,7 +190,7 @@ def metrics_of(episodes: Sequence[Episode], counts: Any, policies: Sequence[str]
 
 
 def test_the_rewards_are_a_mean_over_rollouts_whether_or_not_there_are_any() -> None:
-    signal = AirSignal(settings=Air(truncated=-0.5), functions=(), policies=())
+    signal = AirSignal(settings=Air(truncated=-0.5), functions=(), solved=1.0, policies=())
     cut, whole = annotated(signal, [team("a", 1.0), episode("b", 1.0)])
     assert (len(cut.rewards), len(whole.rewards)) == (3, 1)
     found = metrics_of([cut, whole], signal.streams([cut, whole]).counts)
@@ -161,7 +199,7 @@ def test_the_rewards_are_a_mean_over_rollouts_whether_or_not_there_are_any() -> 
 
 
 def test_the_rewards_are_counted_for_each_policy_and_shared_by_all() -> None:
-    signal = AirSignal(settings=Air(truncated=-0.5), functions=(), policies=("sql", "critic"))
+    signal = AirSignal(settings=Air(truncated=-0.5), functions=(), solved=1.0, policies=("sql", "critic"))
     episodes = annotated(signal, [team("a", 1.0), team("b", 1.0)])
     found = metrics_of(episodes, signal.streams(episodes).counts, ("sql", "critic"))
     assert (found["sql/reward_air"], found["critic/reward_air"]) == (-0.5, -0.5)
@@ -174,6 +212,6 @@ def test_recorded_rollouts_get_the_rewards_of_the_configuration() -> None:
     def config(**credit: Any) -> Config:
         return load_config({"policy": {"model": "m"}, "credit": credit})
 
-    (found,) = with_air_of(config(air={"truncated": -0.5}).credit, [team("a", 1.0)])
+    (found,) = with_air_of(config(air={"truncated": -0.5}).credit, [team("a", 1.0)], solved=1.0)
     assert [(r.call, r.value) for r in found.rewards[1:]] == [("a1", -0.5), ("a2", -0.5)]
-    assert list(with_air_of(config().credit, [found])) == [found]
+    assert list(with_air_of(config().credit, [found], solved=1.0)) == [found]

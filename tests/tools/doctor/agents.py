@@ -168,3 +168,13 @@ def two_agents(task: dict[str, Any]) -> float:
 @trainable("reviewer")
 def reviewer(messages: list[dict[str, Any]]) -> str:
     return ask(messages)
+
+
+history: list[dict[str, Any]] = []
+
+
+def never_forgets(task: dict[str, Any]) -> float:
+    """Its history is an object of the module."""
+    history.append(user(task["prompt"]))
+    history.append({"role": "assistant", "content": talk(history)})
+    return 1.0

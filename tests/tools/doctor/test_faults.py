@@ -254,3 +254,11 @@ def test_a_model_that_cannot_be_loaded_is_a_problem(with_model: Examine, tmp_pat
     assert [(f.section, f.name) for f in problems(found)] == [("policy", "stopped")]
     assert "nothing" in problems(found)[0].found
     assert [f.section for f in found if f.name == "speakers"] == ["scripted policy"]
+
+
+def test_an_agent_whose_history_outlives_its_rollout_is_a_problem(with_script: Examine) -> None:
+    (found,) = named(with_script("never_forgets", rollouts={"concurrency": 1}), "shared state")
+    assert found.level == "problem"
+    assert found.found == "3 of 4 rollouts began with a response that was sampled in another rollout"
+    assert "rollouts.fresh: true" in found.advice
+    assert named(with_script("healthy"), "shared state") == []

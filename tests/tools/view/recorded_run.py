@@ -132,7 +132,7 @@ def assign_with(store: Store, step: int, config: Config) -> None:
         Episode(trace=t, transitions=trace_to_transitions(t, agents=config.agents.named), rewards=t.rewards)
         for t in traces
     ]
-    credit = assign_by_policy(with_air_of(config.credit, episodes), policy_rules(config))
+    credit = assign_by_policy(with_air_of(config.credit, episodes, solved=config.eval.solved), policy_rules(config))
     store.add_credit(call_credits(episodes, credit, step))
 
 
