@@ -212,21 +212,23 @@ class _Parameters:
             words = ("True", "False") if self.syntax.true == "True" else ("true", "false")
             return f"({' | '.join(map(lark.literal, words))}) "
         if self.syntax.after_text and {"object", "array"} & {*types}:
-            return self._nested()
+            return self._nested(types)
         definitions = {key: self.schema[key] for key in _DEFINITIONS if key in self.schema}
         return lark.json({"type": list(types)} if has_text else {**schema, **definitions}, lenient=True)
 
-    def _nested(self) -> str:
-        """An object or a list in a format with its own quotes; its schema is not guaranteed."""
+    def _nested(self, types: Sequence[str]) -> str:
+        """A value in a format with its own quotes, some of ``types`` nested; their schemas are not guaranteed."""
         lark = self.lark
         quote = lark.literal(self.syntax.before_text.removeprefix(self.syntax.before))
         text = f"{quote}{self._any_text()}{lark.literal(self.syntax.after_text)}"
         scalar = lark.json({"type": ["number", "boolean", "null"]})
-        lark.rules["item"] = f"{text}| {scalar}| list | object"
-        lark.rules["list"] = '"[" (item ("," item)*)? "]"'
+        lark.rules["item"] = f"{text}| {scalar}| array | object"
+        lark.rules["array"] = '"[" (item ("," item)*)? "]"'
         lark.rules["object"] = '"{" (pair ("," pair)*)? "}"'
         lark.rules["pair"] = f'{text}":" item'
-        return "(list | object) "
+        flat = [kind for kind in types if kind not in ("array", "object")]
+        nested = [kind for kind in types if kind not in flat]
+        return f"({' | '.join([*nested, *([lark.json({'type': flat})] if flat else [])])}) "
 
 
 def _escaped(text: str) -> str:
