@@ -156,17 +156,6 @@ def check_variant(variants: Mapping[str, Fields], value: Mapping[str, Any], path
         fields.check(value, path)
 
 
-def check_equal(settings: Mapping[str, Any]) -> None:
-    """Raise `PolicyRequestError` if fields that mean the same have different values. ``settings``: by path; None is no value."""
-    values = {path: value for path, value in settings.items() if value is not None}
-    (first, value), *more = values.items() or [("", None)]
-    for other, different in more:
-        if different != value:
-            raise PolicyRequestError(
-                f"{first} is {value!r} and {other} is {different!r}; expected one of them, or equal values", param=other
-            )
-
-
 def number(body: Mapping[str, Any], name: str, low: float, high: float, *, zero: bool = False) -> float | None:
     """A number of the body, or None.
 

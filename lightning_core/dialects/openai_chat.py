@@ -20,7 +20,6 @@ from lightning_core.dialects.fields import (
     TEXT_ONLY,
     Fields,
     UnsupportedField,
-    check_equal,
     check_variant,
     effort_variable,
     flag,
@@ -164,16 +163,17 @@ def _template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
         raise PolicyRequestError(
             f"chat_template_kwargs is {variables!r}; expected an object", param="chat_template_kwargs"
         )
-    effort = effort_variable(text(body, "reasoning_effort"))
-    both = {"reasoning_effort": effort, "chat_template_kwargs.reasoning_effort": variables or {}}
-    check_equal({path: values.get("reasoning_effort") for path, values in both.items()})
-    return {**effort, **(variables or {})}
+    return {**effort_variable(text(body, "reasoning_effort")), **(variables or {})}
 
 
 def _max_tokens(body: Mapping[str, Any]) -> int | None:
-    limits = {name: integer(body, name, 1) for name in ("max_completion_tokens", "max_tokens")}
-    check_equal(limits)
-    return limits["max_completion_tokens"] or limits["max_tokens"]
+    most, older = (integer(body, name, 1) for name in ("max_completion_tokens", "max_tokens"))
+    if most is not None and older is not None and most != older:
+        raise PolicyRequestError(
+            f"max_completion_tokens is {most} and max_tokens is {older}; expected one of them, or equal values",
+            param="max_tokens",
+        )
+    return most or older
 
 
 def _requirements(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], tool: str | None) -> OutputRequirements:

@@ -121,9 +121,16 @@ CHAT_SUB = {"type": "function", "function": {"name": "sub"}}
 RESPONSES_TOOLS = {"tools": [{"type": "function", **function(name)} for name in ("add", "sub")]}
 RESPONSES_SUB = {"type": "function", "name": "sub"}
 MESSAGES_TOOLS = {"tools": [{"name": name, "input_schema": PARAMETERS} for name in ("add", "sub")]}
-GEMINI_TOOLS = {"tools": [{"functionDeclarations": [{"name": n, "parametersJsonSchema": PARAMETERS} for n in ("add", "sub")]}]}  # fmt: skip
+GEMINI_TOOLS = {
+    "tools": [{"functionDeclarations": [{"name": n, "parametersJsonSchema": PARAMETERS} for n in ("add", "sub")]}]
+}
 
-NONE, REQUIRED, NAMED, ALLOWED = ("shows nothing",), ("shows both", "calls"), ("shows both", "calls", "calls sub"), ("shows sub", "calls sub")  # fmt: skip
+NONE, REQUIRED, NAMED, ALLOWED = (
+    ("shows nothing",),
+    ("shows both", "calls"),
+    ("shows both", "calls", "calls sub"),
+    ("shows sub", "calls sub"),
+)
 
 
 def gemini_choice(effects: tuple[str, ...], **choice: Any) -> Setting:
@@ -145,7 +152,14 @@ SETTINGS: dict[Dialect, list[Setting]] = {
         Setting("tool_choice", {**CHAT_TOOLS, "tool_choice": "required"}, REQUIRED),
         Setting("tool_choice", {**CHAT_TOOLS, "tool_choice": CHAT_SUB}, NAMED),
         *(
-            Setting("tool_choice", {**CHAT_TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [CHAT_SUB]}}}, effects)
+            Setting(
+                "tool_choice",
+                {
+                    **CHAT_TOOLS,
+                    "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [CHAT_SUB]}},
+                },
+                effects,
+            )
             for mode, effects in (("auto", ALLOWED), ("required", (*ALLOWED, "calls")))
         ),
         Setting("parallel_tool_calls", {**CHAT_TOOLS, "parallel_tool_calls": False}, ("shows both", "one call")),
@@ -156,11 +170,19 @@ SETTINGS: dict[Dialect, list[Setting]] = {
         Setting("n", {"n": 2}, ("two",)),
         Setting("stop", {"stop": STOP}, ("cut",)),
         Setting("stream", {"stream": True}, ("streamed",)),
-        Setting("stream_options.include_usage", {"stream": True, "stream_options": {"include_usage": True}}, ("streamed", "counted")),
+        Setting(
+            "stream_options.include_usage",
+            {"stream": True, "stream_options": {"include_usage": True}},
+            ("streamed", "counted"),
+        ),
         Setting("seed", {"seed": 7}, ("seed",)),
         Setting("logprobs", {"logprobs": True}, ("logprobs",)),
         Setting("return_token_ids", {"return_token_ids": True}, ("token ids",)),
-        Setting("response_format", {"response_format": {"type": "json_schema", "json_schema": {"name": "v", "schema": SCHEMA}}}, ("constrained", "document")),
+        Setting(
+            "response_format",
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "v", "schema": SCHEMA}}},
+            ("constrained", "document"),
+        ),
         Setting("response_format", {"response_format": {"type": "json_object"}}, ("constrained", "object")),
         Setting("chat_template_kwargs", {"chat_template_kwargs": {"reasoning_effort": "low"}}),
         Setting("reasoning_effort", {"reasoning_effort": "low"}),
@@ -173,11 +195,19 @@ SETTINGS: dict[Dialect, list[Setting]] = {
         Setting("tool_choice", {**RESPONSES_TOOLS, "tool_choice": "required"}, REQUIRED),
         Setting("tool_choice", {**RESPONSES_TOOLS, "tool_choice": RESPONSES_SUB}, NAMED),
         *(
-            Setting("tool_choice", {**RESPONSES_TOOLS, "tool_choice": {"type": "allowed_tools", "mode": mode, "tools": [RESPONSES_SUB]}}, effects)
+            Setting(
+                "tool_choice",
+                {**RESPONSES_TOOLS, "tool_choice": {"type": "allowed_tools", "mode": mode, "tools": [RESPONSES_SUB]}},
+                effects,
+            )
             for mode, effects in (("auto", ALLOWED), ("required", (*ALLOWED, "calls")))
         ),
         Setting("parallel_tool_calls", {**RESPONSES_TOOLS, "parallel_tool_calls": False}, ("shows both", "one call")),
-        Setting("text.format", {"text": {"format": {"type": "json_schema", "name": "v", "schema": SCHEMA}}}, ("constrained", "document")),
+        Setting(
+            "text.format",
+            {"text": {"format": {"type": "json_schema", "name": "v", "schema": SCHEMA}}},
+            ("constrained", "document"),
+        ),
         Setting("temperature", {"temperature": 0.5}, ("temperature",)),
         Setting("top_p", {"top_p": 0.9}, ("top_p",)),
         Setting("max_output_tokens", {"max_output_tokens": 300}, ("at most 300",)),
@@ -188,17 +218,31 @@ SETTINGS: dict[Dialect, list[Setting]] = {
     anthropic_messages: [
         Setting("system", {"system": "Be brief."}, ("system",)),
         Setting("tools", MESSAGES_TOOLS, ("shows both",)),
-        Setting("tool_choice", {**MESSAGES_TOOLS, "tool_choice": {"type": "none", "disable_parallel_tool_use": True}}, NONE),
-        Setting("tool_choice", {**MESSAGES_TOOLS, "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, ("shows both", "one call")),
+        Setting(
+            "tool_choice", {**MESSAGES_TOOLS, "tool_choice": {"type": "none", "disable_parallel_tool_use": True}}, NONE
+        ),
+        Setting(
+            "tool_choice",
+            {**MESSAGES_TOOLS, "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+            ("shows both", "one call"),
+        ),
         Setting("tool_choice", {**MESSAGES_TOOLS, "tool_choice": {"type": "any"}}, REQUIRED),
-        Setting("tool_choice", {**MESSAGES_TOOLS, "tool_choice": {"type": "tool", "name": "sub", "disable_parallel_tool_use": True}}, (*NAMED, "one call")),
+        Setting(
+            "tool_choice",
+            {**MESSAGES_TOOLS, "tool_choice": {"type": "tool", "name": "sub", "disable_parallel_tool_use": True}},
+            (*NAMED, "one call"),
+        ),
         Setting("temperature", {"temperature": 0.5}, ("temperature",)),
         Setting("top_p", {"top_p": 0.9}, ("top_p",)),
         Setting("stop_sequences", {"stop_sequences": [STOP]}, ("cut",)),
         Setting("stream", {"stream": True}, ("streamed",)),
         Setting("max_tokens", {"max_tokens": 300}, ("at most 300",)),
         Setting("output_config.effort", {"output_config": {"effort": "low"}}),
-        Setting("output_config.format", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, ("constrained", "document")),
+        Setting(
+            "output_config.format",
+            {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+            ("constrained", "document"),
+        ),
     ],
     cast("Dialect", gemini): [
         Setting("systemInstruction", {"systemInstruction": {"parts": [{"text": "Be brief."}]}}, ("system",)),
@@ -219,7 +263,7 @@ SETTINGS: dict[Dialect, list[Setting]] = {
         generation("thinkingConfig", {"includeThoughts": True}),
         Setting("stream", {"stream": True}, ("streamed",)),
     ],
-}  # fmt: skip
+}
 """Values of every supported field, each with what it needs to be accepted."""
 
 NARROWED = {"shows nothing": {"shows both", "one call"}, "shows sub": {"shows both"}}
@@ -230,11 +274,18 @@ REFUSED = [
 """Pairs without a joint meaning."""
 UNEQUAL: list[tuple[Dialect, dict[str, Any], tuple[str, str]]] = [
     (openai_chat, {"max_tokens": 3, "max_completion_tokens": 4}, ("max_tokens", "max_completion_tokens")),
-    (openai_chat, {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}, ("reasoning_effort", "chat_template_kwargs.reasoning_effort")),
-    (cast("Dialect", gemini), {"generationConfig": {"responseSchema": SCHEMA, "responseMimeType": "text/plain"}}, ("generationConfig.responseSchema", "generationConfig.responseMimeType")),
+    (
+        cast("Dialect", gemini),
+        {"generationConfig": {"responseSchema": SCHEMA, "responseMimeType": "text/plain"}},
+        ("generationConfig.responseSchema", "generationConfig.responseMimeType"),
+    ),
     (openai_chat, {"tool_choice": "required", "response_format": {"type": "json_object"}}, ("tool_choice", "tools")),
-    (openai_responses, {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [RESPONSES_SUB]}}, ("tool_choice", "tools")),
-]  # fmt: skip
+    (
+        openai_responses,
+        {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [RESPONSES_SUB]}},
+        ("tool_choice", "tools"),
+    ),
+]
 """Values that contradict each other."""
 LEAST: dict[Dialect, dict[str, Any]] = {
     openai_chat: {"model": "base", "messages": HI},

@@ -126,8 +126,7 @@ class Verdict(BaseModel):
     points: Literal[1, 2, 3]
 
 
-@pytest.mark.parametrize("api", [OpenAIChatCompletionsModel, OpenAIResponsesModel])
-def test_an_agent_with_tools_and_a_typed_output_does_both(trainer: TorchTrainer, api: Any) -> None:
+def test_an_agent_with_tools_and_a_typed_output_does_both(trainer: TorchTrainer) -> None:
     """A random model of the OpenAI Agents SDK: each of its responses is a tool call or the typed output, and trains."""
     looked: list[str] = []
 
@@ -140,19 +139,19 @@ def test_an_agent_with_tools_and_a_typed_output_does_both(trainer: TorchTrainer,
     verdicts: list[Verdict] = []
     rows: list[Row] = []
     with PolicyEndpoint(trainer.backend, Chat(trainer.model.tokenizer)) as endpoint:
-        for number in range(6):
+        for number, api in enumerate([OpenAIChatCompletionsModel, OpenAIResponsesModel] * 2):
             key = endpoint.new_key()
             with rollout("judge") as run:
                 endpoint.open(key, run.address, Routing(trained=frozenset({"judge"}), max_tokens=200), seed=number)
                 headers = {**run.address.to_headers(), "lightning-agent": "judge"}
 
-                async def judge(key: str = key, headers: dict[str, str] = headers) -> Any:
+                async def judge(key: str = key, headers: dict[str, str] = headers, api: Any = api) -> Any:
                     async with openai.AsyncOpenAI(
                         base_url=endpoint.url, api_key=key, default_headers=headers, max_retries=0
                     ) as client:
                         agent = Agent("judge", model=api("x", client), tools=[look_up], output_type=Verdict)
                         return await Runner.run(
-                            agent, "judge", max_turns=4, run_config=RunConfig(tracing_disabled=True)
+                            agent, "judge", max_turns=3, run_config=RunConfig(tracing_disabled=True)
                         )
 
                 with suppress(MaxTurnsExceeded):

@@ -33,7 +33,11 @@ TOOLS: list[Any] = [
                     "kind": {"enum": ["a'b", 'say "c"']},
                     "sure": {"type": "boolean"},
                     "maybe": {"type": ["string", "null"]},
-                    "nested": {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "additionalProperties": False},
+                    "nested": {
+                        "type": "object",
+                        "properties": {"a": {"$ref": "#/$defs/A"}},
+                        "additionalProperties": False,
+                    },
                     "items": {"type": "array", "items": {"enum": ["x", 1]}, "maxItems": 2},
                 },
                 "required": ["count"],
@@ -68,7 +72,8 @@ def respond(name: str, count: int, *, most: int = 400, **calls: Any) -> list[dic
     """Responses that a model may sample, as the endpoint reads them, without those that did not end."""
     chat = walker(name).chat
     thinking = opens_thought(chat)
-    allowed = AllowedCalls(**{"tools": TOOLS, "required": False, "one": False, **calls})
+    settings: dict[str, Any] = {"tools": TOOLS, "required": False, "one": False, **calls}
+    allowed = AllowedCalls(**settings)
     grammar = chat.output_grammar(SCHEMA, allowed, thinking=thinking)
     params = SamplingParams(max_tokens=most, stop_token_ids=chat.stop_token_ids, grammar=grammar)
     responses: list[dict[str, Any]] = []

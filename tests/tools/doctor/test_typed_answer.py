@@ -7,7 +7,11 @@ import pytest
 
 from lightning_core.tools.doctor.typed_answer import typed_answer
 
-TREE = {"type": "object", "properties": {"left": {"anyOf": [{"$ref": "#/$defs/T"}, {"type": "null"}]}}, "required": ["left"]}
+TREE = {
+    "type": "object",
+    "properties": {"left": {"anyOf": [{"$ref": "#/$defs/T"}, {"type": "null"}]}},
+    "required": ["left"],
+}
 PARTS = {"B": {"properties": {"b": {"oneOf": [{"type": "boolean"}]}}, "required": ["b"]}}
 DOCUMENTS: list[tuple[dict[str, Any], Any]] = [
     ({"type": "object", "properties": {"a": {"type": "null"}}}, {}),
