@@ -19,9 +19,13 @@ from lightning_core.chat.template import ChatTemplate
 COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """A single way to format a document: with free whitespace, small models generate whitespace without end."""
 
+ARGUMENTS = "arguments"
+"""The names of the rules for arguments of tools start with it."""
 _GAP = "/\\n{0,2}/"
 """Between reasoning and the rest."""
 _DEFINITIONS = ("$defs", "definitions")
+_WITH_PROPERTIES = ("properties", "additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf")
+"""A function without any of these has no arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,7 @@ def output_grammar(
     lark = _Lark(tokens, template.ids)
     bodies: list[str] = []
     if calls is None or not calls.required:
-        bodies.append(lark.literal(template.tool_format.answer) + lark.json(schema))
+        bodies.append(lark.literal(template.tool_format.answer) + lark.answer(schema))
     if calls is not None:
         if template.call_syntax is None:
             raise ValueError(f"the form of its tool calls ({template.tool_format.name}) is not known well enough")
@@ -103,10 +107,13 @@ class _Lark:
         before, found, after = (*re.split(f"({example})", text, maxsplit=1), "", "")[:3]
         return self.literal(before) + (f"/{pattern}/ " if found else "") + self.literal(after)
 
-    def json(self, schema: Mapping[str, Any], *, lenient: bool = False) -> str:
-        """A document of ``schema``. ``lenient``: keywords that are not supported have no effect."""
-        options = {**COMPACT, "lenient": True} if lenient else COMPACT
-        return self.rule("json", f"%json {json.dumps({**schema, 'x-guidance': options})}")
+    def answer(self, schema: Mapping[str, Any]) -> str:
+        """A document of ``schema``."""
+        return self.rule("answer", f"%json {json.dumps({**schema, 'x-guidance': COMPACT})}")
+
+    def arguments(self, schema: Mapping[str, Any]) -> str:
+        """Arguments of ``schema``, or a value of them. Keywords that are not supported have no effect."""
+        return self.rule(ARGUMENTS, f"%json {json.dumps({**schema, 'x-guidance': {**COMPACT, 'lenient': True}})}")
 
     def text_without(self, *texts: str) -> str:
         """Any text that contains none of ``texts``."""
@@ -133,9 +140,9 @@ class _Calls:
         schema = function.get("parameters") or {}
         name, end = lark.literal(function["name"]), lark.with_ids(syntax.end)
         if syntax.parameters is None:
-            has_any = any(key not in ("type", "title", "description") for key in schema)
-            arguments = schema if has_any else {"type": "object", "properties": {}, "additionalProperties": False}
-            return f"{name}{lark.with_ids(syntax.head)}{lark.json(arguments, lenient=True)}{end}"
+            closed = {} if any(schema.get(key) for key in _WITH_PROPERTIES) else {"additionalProperties": False}
+            arguments = lark.arguments({"type": "object", **schema, **closed})
+            return f"{name}{lark.with_ids(syntax.head)}{arguments}{end}"
         parameters = _Parameters(lark, syntax.parameters, schema)
         ways = [f"{lark.with_ids(syntax.head)}{way}{end}" for way in parameters.ways()]
         if not parameters.required:
@@ -202,8 +209,8 @@ class _Parameters:
         if self.syntax.after_text:
             return self.lark.text_without(self.syntax.after_text)
         # The parser finds the end of a value by these tags.
-        closing, opening = re.findall(r"<[^<]*", self.syntax.separator)
-        return self.lark.text_without(closing.strip(), opening)
+        tags = re.findall(r"<[^<]*", self.syntax.separator) or [self.syntax.separator]
+        return self.lark.text_without(*map(str.strip, tags))
 
     def _value(self, schema: Any, types: Sequence[str], *, has_text: bool) -> str:
         """A value of ``types``, which are not text."""
@@ -214,21 +221,21 @@ class _Parameters:
         if self.syntax.after_text and {"object", "array"} & {*types}:
             return self._nested(types)
         definitions = {key: self.schema[key] for key in _DEFINITIONS if key in self.schema}
-        return lark.json({"type": list(types)} if has_text else {**schema, **definitions}, lenient=True)
+        return lark.arguments({"type": list(types)} if has_text else {**schema, **definitions})
 
     def _nested(self, types: Sequence[str]) -> str:
         """A value in a format with its own quotes, some of ``types`` nested; their schemas are not guaranteed."""
         lark = self.lark
         quote = lark.literal(self.syntax.before_text.removeprefix(self.syntax.before))
         text = f"{quote}{self._any_text()}{lark.literal(self.syntax.after_text)}"
-        scalar = lark.json({"type": ["number", "boolean", "null"]})
+        scalar = lark.arguments({"type": ["number", "boolean", "null"]})
         lark.rules["item"] = f"{text}| {scalar}| array | object"
         lark.rules["array"] = '"[" (item ("," item)*)? "]"'
         lark.rules["object"] = '"{" (pair ("," pair)*)? "}"'
         lark.rules["pair"] = f'{text}":" item'
         flat = [kind for kind in types if kind not in ("array", "object")]
         nested = [kind for kind in types if kind not in flat]
-        return f"({' | '.join([*nested, *([lark.json({'type': flat})] if flat else [])])}) "
+        return f"({' | '.join([*nested, *([lark.arguments({'type': flat})] if flat else [])])}) "
 
 
 def _escaped(text: str) -> str:

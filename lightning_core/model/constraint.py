@@ -8,6 +8,7 @@ gradient of the same distribution. The automaton is llguidance's (https://github
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.chat.output_grammar import COMPACT
+from lightning_core.chat.output_grammar import ARGUMENTS, COMPACT
 from lightning_core.errors import MissingExtra, PolicyRequestError
 
 
@@ -67,9 +68,18 @@ class Constraints:
         grammar = spec.get("grammar") or LLMatcher.grammar_from_json_schema(spec["json_schema"], overrides=COMPACT)
         matcher = LLMatcher(self._tokenizers[stops], grammar, log_level=0)
         if matcher.is_error():
-            problem = matcher.get_error()
-            raise PolicyRequestError(f"this JSON schema is not supported: {problem}", param="response_format")
+            what, why = _problem(matcher.get_error(), spec.get("grammar", ""))
+            raise PolicyRequestError(f"{what} is not supported: {why}", param="response_format")
         return matcher
+
+
+def _problem(error: str, grammar: str) -> tuple[str, str]:
+    """The schema that llguidance's ``error`` concerns, and the reason, without the text of the grammar."""
+    place = re.match(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?(.*)", error)
+    if place is None or not grammar:
+        return "this JSON schema", error
+    rule = grammar.splitlines()[int(place[1]) - 1]
+    return "the JSON schema of a tool's parameters" if rule.startswith(ARGUMENTS) else "this JSON schema", place[2]
 
 
 class Walk:

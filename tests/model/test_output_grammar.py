@@ -12,6 +12,7 @@ import pytest
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.chat.chat import Chat
 from lightning_core.chat.output_grammar import AllowedCalls
+from lightning_core.errors import PolicyRequestError
 from tests.chat.grammar_walk import Walker
 from tests.chat.native_templates import FORMATS, family, folder
 
@@ -135,3 +136,20 @@ def test_a_typed_answer_with_the_text_of_a_call_is_an_answer() -> None:
     text = '{"verdict": "right", "call": "<tool_call><function=f></function></tool_call>"}'
     coder = walker("similar to qwen2_5").chat
     assert coder.read(text, tools=True, declared=TOOLS, is_json=True)["content"] == text
+
+
+@pytest.mark.parametrize(
+    ("schema", "parameters", "message"),
+    [
+        ({"not": {}}, {}, r"this JSON schema is not supported: Unimplemented keys: \[\"not\"\]$"),
+        (SCHEMA, {"type": "strin"}, "the JSON schema of a tool's parameters is not supported: Invalid type: strin$"),
+    ],
+)
+def test_a_refusal_names_the_schema_that_is_not_supported(
+    schema: dict[str, Any], parameters: dict[str, Any], message: str
+) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    chat = walker("similar to qwen2_5").chat
+    grammar = chat.output_grammar(schema, AllowedCalls(tools=tools, required=False, one=False), thinking=False)
+    with pytest.raises(PolicyRequestError, match=message):
+        walker("similar to qwen2_5").walk(SamplingParams(max_tokens=9, grammar=grammar), Random(0))
