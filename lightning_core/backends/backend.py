@@ -38,6 +38,8 @@ class SamplingParams:
     json_schema: str | None = None
     """A JSON schema, as JSON. The response is a document of the schema, or a prefix of one if ``max_tokens`` cuts it; each token is sampled
     from the policy's distribution over the tokens that keep it valid."""
+    grammar: str | None = None
+    """A grammar of the response (``chat/output_grammar.py``), which is followed in place of ``json_schema``, a part of it."""
 
     rollout: str | None = None
     """Id of the rollout. Backends with several servers use one server for a rollout, for its prefix cache."""
@@ -45,10 +47,14 @@ class SamplingParams:
     @property
     def constraint(self) -> str | None:
         """The constraint on tokens, as JSON; None if all tokens are allowed."""
-        if self.json_schema is None:
+        if self.grammar is not None:
+            spec: dict[str, Any] = {"grammar": self.grammar}
+        elif self.json_schema is not None:
+            spec = {"json_schema": json.loads(self.json_schema)}
+        else:
             return None
-        spec = {"json_schema": json.loads(self.json_schema), "stop_token_ids": sorted(self.stop_token_ids)}
-        return json.dumps(spec)  # keeps the order of properties, as the response has it
+        # Keeps the order of properties, as the response has it.
+        return json.dumps({**spec, "stop_token_ids": sorted(self.stop_token_ids)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,7 @@ class EveryModel(tuple[str, ...]):
 class ScriptedBackend:
     """Answers with ``script(prompt text)``, or with the next string of ``script``.
 
-    Every logprob is ``logprob``.
+    Every logprob is ``logprob``. ``typed`` answers requests with a JSON schema in place of the script, from the schema.
 
     ``models`` are live policies of ``version``, except ``base``.
     """
@@ -89,12 +89,14 @@ class ScriptedBackend:
         script: Callable[[str], str] | Iterable[str],
         *,
         models: Sequence[str] = (POLICY, BASE),
+        typed: Callable[[str], str] | None = None,
         version: int = 0,
         logprob: float = -0.5,
         delay: float = 0.0,
         max_context: int = 1 << 20,
     ) -> None:
         self._script = script if callable(script) else _next_answer(iter(script))
+        self._typed = typed
         self._tokenizer = ByteTokenizer()
         self.models = tuple(models)
         self.version = version
@@ -115,7 +117,10 @@ class ScriptedBackend:
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
         """Return the next answer of the script; see `Backend.generate`."""
-        answer = self._script(self._tokenizer.decode(list(prompt_ids), skip_special_tokens=False))
+        if self._typed is not None and params.json_schema is not None:
+            answer = self._typed(params.json_schema)
+        else:
+            answer = self._script(self._tokenizer.decode(list(prompt_ids), skip_special_tokens=False))
         ids = [*answer.encode(), self._tokenizer.convert_tokens_to_ids("<|im_end|>")]
         finish: Literal["stop", "length"] = "stop"
         if len(ids) > params.max_tokens:

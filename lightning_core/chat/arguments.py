@@ -40,7 +40,7 @@ def typed(call: ToolCall, schema: Mapping[str, Any] | None) -> ToolCall:
 
 
 def _value(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
-    types = _types(schema, root)
+    types = types_of(schema, root)
     if not types:
         return _json(text)
     for kind in types:
@@ -73,12 +73,12 @@ def _as(kind: str, text: str) -> tuple[bool, Any]:
             return expected is not None and isinstance(value, expected) and not isinstance(value, bool), value
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> list[str]:
+def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> list[str]:
     """The types that ``schema`` allows, the most specific first; empty if it does not restrict them."""
     if not isinstance(schema, Mapping) or depth > _NESTED:
         return []
     if isinstance(reference := schema.get("$ref"), str):
-        return _types(_resolve(reference, root), root, depth + 1)
+        return types_of(_resolve(reference, root), root, depth + 1)
     kinds: set[str] = set()
     kind = schema.get("type")
     if isinstance(kind, str):
@@ -91,7 +91,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> list[str]:
     else:
         for key in ("anyOf", "oneOf", "allOf"):
             for subschema in schema.get(key) or ():
-                kinds |= set(_types(subschema, root, depth + 1))
+                kinds |= set(types_of(subschema, root, depth + 1))
         if not kinds and "properties" in schema:
             kinds = {"object"}
         elif not kinds and "items" in schema:

@@ -31,6 +31,15 @@ class IdStyle(Enum):
             case IdStyle.NUMBERED:
                 return _NUMBERED.fullmatch(identifier) is not None
 
+    @property
+    def patterns(self) -> tuple[str, str]:
+        """Regular expressions of `example` as templates write it, and of any id in its place."""
+        return {
+            IdStyle.ANY: (r"call_\d{24}", "[a-zA-Z0-9_-]{1,40}"),
+            IdStyle.SHORT: (r"probe\d{4}", "[a-zA-Z0-9]{9}"),
+            IdStyle.NUMBERED: (r":\d+", ":[0-9]{1,2}"),
+        }[self]
+
     def example(self, name: str, index: int) -> str:
         """An id that this style accepts."""
         return {

@@ -26,6 +26,7 @@ from typing import Any, Literal, cast
 
 from lightning_core.chat.encoding import Encoder
 from lightning_core.chat.messages import Message, check_message, extend_system, functions_of, keys, text_of
+from lightning_core.chat.output_grammar import AllowedCalls, output_grammar
 from lightning_core.chat.quoting import Quoting, mark, mark_span, take_spans
 from lightning_core.chat.teacher_response import continuation
 from lightning_core.chat.template import ChatTemplate
@@ -106,9 +107,9 @@ class Chat:
     ) -> None:
         self._name = name
         self.tokenizer = tokenizer
-        vocabulary = tokenizer.get_added_vocab()
         # Some vocabularies have added tokens for runs of white space, which are text.
-        specials = {t for t in (*tokenizer.all_special_tokens, *vocabulary) if t.strip()}
+        self._added = added = {t: i for t, i in tokenizer.get_added_vocab().items() if t.strip()}
+        specials = {*filter(str.strip, tokenizer.all_special_tokens), *added}
         self.template = ChatTemplate(tokenizer, sorted(specials), template_kwargs)
         delimiters = self.template.delimiters
         self._around = (delimiters.open, delimiters.close) if delimiters else ()
@@ -118,9 +119,7 @@ class Chat:
         self.stop_token_ids = frozenset({*stop_token_ids, *map(tokenizer.convert_tokens_to_ids, self.template.stops)})
         self._stops = [text for i in self.stop_token_ids if (text := decode([i]))]
         around = "".join(self._around)
-        shown = {
-            i for t, i in vocabulary.items() if t in self.tool_format.marks or (t.strip() and t in around)
-        } - self.stop_token_ids
+        shown = {i for t, i in added.items() if t in self.tool_format.marks or t in around} - self.stop_token_ids
         special_ids = self._encoder.special_ids
         self._hidden = {i for i in special_ids - shown if not decode([i], skip=True)} | self.stop_token_ids
 
@@ -304,24 +303,29 @@ class Chat:
         delimiters = self.template.delimiters
         return ("", text) if delimiters is None else delimiters.split(text, opened=thinking, final=final)
 
+    def output_grammar(self, schema: Mapping[str, Any], calls: AllowedCalls | None, *, thinking: bool) -> str | None:
+        """The grammar of a response whose answer satisfies ``schema``; see `output_grammar.output_grammar`."""
+        return output_grammar(self.template, self._added, schema=schema, calls=calls, thinking=thinking)
+
     def answered(self, output_ids: Sequence[int], *, thinking: bool) -> bool:
         """Whether a response that starts with these tokens is past its reasoning."""
         return self.split(self.text(output_ids), thinking=thinking, final=False)[1] is not None
 
     def read(
-        self, text: str, *, tools: bool, thinking: bool = False, declared: Sequence[Any] | None = None
+        self, text: str, *, tools: bool, thinking: bool = False, declared: Sequence[Any] = (), is_json: bool = False
     ) -> dict[str, Any]:
         """Parse the text of a response into reasoning, text and, with ``tools``, tool calls.
 
         ``declared``: the definitions of the tools, which give the types of arguments in formats that write all values as text.
+        ``is_json``: the answer is JSON, in which nothing is a call.
         """
         thought, answer = self.split(text, thinking=thinking)
         form = self.tool_format if tools else None
-        message = read_message(form, answer or "", ids=self.template.ids, tools=declared or ())
+        message = read_message(form, answer or "", ids=self.template.ids, tools=declared, is_json=is_json)
         return {**message, "reasoning_content": thought} if thought else message
 
     def parse(
-        self, output_ids: Sequence[int], *, tools: bool, thinking: bool = False, declared: Sequence[Any] | None = None
+        self, output_ids: Sequence[int], *, tools: bool, thinking: bool = False, declared: Sequence[Any] = ()
     ) -> dict[str, Any]:
         """Parse sampled tokens; see `read`."""
         return self.read(self.text(output_ids), tools=tools, thinking=thinking, declared=declared)

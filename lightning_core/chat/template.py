@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_core.chat.call_ids import IdStyle, acceptable_ids
+from lightning_core.chat.call_syntax import CallSyntax, find_syntax
 from lightning_core.chat.messages import extend_system
 from lightning_core.chat.raw_template import RawTemplate
 from lightning_core.chat.raw_template import Tokenizer as Tokenizer
 from lightning_core.chat.reasoning import Delimiters
+from lightning_core.chat.teacher_response import continuation
 from lightning_core.chat.template_probe import CallStyle, Traits
 from lightning_core.chat.tool_formats import HERMES, ToolCall, ToolFormat
 from lightning_core.errors import ConfigError, PolicyRequestError
@@ -42,6 +44,8 @@ class ChatTemplate:
         self.tool_format: ToolFormat = self._traits.format or HERMES
         """The format of tool calls in responses."""
         self._check_for_losses()
+        self.call_syntax: CallSyntax | None = find_syntax(self._probe_response, self.ids.example)
+        """The texts around tool calls in responses; None if they are not regular."""
 
     @property
     def enders(self) -> frozenset[str]:
@@ -57,6 +61,12 @@ class ChatTemplate:
     def delimiters(self) -> Delimiters | None:
         """The texts around reasoning; None if responses have none, or the tool format splits it off."""
         return self._traits.delimiters
+
+    @property
+    def reasoning(self) -> tuple[str, str] | None:
+        """The texts around the reasoning of a response; None if it has none."""
+        delimiters = self._traits.delimiters
+        return self.tool_format.thought if delimiters is None else (delimiters.open, delimiters.close)
 
     @property
     def reasons(self) -> bool:
@@ -183,6 +193,28 @@ class ChatTemplate:
             example = example.replace(placeholder, shown)
         listed = "\n".join(json.dumps(t.get("function", t), ensure_ascii=False) for t in tools)
         return _TOOLS_PROMPT.format(tools=listed, example=example)
+
+    def _probe_response(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        """The text of a response with ``calls``, without reasoning and the token that ends it."""
+        prompt = [_USER]
+        whole = [*prompt, {"role": "assistant", "content": "", "tool_calls": list(calls)}]
+        longer = [*whole, *({"role": "tool", "content": "x", "tool_call_id": call["id"]} for call in calls)]
+        function = {"name": calls[0]["function"]["name"], "description": "probe", "parameters": {"type": "object"}}
+
+        def text(messages: Sequence[Mapping[str, Any]], *, generate: bool = False) -> str:
+            return self.render(messages, [{"type": "function", "function": function}], generate=generate)
+
+        stops = sorted(self.stops)
+        try:
+            written = continuation(text(prompt, generate=True), text(whole), stops, lambda: text(longer))
+        except PolicyRequestError:
+            read = [ToolCall(call["function"]["name"], call["function"]["arguments"], call["id"]) for call in calls]
+            return self.tool_format.write(read)
+        for stop in stops:
+            written = written.removesuffix(stop)
+        closing = self.reasoning[1] if self.reasoning else ""
+        # The template may write an empty thought.
+        return written.rpartition(closing)[2].lstrip("\n") if closing and closing in written else written
 
     def _check_for_losses(self) -> None:
         """Raise ValueError if the rendered text lacks a part of a conversation."""

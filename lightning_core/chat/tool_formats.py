@@ -27,13 +27,18 @@ FORMATS: tuple[ToolFormat, ...] = (
 
 
 def read_message(
-    form: ToolFormat | None, text: str, *, ids: IdStyle = IdStyle.ANY, tools: Sequence[Any] = ()
+    form: ToolFormat | None, text: str, *, ids: IdStyle = IdStyle.ANY, tools: Sequence[Any] = (), is_json: bool = False
 ) -> dict[str, Any]:
     """The assistant message in ``text``, with its tool calls if there is a format for them.
 
-    ``tools``: the definitions, whose schemas give the types of arguments if the format does not write them.
+    ``tools``: the definitions, whose schemas give the types of arguments if the format does not write them. ``is_json``: the message is
+    calls or JSON, which may contain the text of a call, or be an object like one.
     """
     content, calls = (text, []) if form is None else form.read(text)
+    if form is not None and is_json and form.is_json(text):
+        names = {tool["function"]["name"] for tool in tools} if form.bare else set[str]()
+        if not all(call.name in names for call in calls):
+            content, calls = text, []
     message: dict[str, Any] = {"role": "assistant", "content": (content.rstrip() or None) if calls else content}
     if calls:
         parameters = parameters_of(tools) if any(call.untyped for call in calls) else {}

@@ -123,21 +123,22 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
         )
     tools, definitions = read_tools(objects(body, "tools"), check=True)
     check_tools(tools)
-    messages, system = (
-        to_chat(turns, check=True, definitions=definitions),
-        text_of(body.get("system"), "system", check=True),
-    )
+    messages = to_chat(turns, check=True, definitions=definitions)
+    system = text_of(body.get("system"), "system", check=True)
+    tools, tool, one_call = _tool_choice(body, tools)
     return ChatRequest(
         model=model_name(body),
         messages=[{"role": "system", "content": system}, *messages] if system else messages,
-        tools=None if body.get("tool_choice") == {"type": "none"} else tools or None,
+        tools=tools or None,
         temperature=temperature(body),
         top_p=top_p(body),
         max_tokens=integer(body, "max_tokens", 1),
         stop=stops(body, "stop_sequences"),
         template_variables=effort_variable(text(body.get("output_config") or {}, "effort", "output_config")),
         stream=flag(body, "stream") or False,
-        requirements=_requirements(body, tools),
+        requirements=OutputRequirements(
+            schema=_schema(body), schema_field="output_config.format", tool=tool, one_call=one_call
+        ),
         body=body,
     )
 
@@ -156,14 +157,19 @@ def read_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequenc
     )
 
 
-def _requirements(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> OutputRequirements:
+def _tool_choice(
+    body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+) -> tuple[Sequence[Mapping[str, Any]], str | None, bool]:
+    """The tools that the model is shown, the required one, and whether a response has at most one call."""
     choice = body.get("tool_choice")
     if choice is None:
         choice = {"type": "auto"}
     if isinstance(choice, Mapping):
         check_variant(TOOL_CHOICES, choice, "tool_choice")
     match choice:
-        case {"type": "auto" | "none"}:
+        case {"type": "none"}:
+            return (), None, False
+        case {"type": "auto"}:
             tool = None
         case {"type": "any"}:
             tool = ANY_TOOL
@@ -174,19 +180,24 @@ def _requirements(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -
                 f"tool_choice is {choice!r}; expected the type auto, any, none, or tool with a name",
                 param="tool_choice",
             )
+    one_call = flag(choice, "disable_parallel_tool_use") is True and bool(tools)
+    return tools, check_tool_choice(tool, tools), one_call
+
+
+def _schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The JSON schema of the response."""
     output = body.get("output_config") or {}
     match output.get("format"):
         case None:
-            schema = None
+            return None
         case {"type": "json_schema", "schema": dict(schema)} as form:
             FORMAT.check(form, "output_config.format")
+            return schema
         case form:
             raise PolicyRequestError(
                 f"output_config.format is {form!r}; expected the type json_schema with a schema",
                 param="output_config.format",
             )
-    one_call = flag(choice, "disable_parallel_tool_use") is True and bool(tools)
-    return OutputRequirements(schema=schema, tool=check_tool_choice(tool, tools), one_call=one_call)
 
 
 def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[str, Any]:

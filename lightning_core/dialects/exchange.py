@@ -22,8 +22,8 @@ class ChatRequest:
     model: str
     messages: Sequence[Any]
     tools: Sequence[Any] | None = None
-    later_tools: bool = False
-    """Whether messages define more tools."""
+    later_tools: Sequence[Any] = ()
+    """The tools that messages define, as ``tools``."""
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
@@ -53,7 +53,12 @@ class ChatRequest:
     @property
     def has_tools(self) -> bool:
         """Whether the response may have tool calls."""
-        return bool(self.tools) or self.later_tools
+        return bool(self.functions)
+
+    @property
+    def functions(self) -> Sequence[Any]:
+        """The tools that the response may call."""
+        return [*(self.tools or ()), *self.later_tools]
 
     @property
     def choices(self) -> int:

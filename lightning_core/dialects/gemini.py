@@ -167,6 +167,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
     tools = functions(present, check=True)
     check_tools(tools)
     tool, shown = _tool_choice(present, tools)
+    schema, schema_field = _schema(config)
     messages, system = to_chat(contents, check=True), system_text(present.get("systemInstruction"), check=True)
     _thoughts(present)
     return ChatRequest(
@@ -181,7 +182,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
         stop=stops(config, f"{_CONFIG}.stopSequences"),
         seed=integer(config, f"{_CONFIG}.seed", -(1 << 63), (1 << 63) - 1),
         stream=flag(body, "stream") or False,
-        requirements=OutputRequirements(schema=_schema(config), tool=tool),
+        requirements=OutputRequirements(schema=schema, schema_field=schema_field, tool=tool),
         body=body,
     )
 
@@ -237,21 +238,23 @@ def _tool_choice(
     return check_tool_choice(ANY_TOOL if mode == "ANY" else None, shown), shown
 
 
-def _schema(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The JSON schema of the response; empty for any JSON object, None for text."""
+def _schema(config: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, str]:
+    """The JSON schema of the response (empty for any JSON object, None for text), and its field."""
     mime, names = f"{_CONFIG}.responseMimeType", [f"{_CONFIG}.responseSchema", f"{_CONFIG}.responseJsonSchema"]
     kind = text(config, mime) or "text/plain"
     settings = [(name, config[name]) for name in names if config.get(name) is not None]
     if kind not in ("text/plain", "application/json"):
         raise PolicyRequestError(f"{mime} is {kind!r}; expected 'text/plain' or 'application/json'", param=mime)
     if not settings:
-        return None if kind == "text/plain" else {}
+        return (None if kind == "text/plain" else {}), mime
     (name, schema), *more = settings
     if more or not isinstance(schema, Mapping) or kind == "text/plain":
         raise PolicyRequestError(
-            f"{name} is {schema!r}; expected one schema, with responseMimeType 'application/json'", param=name
+            f"{' and '.join(n for n, _ in settings)} with {mime} {kind!r}: found {schema!r}; expected one schema, an object, with "
+            f"{mime} 'application/json'",
+            param=name,
         )
-    return json_schema(schema) if name == names[0] else lower_types(schema)
+    return (json_schema(schema) or {} if name == names[0] else lower_types(schema)), name
 
 
 def _thoughts(present: Mapping[str, Any]) -> bool:

@@ -37,13 +37,15 @@ from lightning_core.dialects.openai_chat_shape import (
     PARTS,
     TOOL,
     TOOL_CALL,
+    TOOL_CHOICES,
     check_messages,
     check_tools,
     function_tool,
+    read_tool_choice,
     with_custom,
     with_functions,
 )
-from lightning_core.dialects.requirements import ANY_TOOL, OutputRequirements, check_tool_choice
+from lightning_core.dialects.requirements import OutputRequirements
 from lightning_core.errors import PolicyRequestError
 
 PATH = "/chat/completions"
@@ -93,7 +95,6 @@ FIELDS = Fields(
 )  # fmt: skip
 
 
-TOOL_CHOICE = Fields(supported=frozenset({"type", "function.name"}))
 RESPONSE_FORMATS = {
     "text": Fields(supported=frozenset({"type"})),
     "json_object": Fields(supported=frozenset({"type"})),
@@ -109,7 +110,7 @@ NESTED = {
     "messages.N.tool_calls.N": TOOL_CALL,
     "tools.N": TOOL,
     "tools.N (custom)": CUSTOM_TOOL,
-    "tool_choice": TOOL_CHOICE,
+    **{f"tool_choice ({kind})": fields for kind, fields in TOOL_CHOICES.items()},
     **{f"response_format ({kind})": fields for kind, fields in RESPONSE_FORMATS.items()},
 }
 
@@ -122,19 +123,20 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
     messages = with_functions(request.messages)
     check_messages(messages)
     check_tools(tools)
+    shown, tool = read_tool_choice(body, tools)
     for name in ("logprobs", "return_token_ids", "parallel_tool_calls"):
         flag(body, name)
     wants_usage(body)
     return replace(
         request,
         messages=messages,
-        tools=None if body.get("tool_choice") == "none" else tools or None,
+        tools=shown or None,
         temperature=temperature(body),
         top_p=top_p(body),
-        max_tokens=integer(body, "max_completion_tokens", 1) or integer(body, "max_tokens", 1),
+        max_tokens=_max_tokens(body),
         stop=stops(body, "stop"),
         seed=seed(body),
-        requirements=_requirements(body, tools),
+        requirements=_requirements(body, shown, tool),
         template_variables=_template_variables(body),
     )
 
@@ -164,21 +166,17 @@ def _template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
     return {**effort_variable(text(body, "reasoning_effort")), **(variables or {})}
 
 
-def _requirements(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> OutputRequirements:
-    match body.get("tool_choice"):
-        case None | "auto" | "none":
-            tool = None
-        case "required":
-            tool = ANY_TOOL
-        case {"type": "function", "function": {"name": str(tool)}} as choice:
-            TOOL_CHOICE.check(choice, "tool_choice")
-        case {"type": "custom", "custom": {"name": str(tool)}}:
-            pass
-        case choice:
-            raise PolicyRequestError(
-                f"tool_choice is {choice!r}; expected 'auto', 'none', 'required' or a function with a name",
-                param="tool_choice",
-            )
+def _max_tokens(body: Mapping[str, Any]) -> int | None:
+    most, older = (integer(body, name, 1) for name in ("max_completion_tokens", "max_tokens"))
+    if most is not None and older is not None and most != older:
+        raise PolicyRequestError(
+            f"max_completion_tokens is {most} and max_tokens is {older}; expected one of them, or equal values",
+            param="max_tokens",
+        )
+    return most or older
+
+
+def _requirements(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], tool: str | None) -> OutputRequirements:
     form, description = body.get("response_format"), None
     if isinstance(form, Mapping):
         check_variant(RESPONSE_FORMATS, form, "response_format")
@@ -195,7 +193,6 @@ def _requirements(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -
                 param="response_format",
             )
     one_call = bool(tools) and body.get("parallel_tool_calls") is False
-    tool = check_tool_choice(tool, tools)
     return OutputRequirements(schema=schema, description=description, tool=tool, one_call=one_call)
 
 

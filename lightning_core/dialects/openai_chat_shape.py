@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning_core.dialects.fields import TEXT_ONLY, Fields, UnsupportedField, check_variant
 from lightning_core.dialects.openai_custom_tools import custom_function, read_input, write_arguments
+from lightning_core.dialects.requirements import ANY_TOOL, allowed_tools, check_tool_choice
 from lightning_core.errors import PolicyRequestError
 
 _BOOKKEEPING = frozenset({"annotations", "cache_control", "id", "index", "provider_specific_fields"})
@@ -61,10 +62,15 @@ TOOL_CALL = Fields(
 )  # fmt: skip
 TOOL = Fields(
     supported=frozenset({"type", "function.name", "function.description", "function.parameters"}),
-    # Arguments are never constrained to the schema, so the model is not shown `strict`.
+    # Without a schema of the answer, arguments are not constrained, so the model is not shown `strict`.
     ignored=frozenset({"cache_control", "function.strict", "function.cache_control"}),
 )
 CUSTOM_TOOL = Fields(supported=frozenset({"type", "custom.name", "custom.description", "custom.format"}))
+TOOL_CHOICES = {
+    "function": Fields(supported=frozenset({"type", "function.name"})),
+    "custom": Fields(supported=frozenset({"type", "custom.name"})),
+    "allowed_tools": Fields(supported=frozenset({"type", "allowed_tools.mode", "allowed_tools.tools"})),
+}
 
 
 _TEXTS = ("name", "tool_call_id", "refusal")
@@ -173,6 +179,42 @@ def function_tool(tool: Mapping[str, Any], index: int) -> Mapping[str, Any]:
                     return custom_function(name, custom.get("description"))
         case _:
             return tool
+
+
+def read_tool_choice(
+    body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+) -> tuple[Sequence[Mapping[str, Any]], str | None]:
+    """The tools that the model is shown, and the required one."""
+    choice = body.get("tool_choice")
+    if isinstance(choice, Mapping):
+        check_variant(TOOL_CHOICES, choice, "tool_choice")
+    match choice:
+        case None | "auto":
+            return tools, None
+        case "none":
+            return (), None
+        case "required":
+            tool = ANY_TOOL
+        case {"type": "function", "function": {"name": str(tool)}} | {"type": "custom", "custom": {"name": str(tool)}}:
+            pass
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(allowed)}}:
+            tools = allowed_tools([_name(entry) for entry in allowed], tools)
+            tool = ANY_TOOL if mode == "required" else None
+        case _:
+            raise PolicyRequestError(
+                f"tool_choice is {choice!r}; expected 'auto', 'none', 'required', a function with a name, or allowed_tools with a mode "
+                "and tools",
+                param="tool_choice",
+            )
+    return tools, check_tool_choice(tool, tools)
+
+
+def _name(entry: Any) -> Any:
+    match entry:
+        case {"type": "function", "function": {"name": name}} | {"type": "custom", "custom": {"name": name}}:
+            return name
+        case _:
+            return entry
 
 
 def with_functions(messages: Sequence[Any]) -> Sequence[Any]:

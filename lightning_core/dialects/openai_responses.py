@@ -26,7 +26,6 @@ from lightning_core.dialects.fields import (
     ONLY_SAMPLED,
     Fields,
     UnsupportedField,
-    check_variant,
     effort_variable,
     flag,
     integer,
@@ -39,11 +38,11 @@ from lightning_core.dialects.openai_chat import error_body as error_body
 from lightning_core.dialects.openai_chat import token_logprobs
 from lightning_core.dialects.openai_chat_shape import check_tools
 from lightning_core.dialects.openai_responses_items import (
-    FORMATS,
     INCLUDED,
     LOGPROBS,
-    TOOL_CHOICE,
     items_to_messages,
+    read_requirements,
+    read_tool_choice,
 )
 from lightning_core.dialects.openai_responses_items import NESTED as NESTED
 from lightning_core.dialects.openai_responses_tools import (
@@ -53,11 +52,9 @@ from lightning_core.dialects.openai_responses_tools import (
     leading_tools,
     recorded_tools,
     request_tools,
-    shown_name,
     shown_tools,
     without_tools,
 )
-from lightning_core.dialects.requirements import ANY_TOOL, OutputRequirements, check_tool_choice
 from lightning_core.errors import PolicyRequestError
 
 PATH = "/responses"
@@ -100,6 +97,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
     messages = without_tools(history)
     tools, later = shown_tools(body, earlier)
     check_tools(tools)
+    tools, later, tool = read_tool_choice(body, tools, later)
     instructions = text(body, "instructions")
     flag(body, "parallel_tool_calls")
     if unknown := set(strings(body, "include")) - INCLUDED:
@@ -110,13 +108,13 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
         model=model_name(body),
         messages=[{"role": "system", "content": instructions}, *messages] if instructions else messages,
         input_field="input",
-        tools=None if body.get("tool_choice") == "none" else tools or None,
-        later_tools=bool(later) and body.get("tool_choice") != "none",
+        tools=tools or None,
+        later_tools=later,
         temperature=temperature(body),
         top_p=top_p(body),
         max_tokens=integer(body, "max_output_tokens", 1),
         stream=flag(body, "stream") or False,
-        requirements=_requirements(body, [*tools, *later]),
+        requirements=read_requirements(body, tool=tool, has_tools=bool(tools or later)),
         template_variables=effort_variable(text(body.get("reasoning") or {}, "effort", "reasoning")),
         history=history,
         body=body,
@@ -150,40 +148,6 @@ def _earlier(
             param="previous_response_id",
         )
     return earlier or ()
-
-
-def _requirements(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> OutputRequirements:
-    match body.get("tool_choice"):
-        case None | "auto" | "none":
-            tool = None
-        case "required":
-            tool = ANY_TOOL
-        case {"type": "function" | "custom", "name": str(name)} as choice:
-            TOOL_CHOICE.check(choice, "tool_choice")
-            tool = shown_name(name, choice.get("namespace"))
-        case choice:
-            raise PolicyRequestError(
-                f"tool_choice is {choice!r}; expected 'auto', 'none', 'required' or a function with a name",
-                param="tool_choice",
-            )
-    form, description = (body.get("text") or {}).get("format"), None
-    if isinstance(form, Mapping):
-        check_variant(FORMATS, form, "text.format")
-    match form:
-        case None | {"type": "text"}:
-            schema = None
-        case {"type": "json_object"}:
-            schema = {}
-        case {"type": "json_schema", "schema": dict(schema), **more}:
-            description = text(more, "description", "text.format")
-        case _:
-            raise PolicyRequestError(
-                f"text.format is {form!r}; expected the type text, json_object, or json_schema with a schema",
-                param="text.format",
-            )
-    one_call = bool(tools) and body.get("parallel_tool_calls") is False
-    tool = check_tool_choice(tool, tools)
-    return OutputRequirements(schema=schema, description=description, tool=tool, one_call=one_call)
 
 
 def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[str, Any]:

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from lightning_core.chat.messages import READS_TEXT, Message, shown
-from lightning_core.dialects.fields import NO_HOSTED_TOOLS, Fields, UnsupportedField, check_variant
+from lightning_core.dialects.fields import NO_HOSTED_TOOLS, Fields, UnsupportedField, check_variant, text
 from lightning_core.dialects.openai_chat_shape import call_ids, check_result, check_role
 from lightning_core.dialects.openai_custom_tools import write_arguments
 from lightning_core.dialects.openai_responses_tools import TOOLS, definitions, shown_name
+from lightning_core.dialects.requirements import ANY_TOOL, OutputRequirements, allowed_tools, check_tool_choice
 from lightning_core.errors import PolicyRequestError
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -68,7 +69,12 @@ INCLUDED = frozenset({
 })  # fmt: skip
 """The values of ``include``. All but the logprobs concern content that no response here has."""
 
-TOOL_CHOICE = Fields(supported=frozenset({"type", "name"}))
+_NAMED = Fields(supported=frozenset({"type", "name", "namespace"}))
+TOOL_CHOICES = {
+    "function": _NAMED,
+    "custom": _NAMED,
+    "allowed_tools": Fields(supported=frozenset({"type", "mode", "tools"})),
+}
 FORMATS = {
     "text": Fields(supported=frozenset({"type"})),
     "json_object": Fields(supported=frozenset({"type"})),
@@ -81,7 +87,7 @@ NESTED = {
     **{f"input.N ({kind})": fields for kind, fields in ITEMS.items()},
     **{f"input.N.content.N ({kind})": fields for kind, fields in PARTS.items()},
     **{f"tools.N ({kind})": fields for kind, fields in TOOLS.items()},
-    "tool_choice": TOOL_CHOICE,
+    **{f"tool_choice ({kind})": fields for kind, fields in TOOL_CHOICES.items()},
     **{f"text.format ({kind})": fields for kind, fields in FORMATS.items()},
 }
 
@@ -180,3 +186,66 @@ def _text(content: Any, path: str, *, check: bool) -> str:
                     f"{path}.{i} is {shown(part)}; expected a text part: {READS_TEXT}", param=f"{path}.{i}"
                 )
     return "".join(texts)
+
+
+Functions = Sequence[Mapping[str, Any]]
+
+
+def read_tool_choice(
+    body: Mapping[str, Any], tools: Functions, later: Functions
+) -> tuple[Functions, Functions, str | None]:
+    """The tools that may be called, of the prompt's list and of its messages, and the required one."""
+    choice = body.get("tool_choice")
+    if isinstance(choice, Mapping):
+        check_variant(TOOL_CHOICES, choice, "tool_choice")
+    match choice:
+        case None | "auto":
+            return tools, later, None
+        case "none":
+            return (), (), None
+        case "required":
+            tool = ANY_TOOL
+        case {"type": "function" | "custom", "name": str(name)}:
+            tool = shown_name(name, choice.get("namespace"))
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(entries)}:
+            allowed = allowed_tools([_allowed_name(entry) for entry in entries], [*tools, *later])
+            tools, later = ([tool for tool in kind if tool in allowed] for kind in (tools, later))
+            tool = ANY_TOOL if mode == "required" else None
+        case _:
+            raise PolicyRequestError(
+                f"tool_choice is {choice!r}; expected 'auto', 'none', 'required', a function with a name, or allowed_tools with a mode "
+                "and tools",
+                param="tool_choice",
+            )
+    return tools, later, check_tool_choice(tool, [*tools, *later])
+
+
+def _allowed_name(entry: Any) -> Any:
+    match entry:
+        case {"type": "function" | "custom", "name": str(name)}:
+            return shown_name(name, entry.get("namespace"))
+        case _:
+            return entry
+
+
+def read_requirements(body: Mapping[str, Any], *, tool: str | None, has_tools: bool) -> OutputRequirements:
+    """The required form of a response. ``tool``: the required one."""
+    form, description = (body.get("text") or {}).get("format"), None
+    if isinstance(form, Mapping):
+        check_variant(FORMATS, form, "text.format")
+    match form:
+        case None | {"type": "text"}:
+            schema = None
+        case {"type": "json_object"}:
+            schema = {}
+        case {"type": "json_schema", "schema": dict(schema), **more}:
+            description = text(more, "description", "text.format")
+        case _:
+            raise PolicyRequestError(
+                f"text.format is {form!r}; expected the type text, json_object, or json_schema with a schema",
+                param="text.format",
+            )
+    one_call = has_tools and body.get("parallel_tool_calls") is False
+    return OutputRequirements(
+        schema=schema, schema_field="text.format", description=description, tool=tool, one_call=one_call
+    )

@@ -28,7 +28,7 @@ _CALLERS = UnsupportedField(NO_HOSTED_TOOLS, unless=(["direct"], []))
 TOOLS: Mapping[str, Fields] = {
     "function": Fields(
         supported=frozenset({"type", "name", "description", "parameters", "defer_loading"}),
-        # Arguments are never constrained to the schema, so the model is not shown `strict`.
+        # Without a schema of the answer, arguments are not constrained, so the model is not shown `strict`.
         ignored=frozenset({"strict"}),
         dropped={"output_schema": UnsupportedField("the model is not shown the form of a tool's output")},
         refused={"allowed_callers": _CALLERS, "async": _NOT_ASYNC},

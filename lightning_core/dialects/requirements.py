@@ -1,7 +1,7 @@
 """The form that a request requires of the response: JSON, a JSON schema, or a tool call.
 
-Requirements are added to the prompt as an instruction. A schema also constrains sampling (``SamplingParams.json_schema``); a tool call
-does not, so the model may fail to make it.
+Requirements are added to the prompt as an instruction. A schema also constrains sampling (``SamplingParams.json_schema``), with its
+tool calls; without a schema the model may fail to make a required call.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ class OutputRequirements:
 
     schema: Mapping[str, Any] | None = None
     """A JSON schema of the response; the empty one means any JSON object."""
+    schema_field: str = "response_format"
+    """The field of the body with the schema."""
     description: str | None = None
     """The purpose of the schema, for the model."""
     tool: str | None = None
@@ -45,6 +47,17 @@ class OutputRequirements:
             if self.description:
                 lines.append(f"The JSON is for: {self.description}")
         return "\n".join(lines)
+
+
+def allowed_tools(names: Sequence[Any], tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The tools that ``tool_choice`` allows. Raises `PolicyRequestError` if one of ``names`` is not in ``tools``, or if there are none."""
+    known = [str(tool["function"].get("name")) for tool in tools]
+    if not names or any(name not in known for name in names):
+        raise PolicyRequestError(
+            f"tool_choice allows {list(names)!r}; expected at least one name of the tools of the request, which are {known!r}",
+            param="tool_choice",
+        )
+    return [tool for tool, name in zip(tools, known, strict=True) if name in names]
 
 
 def check_tool_choice(name: str | None, tools: Sequence[Mapping[str, Any]] | None) -> str | None:

@@ -14,8 +14,10 @@ from lightning_core.backends.backend import Backend, Delta, SamplingParams, samp
 from lightning_core.capture.address import Address
 from lightning_core.chat.chat import Chat, RenderedPrompt
 from lightning_core.chat.messages import Message
+from lightning_core.chat.output_grammar import AllowedCalls
 from lightning_core.dialects.dialect import StreamWriter
 from lightning_core.dialects.exchange import ChatRequest, Choice
+from lightning_core.dialects.requirements import ANY_TOOL
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.recorded import recorded_deltas
 from lightning_core.endpoint.sessions import Session
@@ -75,9 +77,15 @@ class Sampler:
             seed=_seed(session, prompt) if runs_seed else request.seed,
             stop_token_ids=chat.stop_token_ids,
             json_schema=None if schema is None else json.dumps(schema or _ANY_OBJECT),
+            grammar=_grammar(request, chat, prompt),
             rollout=session.root.rollout,
         )
-        self._backend.check(params)
+        try:
+            self._backend.check(params)
+        except PolicyRequestError as error:
+            if params.constraint is None:
+                raise
+            raise PolicyRequestError(str(error), param=request.requirements.schema_field) from error
         return params
 
     async def respond(
@@ -206,10 +214,30 @@ def _recorded(job: SamplingJob, span: CallSpan) -> Call | None:
     return recorded
 
 
+def _grammar(request: ChatRequest, chat: Chat, prompt: RenderedPrompt) -> str | None:
+    """The grammar of a response to a request with a JSON schema; None if there is no schema, or nothing but its document."""
+    required = request.requirements
+    if required.schema is None:
+        return None
+    tools = [tool for tool in request.functions if required.tool in (None, ANY_TOOL, tool["function"]["name"])]
+    calls = AllowedCalls(tools=tools, required=required.tool is not None, one=required.one_call) if tools else None
+    try:
+        return chat.output_grammar(required.schema or _ANY_OBJECT, calls, thinking=prompt.thinking)
+    except ValueError as error:
+        raise PolicyRequestError(
+            f"the request has tools and {required.schema_field}, which the model cannot have together: {error}. Send one of them",
+            param=required.schema_field,
+        ) from error
+
+
 def _read(job: SamplingJob, text: str) -> Message:
     if job.request.prompts:
         return {"role": "assistant", "content": text}
-    return job.chat.read(text, tools=job.request.has_tools, thinking=job.prompt.thinking, declared=job.request.tools)
+    request = job.request
+    is_json = request.requirements.schema is not None
+    return job.chat.read(
+        text, tools=request.has_tools, thinking=job.prompt.thinking, declared=request.functions, is_json=is_json
+    )
 
 
 def _held(job: SamplingJob) -> HeldText:

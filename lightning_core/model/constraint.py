@@ -1,13 +1,14 @@
-"""The tokens that a JSON schema allows next, for sampling and for training.
+"""The tokens that a JSON schema or a grammar allows next, for sampling and for training.
 
 A constrained response is sampled from the policy's distribution over the allowed tokens, and its recorded logprobs are
-computed over this distribution, not the full softmax. The trainer follows the schema along the sampled tokens and takes the
+computed over this distribution, not the full softmax. The trainer follows the constraint along the sampled tokens and takes the
 gradient of the same distribution. The automaton is llguidance's (https://github.com/guidance-ai/llguidance).
 """
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,10 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_core.chat.output_grammar import ARGUMENTS, COMPACT
 from lightning_core.errors import MissingExtra, PolicyRequestError
-
-_COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""A single way to format a document: with free whitespace, small models generate whitespace without end."""
 
 
 class Constraints:
@@ -66,12 +65,21 @@ class Constraints:
             self._tokenizers[stops] = from_tokenizer(
                 self._tokenizer, n_vocab=self._vocabulary, eos_token=list(stops) or None
             )
-        grammar = LLMatcher.grammar_from_json_schema(spec["json_schema"], overrides=_COMPACT)
+        grammar = spec.get("grammar") or LLMatcher.grammar_from_json_schema(spec["json_schema"], overrides=COMPACT)
         matcher = LLMatcher(self._tokenizers[stops], grammar, log_level=0)
         if matcher.is_error():
-            problem = matcher.get_error()
-            raise PolicyRequestError(f"this JSON schema is not supported: {problem}", param="response_format")
+            what, why = _problem(matcher.get_error(), spec.get("grammar", ""))
+            raise PolicyRequestError(f"{what} is not supported: {why}", param="response_format")
         return matcher
+
+
+def _problem(error: str, grammar: str) -> tuple[str, str]:
+    """The schema that llguidance's ``error`` concerns, and the reason, without the text of the grammar."""
+    place = re.match(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?(.*)", error)
+    if place is None or not grammar:
+        return "this JSON schema", error
+    rule = grammar.splitlines()[int(place[1]) - 1]
+    return "the JSON schema of a tool's parameters" if rule.startswith(ARGUMENTS) else "this JSON schema", place[2]
 
 
 class Walk:

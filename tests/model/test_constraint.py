@@ -5,12 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
 import torch
+from agents import (
+    Agent,
+    MaxTurnsExceeded,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    RunConfig,
+    Runner,
+    function_tool,
+)
+from pydantic import BaseModel
 
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.capture import rollout
@@ -106,6 +117,52 @@ def test_a_trained_agent_with_structured_output_from_request_to_update(trainer: 
     metrics = trainer.step(rows)
     assert metrics["logprob_difference_max"] < 1e-4
     assert metrics["grad_norm"] > 0
+
+
+class Verdict(BaseModel):
+    """The typed output of an agent."""
+
+    verdict: Literal["right", "wrong"]
+    points: Literal[1, 2, 3]
+
+
+def test_an_agent_with_tools_and_a_typed_output_does_both(trainer: TorchTrainer) -> None:
+    """A random model of the OpenAI Agents SDK: each of its responses is a tool call or the typed output, and trains."""
+    looked: list[str] = []
+
+    @function_tool
+    def look_up(topic: Literal["law", "case"]) -> str:
+        """Look up a topic."""
+        looked.append(topic)
+        return "found"
+
+    verdicts: list[Verdict] = []
+    rows: list[Row] = []
+    with PolicyEndpoint(trainer.backend, Chat(trainer.model.tokenizer)) as endpoint:
+        for number, api in enumerate([OpenAIChatCompletionsModel, OpenAIResponsesModel] * 2):
+            key = endpoint.new_key()
+            with rollout("judge") as run:
+                endpoint.open(key, run.address, Routing(trained=frozenset({"judge"}), max_tokens=200), seed=number)
+                headers = {**run.address.to_headers(), "lightning-agent": "judge"}
+
+                async def judge(key: str = key, headers: dict[str, str] = headers, api: Any = api) -> Any:
+                    async with openai.AsyncOpenAI(
+                        base_url=endpoint.url, api_key=key, default_headers=headers, max_retries=0
+                    ) as client:
+                        agent = Agent("judge", model=api("x", client), tools=[look_up], output_type=Verdict)
+                        return await Runner.run(
+                            agent, "judge", max_turns=3, run_config=RunConfig(tracing_disabled=True)
+                        )
+
+                with suppress(MaxTurnsExceeded):
+                    verdicts.append(asyncio.run(judge()).final_output)
+                endpoint.close(key)
+            transitions = trace_to_transitions(run.trace, agents={"judge"})
+            rows += transitions_to_rows(transitions, {t.call: 1.0 if number % 2 else -1.0 for t in transitions})
+    assert looked
+    assert verdicts
+    assert all(isinstance(verdict, Verdict) for verdict in verdicts)
+    assert trainer.step(rows)["logprob_difference_max"] < 1e-4
 
 
 @pytest.mark.parametrize("schema", [{"type": "strin"}, {"not": {"type": "object"}}])

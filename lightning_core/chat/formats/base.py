@@ -50,8 +50,17 @@ class ToolFormat:
     it begins. The second argument is whether the response is complete."""
     frame: tuple[str, ...] = ()
     """Texts of `split` that are neither reasoning nor answer, the longest first."""
+    answer: str = ""
+    """The text before the answer, for formats with `split`."""
+    thought: tuple[str, str] | None = None
+    """The texts around reasoning, for formats with `split`."""
     one_call: bool = False
     """Whether a message of the assistant holds at most one call."""
+
+    def is_json(self, text: str) -> bool:
+        """Whether ``text`` begins as a JSON object or list, and not as a call in this format."""
+        start = text.lstrip()
+        return start.startswith(("{", "[")) and not start.startswith(self.opens)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -170,5 +170,7 @@ HARMONY = ToolFormat(
         f"{_START}assistant",
         _END,
     ),
+    answer=f"{_CHANNEL}final{_MESSAGE}",
+    thought=(f"{_CHANNEL}analysis{_MESSAGE}", f"{_END}{_START}assistant"),
     one_call=True,
 )

@@ -34,13 +34,14 @@ from lightning_core.session import TrainingSession, open_session
 from lightning_core.tools.doctor.gather import free_bytes
 from lightning_core.tools.doctor.plan import Measured
 from lightning_core.tools.doctor.trial import Trial, working_time
+from lightning_core.tools.doctor.typed_answer import typed_answer
 from lightning_core.tools.serving import ServingEndpoint
 from lightning_core.trace import BASE
 from lightning_core.trainers.plan import Plan
 from lightning_core.transitions import Row
 
 ANSWER = "ok"
-"""The script's answer to every prompt."""
+"""The script's answer to every prompt without a JSON schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +81,8 @@ def scripted_trial(setup: Setup) -> Trial:
 
     config = setup.trial_config
     tasks = pick_tasks(setup.train, config, 0)
-    backend = ScriptedBackend(lambda _: ANSWER, models=(*policy_settings(config), BASE))
-    every = ScriptedBackend(lambda _: ANSWER)
+    backend = ScriptedBackend(lambda _: ANSWER, typed=typed_answer, models=(*policy_settings(config), BASE))
+    every = ScriptedBackend(lambda _: ANSWER, typed=typed_answer)
     every.models = EveryModel(every.models)
     setup.progress.message(f"scripted policy: {plural(len(tasks), 'task')} × {plural(setup.attempts, 'attempt')}")
     setup.progress.phase("scripted policy", len(tasks) * setup.attempts)

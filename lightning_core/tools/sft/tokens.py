@@ -105,7 +105,7 @@ class Tokens:
     def _check(self, call: Call, chat: Chat, prompt: RenderedPrompt, output_ids: Sequence[int]) -> None:
         """Raise `PolicyRequestError` unless the endpoint would read ``output_ids`` as the response of ``call``."""
         response: Mapping[str, Any] = call.response or {}
-        read = chat.parse(output_ids, tools=bool(call.tools), thinking=prompt.thinking, declared=call.tools)
+        read = chat.parse(output_ids, tools=bool(call.tools), thinking=prompt.thinking, declared=call.tools or ())
         if not _same(read, response):
             raise PolicyRequestError("the chat template changes the response: it is not read back from its tokens")
         thought = str(response.get("reasoning_content") or "").strip()
@@ -137,7 +137,7 @@ def _recorded(call: Call, chat: Chat, prompt: RenderedPrompt) -> tuple[list[int]
         chat.plain([*prompt_ids, *output_ids])
     except PolicyRequestError:
         return None  # ids beyond the vocabulary
-    read = chat.parse(output_ids, tools=bool(call.tools), thinking=prompt.thinking, declared=call.tools)
+    read = chat.parse(output_ids, tools=bool(call.tools), thinking=prompt.thinking, declared=call.tools or ())
     return (prompt_ids, output_ids) if _same(read, call.response or {}) else None
 
 

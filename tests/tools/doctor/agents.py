@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+from pydantic import BaseModel, Field
 
 from lightning_core import trainable
 
@@ -23,16 +24,16 @@ BYPASSED = "DOCTOR_TEST_PROVIDER"
 """The variable with the URL that `bypass` sends to."""
 
 
-def ask(messages: list[dict[str, Any]]) -> str:
-    body = {"model": "gpt", "messages": messages}
+def ask(messages: list[dict[str, Any]], **settings: Any) -> str:
+    body = {"model": "gpt", "messages": messages, **settings}
     response = httpx.post(f"{PROVIDER}/chat/completions", json=body, timeout=60)
     response.raise_for_status()
     return str(response.json()["choices"][0]["message"]["content"])
 
 
 @trainable("doctored")
-def talk(messages: list[dict[str, Any]]) -> str:
-    return ask(messages)
+def talk(messages: list[dict[str, Any]], **settings: Any) -> str:
+    return ask(messages, **settings)
 
 
 def user(text: str) -> dict[str, Any]:
@@ -50,6 +51,21 @@ def held_out() -> list[dict[str, Any]]:
 def copied() -> list[dict[str, Any]]:
     """The training tasks under other ids."""
     return [{**task, "id": f"eval-{task['id']}"} for task in tasks()]
+
+
+class Verdict(BaseModel):
+    """The typed output of `typed`."""
+
+    right: bool
+    points: int = Field(ge=1, le=5)
+    reasons: list[str] = Field(min_length=1)
+
+
+def typed(task: dict[str, Any]) -> float:
+    """Reads its answer as a typed output, as SDKs do."""
+    schema = {"name": "verdict", "schema": Verdict.model_json_schema()}
+    answer = talk([user(task["prompt"])], response_format={"type": "json_schema", "json_schema": schema})
+    return Verdict.model_validate_json(answer).points / 5
 
 
 def healthy(task: dict[str, Any]) -> float:

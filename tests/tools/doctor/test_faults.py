@@ -144,6 +144,11 @@ def test_an_agent_that_raises_before_any_call_is_a_problem_with_the_script_too(w
     assert "a run stops before that" in next(f.found for f in found if f.name == "not checked")
 
 
+def test_the_script_answers_a_typed_agent_by_its_schema(with_script: Examine) -> None:
+    found = with_script("typed", rollouts={"max_tokens": 64})
+    assert named(found, "failures") == problems(found) == []
+
+
 @pytest.mark.parametrize("executor", ["thread", "process"])
 @pytest.mark.parametrize("agent", ["exits", "asks"])
 def test_an_agent_that_always_exits_is_a_problem_with_any_answer(
