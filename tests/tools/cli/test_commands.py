@@ -32,7 +32,7 @@ def summary(gain: float | None) -> Summary:
     if gain is None:
         compared = None
     else:
-        before = {str(i): [0.1 * i] for i in range(10)}
+        before = {str(i): [0.1 * (i % 10)] for i in range(40)}
         compared = compare(before, {task: [r[0] + gain] for task, r in before.items()})
     return Summary(eval=compared, steps=3, rollouts=9, tokens_sampled=10, tokens_trained=5, wall_seconds=61.0, seed=0)
 
