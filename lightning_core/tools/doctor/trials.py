@@ -142,6 +142,7 @@ def policy_trial(setup: Setup) -> tuple[Trial, Measured | None]:
         seconds_rollouts=whole,
         seconds_rollout=single,
         seconds_update=seconds,
+        gradient_share=fmean(row.has_gradient for row in rows) if rows else 1.0,
         update_error=failed,
         memory=memory.now,
         peak=memory.peak,
