@@ -102,6 +102,8 @@ class ActiveRollout:
         """The records that failed; a strict rollout raises at its end if there is any."""
         self.permanent: set[str] = set()
         """Infrastructure failures that another attempt cannot avoid, such as a wrong API key."""
+        self.answer: str | None = None
+        """What the agent returned, as JSON; None if no reward function scores it."""
         self._infrastructure: list[str] = []
         self._unlisted = 0
         """The number of further infrastructure failures."""
@@ -143,6 +145,8 @@ class ActiveRollout:
         self._write_elsewhere()
         if self._declared:
             self._root.set_attribute(tr.DECLARED_AGENTS, sorted(self._declared))
+        if self.answer is not None:
+            self._root.set_attribute(tr.ANSWER, self.answer)
         self._root.end()
         with self._lock:
             self._origins.clear()

@@ -68,19 +68,21 @@ class InProcessExecutor:
             return Returned(result=result)  # shown already
         reward = self._reward
 
-        def score() -> Any:
+        def score() -> tuple[Any, str | None]:
+            answer = results.to_answer(result)  # the function may change it
             with run_as(REWARD_FUNCTION):
-                return reward(work.scored_task, result)
+                return _shown(reward(work.scored_task, result)), answer
 
         began = time.monotonic()
-        scored, failed = None, None
+        scored, answer, failed = None, None, None
         try:
-            scored = await _within(work.limit, on_thread(lambda: _carry(score, _shown)))
+            scored, answer = await _within(work.limit, on_thread(lambda: _carry(score, _unchanged)))
         except TimeLimitError:
             failed = no_score(work.limit)
         except Exception as error:  # noqa: BLE001 - the caller decides what it means
             failed = error
-        return Returned(result=None, score=scored, score_error=failed, score_seconds=time.monotonic() - began)
+        seconds = time.monotonic() - began
+        return Returned(result=None, answer=answer, score=scored, score_error=failed, score_seconds=seconds)
 
     async def _run(self, work: Assignment) -> Any:
         """The agent's return value, or its repr if there is no reward function."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from numbers import Real
 from typing import Any
@@ -12,6 +13,7 @@ from lightning_core.errors import text_of
 from lightning_core.rollouts.executors.executor import Shown
 
 _MAX_SHOWN = 300
+_MAX_ANSWER = 10_000
 
 
 def dump(value: Any) -> dict[str, Any]:
@@ -33,3 +35,12 @@ def load(data: dict[str, Any] | None) -> Any:
     if data is None:
         return None
     return data["plain"] if "plain" in data else Shown(data["shown"])
+
+
+def to_answer(value: Any) -> str | None:
+    """``value`` as JSON; None if JSON has no equal value, or if it is long."""
+    try:
+        text = json.dumps(value)
+        return text if len(text) <= _MAX_ANSWER and json.loads(text) == value else None
+    except Exception:  # noqa: BLE001 - code of the agent
+        return None
