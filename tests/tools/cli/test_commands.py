@@ -143,7 +143,7 @@ def test_eval_of_a_run(run_folder: Path, loop: Install, capsys: pytest.CaptureFi
     assert calls[0]["folder"] == Path("runs/latest")
     assert calls[0]["config"].eval.samples == 2
     out = capsys.readouterr().out
-    assert "held-out reward 0.750 [too few tasks] (95% interval) on 2 tasks" in out
+    assert "held-out reward 0.750 [0.114, 0.994] (95% interval) on 2 tasks" in out
     assert "1 rollout was left out: infrastructure failures" in out
     assert "\nwriter         1  answered  policy (trained)\n" in out, "earlier rollouts are not counted"
 
