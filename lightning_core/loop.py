@@ -53,7 +53,9 @@ def fit(
         trainer.train(Plan(config=config, folder=folder, checkpoint=checkpoint, inputs=inputs, observers=observers))
         warn_of_hosts(config, folder)
         seconds = time.monotonic() - began
-        return observers.finished(finish(config, folder, inputs.eval_tasks, seconds, observers.summarize))
+        return observers.finished(
+            finish(config, folder, inputs.eval_tasks, inputs.reward, seconds, observers.summarize)
+        )
 
 
 def train(plan: Plan) -> None:

@@ -106,6 +106,8 @@ class ActiveRollout:
         """Infrastructure failures that another attempt cannot avoid, such as a wrong API key."""
         self.kinds: dict[str, str] = {}
         """The statuses of rollouts for infrastructure failures that have one of their own, by their text."""
+        self.answer: str | None = None
+        """What the agent returned, as JSON; None if no reward function scores it."""
         self._infrastructure: list[str] = []
         self._unanswered: dict[RequestKey, list[str]] = {}
         """The failures that clients met, by request, until a retry of it has a response."""
@@ -152,6 +154,8 @@ class ActiveRollout:
         self._write_elsewhere()
         if self._declared:
             self._root.set_attribute(tr.DECLARED_AGENTS, sorted(self._declared))
+        if self.answer is not None:
+            self._root.set_attribute(tr.ANSWER, self.answer)
         self._root.end()
         with self._lock:
             self._origins.clear()

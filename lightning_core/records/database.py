@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lightning_core.errors import ConfigError
-from lightning_core.records.schema import SCHEMA, VERSION
+from lightning_core.records.schema import SCHEMA, UPGRADES, VERSION, VIEWS
 
 _CACHE_KIB = 65_536
 """Largest page cache of a store that is written to."""
@@ -75,7 +75,14 @@ def _prepare(database: sqlite3.Connection, path: Path, read_only: bool) -> None:
                     database.execute(statement)
                 database.execute(f"PRAGMA user_version = {VERSION}")
     version = database.execute("PRAGMA user_version").fetchone()["user_version"]
-    if version != VERSION:
+    if read_only:
+        for view in VIEWS.get(version, ()):
+            database.execute(view)
+    elif version in UPGRADES:
+        with transaction(database):
+            for statement in (*UPGRADES[version], f"PRAGMA user_version = {VERSION}"):
+                database.execute(statement)
+    if version != VERSION and version not in UPGRADES:
         raise ConfigError(
             f"{str(path)!r} has layout {version}, expected {VERSION}: "
             "not a Lightning store, or written by an incompatible version"

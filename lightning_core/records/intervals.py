@@ -1,14 +1,15 @@
 """95% confidence intervals of mean rewards, and the comparison of two evaluations.
 
-The sample is the tasks: attempts at a task are not independent, so they are averaged first.
+The sample is the tasks: attempts at a task are not independent, so they are averaged first. Improvements are paired: the same tasks
+before and after.
 
-- If all rewards are 0 or 1: the Wilson score interval, which is accurate near 0, near 1 and for
-  few tasks.
-- Other rewards, and all improvements: the bootstrap over tasks with expanded percentiles
-  (Hesterberg, "What Teachers Should Know About the Bootstrap", The American Statistician 69,
-  2015), 10,000 resamples, fixed seed. Improvements are paired: the same tasks before and after.
-- Fewer than 6 tasks give no bootstrap interval: with 5 pairs even a unanimous result has a
-  two-sided sign-test p of 0.0625.
+The interval is that of Learned-Miller and Thomas ("A New Confidence Interval for the Mean of a Bounded Random Variable", arXiv
+1905.06208): the weights of the sorted values and of the end of their range are the gaps between uniform order statistics, and an end
+of the interval is a quantile of the weighted mean; 10,000 draws, fixed seed. For rewards of 0 and 1 it is the exact interval of Clopper
+and Pearson. In simulations of 6 to 12 tasks it covers the mean in 95% or more, also if rewards are rare or tied, where the bootstrap
+and Student's t cover 40 to 90% (``tests/records/test_intervals.py``). In return it is wider for few tasks.
+
+It needs the range of the rewards: 0 to 1, or wider if the rewards are.
 """
 
 from __future__ import annotations
@@ -16,19 +17,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 MIN_TASKS = 6
-"""Minimum number of tasks for a bootstrap interval."""
-_RESAMPLES = 10_000
+"""Minimum number of tasks for a significant improvement: with 5, the interval of a unanimous one includes 0."""
+_DRAWS = 10_000
 _SEED = 20_150
 _CHUNK = 1_000_000
-"""Maximum number of values drawn at a time."""
-_Z = NormalDist().inv_cdf(0.975)
+"""Maximum number of weights drawn at a time."""
+_TAIL = 0.025
 
 
 class Estimate(NamedTuple):
@@ -44,18 +44,20 @@ class Estimate(NamedTuple):
 
 
 def confidence_interval(values: Sequence[float]) -> Estimate:
-    """The mean of ``values``, one per task, with its interval. Raises ValueError if empty."""
+    """The mean of ``values``, one per task in any order, with its interval. Raises ValueError if empty."""
     array = _checked(values)
-    if set(array.tolist()) <= {0.0, 1.0}:
-        return _wilson(array)
-    return _bootstrap(array)
+    return _interval(array, *_reward_range(array))
 
 
 def paired_improvement(before: Sequence[float], after: Sequence[float]) -> Estimate:
     """The mean of ``after - before``, both in the same order of tasks, with its interval."""
     if len(before) != len(after):
         raise ValueError(f"expected the same tasks twice, found {len(before)} before and {len(after)} after")
-    return _bootstrap(_checked(after) - _checked(before))
+    first, last = _checked(before), _checked(after)
+    least, most = _reward_range(np.concatenate([first, last]))
+    if len(first) < MIN_TASKS:
+        return Estimate(_mean(last - first), math.nan, math.nan)
+    return _interval(last - first, least - most, most - least)
 
 
 def _checked(values: Sequence[float]) -> NDArray[np.float64]:
@@ -65,49 +67,29 @@ def _checked(values: Sequence[float]) -> NDArray[np.float64]:
     return array
 
 
-def _wilson(values: NDArray[np.float64]) -> Estimate:
-    count, share = len(values), float(values.mean())
-    scale = 1 + _Z**2 / count
-    centre = (share + _Z**2 / (2 * count)) / scale
-    half = _Z / scale * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
-    # At 0 of n and n of n one end is exactly the share; rounding must not move it beyond.
-    return Estimate(share, max(0.0, min(centre - half, share)), min(1.0, max(centre + half, share)))
+def _reward_range(rewards: NDArray[np.float64]) -> tuple[float, float]:
+    return min(0.0, float(rewards.min())), max(1.0, float(rewards.max()))
 
 
-def _bootstrap(values: NDArray[np.float64]) -> Estimate:
-    count, mean = len(values), float(values.mean())
-    if count < MIN_TASKS:
-        return Estimate(mean, math.nan, math.nan)
+def _mean(values: NDArray[np.float64]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _interval(values: NDArray[np.float64], least: float, most: float) -> Estimate:
+    """The mean of ``values``, which lie between ``least`` and ``most``, with its interval. It does not depend on their order."""
+    values, mean, count = np.sort(values), _mean(values), len(values)
     generator = np.random.default_rng(_SEED)
-    at_once = max(1, _CHUNK // count)
-    sizes = [min(at_once, _RESAMPLES - start) for start in range(0, _RESAMPLES, at_once)]
-    means = np.concatenate([values[generator.integers(count, size=(size, count))].mean(axis=1) for size in sizes])
-    low, high = np.quantile(means, expanded_tails(count))
-    return Estimate(mean, float(low), float(high))
-
-
-def expanded_tails(count: int) -> tuple[float, float]:
-    """The quantiles that bound a 95% bootstrap interval of ``count`` values (Hesterberg, see the module).
-
-    Plain percentiles are too narrow for few values, like a z interval without n - 1.
-    """
-    tail = NormalDist().cdf(-math.sqrt(count / (count - 1)) * _t975(count - 1))
-    return tail, 1 - tail
-
-
-def _t975(freedom: int) -> float:
-    """The 97.5% quantile of Student's t; error below 0.1% from 5 degrees of freedom.
-
-    Source: Abramowitz and Stegun 26.7.5.
-    """
-    z, v = _Z, freedom
-    return (
-        z
-        + (z**3 + z) / (4 * v)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
-        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * v**4)
-    )
+    at_once = _CHUNK // count + 1
+    sizes = [min(at_once, _DRAWS - start) for start in range(0, _DRAWS, at_once)]
+    # Gaps between uniform order statistics are exponential values divided by their sum. The last one is beta distributed and
+    # independent of the ratios of the others, so its quantiles replace draws.
+    gaps = (generator.standard_exponential((size, count)) for size in sizes)
+    inside = np.concatenate([(gaps_RN @ values) / gaps_RN.sum(axis=1) for gaps_RN in gaps])
+    end = 1 - (1 - (np.arange(_DRAWS) + 0.5) / _DRAWS) ** (1 / count)
+    low = float(np.quantile(inside + end * (least - inside), _TAIL))
+    high = float(np.quantile(inside + end * (most - inside), 1 - _TAIL))
+    # If all values are at an end of the range, rounding must not move the interval's end beyond it.
+    return Estimate(mean, min(max(least, low), mean), max(min(most, high), mean))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from lightning_core.capture.integration import discover, requirements_of_extra
 from lightning_core.errors import MissingExtra
+from lightning_core.records.constant_answer import ConstantAnswer, DistinctAnswers
 from lightning_core.records.intervals import Comparison, Estimate
 from lightning_core.records.summary import Answers, RaisedMonitor, SolvedTasks
 
@@ -31,6 +32,7 @@ class Summary:
     """Training rollouts, including those left out of updates; without evaluations."""
     tokens_sampled: int
     tokens_trained: int
+    """Sampled tokens in rows with a gradient."""
     wall_seconds: float
     seed: int
     stopped: str | None = None
@@ -43,6 +45,8 @@ class Summary:
     """Groups of rollouts in training, of all policies."""
     groups_wasted: int = 0
     """Groups whose calls all had the advantage 0, without effect on training."""
+    groups_replaced: int = 0
+    """Further groups without a gradient, which ``rollouts.refill`` replaced."""
     rollouts_failed: int = 0
     """Training rollouts in which the agent failed."""
     rollouts_left_out: int = 0
@@ -53,12 +57,23 @@ class Summary:
     """The monitors that were raised, in the order of their first step."""
     answers: Sequence[Answers] = ()
     """Answers to up to three held-out tasks before and after training."""
+    distinct_answers: DistinctAnswers | None = None
+    """The different answers to all held-out tasks; None without a comparison."""
+    constant_answer: ConstantAnswer | None = None
+    """The best constant answer, which an improvement of more than form beats."""
+    constant_answer_problem: str | None = None
+    """The reason that ``constant_answer`` is missing, or computed from recorded rewards despite a reward function."""
     versions: Mapping[str, str] = field(default_factory=lambda: installed_versions())
 
     @property
     def improved(self) -> bool | None:
         """Whether the improvement is significant; None without an evaluation."""
         return None if self.eval is None else self.eval.improved
+
+    @property
+    def is_form_only(self) -> bool:
+        """Whether the improvement is significant, but not shown to exceed the best constant answer."""
+        return bool(self.improved) and self.constant_answer is not None and not self.constant_answer.is_beaten
 
     def write(self, path: Path) -> None:
         """Write ``summary.json``: the comparison's fields at the top level, then the rest."""
@@ -74,20 +89,26 @@ def read_summary(path: Path) -> Summary:
     data["tasks"] = data.pop("eval_tasks")
     comparison = {key: data.pop(key) for key in (f.name for f in fields(Comparison))}
     splits = {name: _comparison(values) for name, values in data.pop("splits").items()}
-    solved = data.pop("solved", None)  # missing in files of older versions, as are the two below
+    solved = data.pop("solved", None)  # missing in files of older versions, as are those below
+    distinct, constant = data.pop("distinct_answers", None), data.pop("constant_answer", None)
     return Summary(
         eval=None if comparison["tasks"] is None else _comparison(comparison),
         splits=splits,
         solved=None if solved is None else SolvedTasks(**solved),
         monitors=tuple(RaisedMonitor(**values) for values in data.pop("monitors", ())),
         answers=tuple(Answers(**values) for values in data.pop("answers", ())),
+        distinct_answers=None if distinct is None else DistinctAnswers(**distinct),
+        constant_answer=None if constant is None else ConstantAnswer(**_with_tuples(constant)),
         **data,
     )
 
 
 def _comparison(data: Mapping[str, Any]) -> Comparison:
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-    return Comparison(**values)
+    return Comparison(**_with_tuples(data))
+
+
+def _with_tuples(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
 
 
 def _write_atomically(path: Path, text: str) -> None:

@@ -12,11 +12,12 @@ from lightning_core.config import Config
 from lightning_core.config.command import CommandSection
 from lightning_core.errors import html_table
 from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step, checkpoints
+from lightning_core.records.constant_answer import AnswersOfRun, Score, compare_answers, given_answers
 from lightning_core.records.held_out import EVALUATIONS
 from lightning_core.records.intervals import Comparison, compare, compare_splits, confidence_interval
 from lightning_core.records.report import Summary, draw_curve, read_metrics
 from lightning_core.records.store import LEFT_OUT, Phase, RolloutRecord, Store
-from lightning_core.records.summary import first_errors, sample_answers, solved_tasks, wasted_groups
+from lightning_core.records.summary import first_errors, replaced_groups, sample_answers, solved_tasks, wasted_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +108,14 @@ def finish(
     config: Config,
     folder: Path,
     eval_tasks: Sequence[Mapping[str, Any]],
+    reward: Score | None,
     seconds: float,
     complete: Callable[[Summary, Recorded], Summary],
 ) -> Result:
-    """Write ``summary.json`` and ``curve.png`` of a finished run; returns its result. ``complete``: see `Observer.summarize`."""
+    """Write ``summary.json`` and ``curve.png`` of a finished run; returns its result.
+
+    ``reward``: the reward function. ``complete``: see `Observer.summarize`.
+    """
     checkpoint = checkpoints(folder)[-1]
     metrics = read_metrics(folder / "metrics.jsonl")
     with Store(folder / "store.db", read_only=True) as store:
@@ -123,9 +128,11 @@ def finish(
         best = best_checkpoint(folder)
         splits = {str(t["id"]): str(t["split"]) for t in eval_tasks if "split" in t}
         overall, solved, by_split = None, None, dict[str, Comparison]()
+        all_answers = AnswersOfRun(None, None, None)
         if before is not None and after is not None:
             overall = compare(before.rewards, after.rewards)
             solved = solved_tasks(before.rewards, after.rewards, solved=config.eval.solved)
+            all_answers = compare_answers(given_answers(store), after.rewards, eval_tasks, reward)
             if len(set(splits.values())) > 1:
                 by_split = compare_splits(before.rewards, after.rewards, splits)
         groups, wasted = wasted_groups(metrics)
@@ -142,10 +149,14 @@ def finish(
             solved=solved,
             groups=groups,
             groups_wasted=wasted,
+            groups_replaced=replaced_groups(metrics),
             rollouts_failed=sum(int(m["rollouts_failed"]) for m in metrics),
             rollouts_left_out=sum(int(m["rollouts_left_out"]) for m in metrics),
             first_errors=errors,
             answers=tuple(answers),
+            distinct_answers=all_answers.distinct,
+            constant_answer=all_answers.constant,
+            constant_answer_problem=all_answers.problem,
         )
         summary = complete(summary, Recorded(lines=metrics, store=store))
     summary.write(folder / "summary.json")

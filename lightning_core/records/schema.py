@@ -1,7 +1,7 @@
 """The tables of a store."""
 
-VERSION = 1
-"""The version of the tables; a store of another one is not opened."""
+VERSION = 2
+"""The version of the tables; of the others, `UPGRADES` are opened."""
 SCHEMA = """
 CREATE TABLE rollouts (
     ordinal INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, step INTEGER NOT NULL, task_id TEXT NOT NULL, phase TEXT NOT NULL,
@@ -30,3 +30,20 @@ CREATE INDEX rollouts_by_task ON rollouts (task_id, step);
 -- Older stores of this version do not have it.
 CREATE INDEX spans_by_agent ON spans (agent, rollout) WHERE operation = 'chat';
 """
+
+_OF_AN_UPDATE = "phase IN ('train', 'fork', 'judge')"
+UPGRADES = {
+    1: (
+        f"UPDATE rollouts SET step = step + 1 WHERE {_OF_AN_UPDATE}",
+        "UPDATE credit SET step = step + 1",
+    )
+}
+"""The statements that make a store of an earlier version one of this version. Version 1 counted the steps of rollouts from 0."""
+VIEWS = {
+    1: (
+        f"""CREATE TEMP VIEW rollouts AS SELECT ordinal, id, step + ({_OF_AN_UPDATE}) AS step, task_id, phase, attempt, status, reward,
+            error, version, started_ns, ended_ns, calls, counters FROM main.rollouts""",
+        """CREATE TEMP VIEW credit AS SELECT rollout, call, agent, step + 1 AS step, reward, advantage, tokens FROM main.credit""",
+    )
+}
+"""The views through which a store of an earlier version is read as one of this version, without a change of the file."""

@@ -69,6 +69,14 @@ _REPEATED = (
 """The calls of forks that were answered from the record."""
 
 
+def step_of(phase: Phase, updates: int) -> int:
+    """The step, from 1, of a rollout of ``phase`` that starts after ``updates`` updates. An evaluation belongs to the step before it.
+
+    Step 0 is before training.
+    """
+    return updates if phase.startswith("eval") else updates + 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRecord:
     """One attempt at one task."""
@@ -76,7 +84,7 @@ class RolloutRecord:
     id: str
     """The trace's id: 32 hexadecimal digits."""
     step: int
-    """Number of updates before it started; 0 for the rollouts of the first update."""
+    """See `step_of`."""
     task_id: str
     phase: Phase
     attempt: int
@@ -105,6 +113,7 @@ class CallCredit:
     call: str
     agent: str
     step: int
+    """The step whose update trained on it, from 1."""
     reward: float
     """The value that the reward rule gave it (`Credit.values`)."""
     advantage: float
@@ -217,14 +226,14 @@ class Store:
             self._db.execute(_insert("steps", tuple(values), "INSERT OR REPLACE"), values)
 
     def rewind(self, step: int) -> None:
-        """Delete what a run resumed after ``step`` updates repeats."""
-        repeated = "step > ? OR (step = ? AND phase IN ('train', 'fork', 'judge')) OR phase = 'eval_unfinished'"
+        """Delete what a run resumed after ``step`` repeats."""
+        repeated = "step > ? OR phase = 'eval_unfinished'"
         with self._transaction():
             # The tables that refer to rollouts first: a cascade would delete from them rollout by rollout.
             for table in ("arrays", "spans", "credit"):
                 ids = f"SELECT id FROM rollouts WHERE {repeated}"
-                self._db.execute(f"DELETE FROM {table} WHERE rollout IN ({ids})", (step, step))
-            self._db.execute(f"DELETE FROM rollouts WHERE {repeated}", (step, step))
+                self._db.execute(f"DELETE FROM {table} WHERE rollout IN ({ids})", (step,))
+            self._db.execute(f"DELETE FROM rollouts WHERE {repeated}", (step,))
             self._db.execute("DELETE FROM steps WHERE step > ?", (step,))
 
     def change_phase(self, old: Phase, new: Phase, step: int) -> int:

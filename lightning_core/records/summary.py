@@ -67,6 +67,11 @@ def solved_tasks(before: Rewards, after: Rewards, *, solved: float) -> SolvedTas
     return SolvedTasks(tasks=len(common), before=first, after=last)
 
 
+def replaced_groups(metrics: Iterable[Mapping[str, Any]]) -> int:
+    """The number of groups that ``rollouts.refill`` replaced."""
+    return sum(int(line.get("groups_refilled") or 0) for line in metrics)
+
+
 def wasted_groups(metrics: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
     """The numbers of groups in training and of groups without advantages, over the steps that recorded both."""
     groups = wasted = 0
@@ -84,7 +89,7 @@ def first_error(store: Store, statuses: Collection[Status], *, phase: Phase = "t
     stored = (r for status in statuses for r in store.rollouts(phase=phase, status=status))
     matching = (r for r in stored if r.ordinal > after)
     first = min(matching, key=lambda r: r.ordinal, default=None)
-    return None if first is None or first.error is None else _one_line(first.error, _ERROR_CHARACTERS)
+    return None if first is None or first.error is None else one_line(first.error, _ERROR_CHARACTERS)
 
 
 def first_errors(store: Store) -> dict[str, str]:
@@ -139,15 +144,20 @@ def last_response(trace: Trace) -> str | None:
     response = next((c.response for c in reversed(trace.calls) if c.trained and c.response is not None), None)
     if response is None:
         return None
+    return one_line(response_text(response), _ANSWER_CHARACTERS)
+
+
+def response_text(response: Mapping[str, Any]) -> str:
+    """The text and the tool calls of a response."""
     content = response.get("content")
     parts = [content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)] if content else []
     for call in response.get("tool_calls") or ():
         function = call.get("function") or {}
         parts.append(f"{function.get('name')}({function.get('arguments')})")
-    return _one_line(" ".join(parts), _ANSWER_CHARACTERS)
+    return " ".join(parts)
 
 
-def _one_line(text: str, characters: int) -> str:
+def one_line(text: str, characters: int) -> str:
     """``text`` on one line, without what is beyond ``characters``, and without control characters of terminals."""
     line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
     return shorten(line, characters)

@@ -116,18 +116,18 @@ class Tried(NamedTuple):
     solved: int
 
 
-def recent_attempts(store: Store, *, before: int, solved: float, steps: int = 2) -> dict[str, Tried]:
-    """The training attempts at each task in the last ``steps`` steps that tried it, of the steps before ``before``.
+def recent_attempts(store: Store, *, until: int, solved: float, steps: int = 2) -> dict[str, Tried]:
+    """The training attempts at each task in the last ``steps`` steps that tried it, up to step ``until``.
 
     Without attempts that count in no mean. ``solved``: the reward that solves a task.
     """
     query = f"""
         WITH ranked AS (
             SELECT task_id, reward, dense_rank() OVER (PARTITION BY task_id ORDER BY step DESC) AS latest
-            FROM rollouts WHERE phase = 'train' AND step < ? AND {COUNTED}
+            FROM rollouts WHERE phase = 'train' AND step <= ? AND {COUNTED}
         )
         SELECT task_id, count(*) AS attempts, sum(coalesce(reward >= ?, 0)) AS solved FROM ranked WHERE latest <= ?
         GROUP BY task_id
     """
-    rows = store.select(query, before, solved - ROUNDING, steps)
+    rows = store.select(query, until, solved - ROUNDING, steps)
     return {row["task_id"]: Tried(row["attempts"], row["solved"]) for row in rows}

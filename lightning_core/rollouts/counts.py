@@ -76,7 +76,11 @@ def count_batch(
     return {
         **count_calls(episodes, credit, list(config.policies)),
         **count_rewards(episodes),
-        **count_rows(rows, step=None if config.policies else step),
+        **count_rows(
+            rows,
+            step=None if config.policies else step,
+            regularized=config.algorithm.kl is not None or config.algorithm.entropy_weight != 0,
+        ),
         **credit.metrics,
     }
 
@@ -136,16 +140,16 @@ def count_rewards(episodes: Sequence[Episode]) -> dict[str, float]:
     return counts | {f"reward_{name}_sum": math.fsum(found.get(name, 0.0) for found in derived) for name in names}
 
 
-def count_rows(rows: Sequence[Row], *, step: int | None = None) -> dict[str, float]:
-    """Rows, the rollouts they come from, and their trained tokens.
+def count_rows(rows: Sequence[Row], *, step: int | None = None, regularized: bool = False) -> dict[str, float]:
+    """Rows, the rollouts they come from, and the sampled tokens of those with a gradient.
 
     ``step``: number of updates so far; then also how many versions of the weights older the rows are. None with
-    several policies, which have their own versions.
+    several policies, which have their own versions. ``regularized``: a term of the loss gives every token a gradient.
     """
     counts: dict[str, float] = {
         "rows": len(rows),
         "rollouts_trained": len({row.rollout for row in rows}),
-        "tokens_trained": sum(int(row.mask.sum()) for row in rows),
+        "tokens_trained": sum(int(row.mask.sum()) for row in rows if regularized or row.has_gradient),
     }
     if any(row.streams.cross_entropy is not None for row in rows):
         counts["tokens_ce"] = sum(int(row.cross_entropy_mask.sum()) for row in rows)

@@ -15,7 +15,7 @@ from typing import Any
 from lightning_core.config import Config
 from lightning_core.credit import Credit, Episode
 from lightning_core.errors import TrainingError
-from lightning_core.records.store import LEFT_OUT, CallCredit, Phase, RolloutRecord
+from lightning_core.records.store import LEFT_OUT, CallCredit, Phase, RolloutRecord, step_of
 from lightning_core.rollouts.attempt import Job, Rollout, Task
 from lightning_core.transitions import refused_calls, trace_to_transitions
 
@@ -74,13 +74,13 @@ def to_episodes(rollouts: Iterable[Rollout], trained: Collection[str]) -> list[E
 
 
 def call_credits(episodes: Iterable[Episode], credit: Credit, step: int) -> list[CallCredit]:
-    """The credit of each call, as recorded."""
+    """The credit of each call, as recorded. ``step``: number of updates so far."""
     return [
         CallCredit(
             rollout=e.rollout,
             call=t.call,
             agent=t.agent,
-            step=step,
+            step=step_of("train", step),
             reward=credit.values[t.call],
             advantage=credit.advantages[t.call],
             tokens=len(t.output_ids),
@@ -93,12 +93,12 @@ def call_credits(episodes: Iterable[Episode], credit: Credit, step: int) -> list
 def rollout_record(
     rollout: Rollout, step: int, phase: Phase, version: int | None, *, rejected: str | None = None
 ) -> RolloutRecord:
-    """One attempt, as recorded. ``rejected``: why it is not used; None if it is."""
+    """One attempt, as recorded. ``step``: number of updates so far. ``rejected``: why it is not used; None if it is."""
     root = rollout.trace.events[0] if rollout.trace.events else None
     now = time.time_ns()
     return RolloutRecord(
         id=rollout.trace.rollout,
-        step=step,
+        step=step_of(phase, step),
         task_id=rollout.job.task_id,
         phase=phase,
         attempt=rollout.attempt,

@@ -238,7 +238,7 @@ class Runner:
                 )
                 try:
                     returned = await self._executor.call(work)
-                    score_seconds = returned.score_seconds
+                    score_seconds, run.answer = returned.score_seconds, returned.answer
                     self._settle_reward(job, run, returned)
                     self._slots.ended_well(slot)
                 finally:

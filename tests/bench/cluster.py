@@ -274,8 +274,8 @@ def check(options: Any, uids: Mapping[str, str], batch: Any) -> dict[str, Any]:
     found: Counter[str] = Counter()
     owners: Counter[str] = Counter()
     with Store(options.scratch / "store.db", read_only=True) as store:
-        stored = {r.id[:16]: r for r in store.rollouts(phase="train", step=1)}
-        credit = Counter(c.rollout[:16] for c in store.credit(step=1))
+        stored = {r.id[:16]: r for r in store.rollouts(phase="train", step=2)}
+        credit = Counter(c.rollout[:16] for c in store.credit(step=2))
     for start in range(0, len(batch.keys), 1000):
         keys = batch.keys[start : start + 1000]
         data = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["prompts", "responses", "response_mask"])

@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any
 
 from lightning_core.observers.progress import SilentProgress
-from lightning_core.records.intervals import paired_improvement
+from tests.bench.bootstrap import over_seeds
 from tests.bench.small_agents import AGENTS, split
 
 
@@ -122,7 +122,7 @@ def judge(arguments: argparse.Namespace) -> None:
     for name, rewards in after.items():
         line = f"{name}: {fmean(rewards):.3f} after training"
         if name != "defaults":
-            change = paired_improvement(after["defaults"], rewards)
+            change = over_seeds([r - d for d, r in zip(after["defaults"], rewards, strict=True)])
             line += (
                 f", {change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}] to the defaults over {len(rewards)} runs"
             )

@@ -29,7 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from lightning_core.records.intervals import Estimate, confidence_interval, paired_improvement
+from lightning_core.records.intervals import Estimate
+from tests.bench.bootstrap import over_seeds
 
 TASKS_PER_STEP = 3
 GROUP = 8
@@ -129,13 +130,13 @@ def report(results: Sequence[dict[str, Any]], budget: int) -> None:
     for arm in ARMS:
         own = [r for r in results if r["arm"] == arm]
         if own:
-            means = [shown(confidence_interval([held_out_at(r, mark) for r in own])) for mark in marks]
+            means = [shown(over_seeds([held_out_at(r, mark) for r in own])) for mark in marks]
             print(f"  {arm:24s} {len(own)} seeds" + "".join(f"{mean:>20}" for mean in means))
     reference = {r["seed"]: held_out_at(r, budget) for r in results if r["arm"] == "credit"}
     for arm in ARMS:
         own = [r for r in results if r["arm"] == arm and r["seed"] in reference]
         if arm != "credit" and own:
-            difference = paired_improvement([held_out_at(r, budget) for r in own], [reference[r["seed"]] for r in own])
+            difference = over_seeds([reference[r["seed"]] - held_out_at(r, budget) for r in own])
             print(f"  credit minus {arm}, same seeds, at {budget:,} tokens: {shown(difference)}")
 
 

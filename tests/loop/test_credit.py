@@ -44,7 +44,7 @@ def test_groups_that_teach_nothing_are_replaced_within_the_budget(model: Path, t
     """Three quarters of the tasks always earn 1. 4 of 16 tasks have a signal, and each step uses up to 4 + 6 of them."""
     result = train(model, tmp_path, "tests.loop.bandit_programs:mostly_equal", rollouts={"refill": 6})
     with Store(result.folder / "store.db", read_only=True) as store:
-        for step, metrics in enumerate(result.metrics):
+        for step, metrics in enumerate(result.metrics, start=1):
             records = store.rollouts(step=step, phase="train")
             tried = {r.task_id for r in records}
             credited = {store.rollout(c.rollout).task_id for c in store.credit(step=step)}
@@ -89,13 +89,13 @@ def test_a_judge_behind_the_upstream_is_all_the_reward_there_is(model: Path, tmp
             values = [c.reward for c in store.credit(step=step)]
             return sum(values) / len(values)
 
-        assert score(9) > score(0) + 0.5
-        first = store.rollouts(step=0, phase="train")[0]
+        assert score(10) > score(1) + 0.5
+        first = store.rollouts(step=1, phase="train")[0]
         trace = store.trace(first.id)
         (reward,) = [r for r in trace.rewards if r.name == "judge"]
         said = (trace.calls[0].response or {})["content"]
         assert reward.value == pytest.approx(2 * min(10, round(2.5 * sum("a" <= c <= "z" for c in said))) / 10)
-        judged = store.rollouts(step=0, phase="judge")
+        judged = store.rollouts(step=1, phase="judge")
         assert len(judged) == 4
         (call,) = store.trace(judged[0].id).calls
         assert (call.agent, call.model, call.policy_version) == ("judge", "critic", None)
@@ -123,7 +123,7 @@ def test_a_judge_scores_each_criterion_and_each_counts_on_its_own(model: Path, t
             credit={"judge": {"model": "critic", "rubric": rubric, "weight": 2.0}},
         )
     with Store(result.folder / "store.db", read_only=True) as store:
-        for step, metrics in enumerate(result.metrics):
+        for step, metrics in enumerate(result.metrics, start=1):
             credit = {c.rollout: c for c in store.credit(step=step)}
             scores: dict[str, dict[str, list[float]]] = {}
             for record in store.rollouts(step=step, phase="train"):
@@ -194,11 +194,11 @@ def test_a_critic_learns_what_to_expect_and_is_resumed(model: Path, tmp_path: Pa
     rewards = [m["reward"] for m in result.metrics]
     assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.5
     losses = [m["critic_loss"] for m in result.metrics]
-    assert losses[0] == pytest.approx(ignorant(result.folder, 0)), "at first the critic predicts 0"
-    assert losses[-1] < ignorant(result.folder, 11) / 3
+    assert losses[0] == pytest.approx(ignorant(result.folder, 1)), "at first the critic predicts 0"
+    assert losses[-1] < ignorant(result.folder, 12) / 3
     resumed = {"dir": str(tmp_path), "name": "run", "resume": True}
     more = train(model, tmp_path, "tests.bandit:solve", trainer={"steps": 13}, run=resumed, **sections)
-    assert more.metrics[-1]["critic_loss"] < ignorant(more.folder, 12) / 3, "the checkpoint has the trained critic"
+    assert more.metrics[-1]["critic_loss"] < ignorant(more.folder, 13) / 3, "the checkpoint has the trained critic"
 
 
 def ignorant(folder: Path, step: int) -> float:
@@ -214,12 +214,12 @@ def test_credit_computed_anew_shows_what_changes(model: Path, tmp_path: Path, ca
     assert main(["credit", run]) == 0
     same = capsys.readouterr().out
     assert re.search(r"talker +32 .* 1\.000 +0 +0 +0\n?$", same.strip()), "the rule it was trained with changes nothing"
-    assert main(["credit", run, "credit.advantage=rloo", "--step", "1", "--calls", "2"]) == 0
+    assert main(["credit", run, "credit.advantage=rloo", "--step", "2", "--calls", "2"]) == 0
     other = capsys.readouterr().out
     assert "16 calls of 1 step, as trained and with rewards: broadcast, advantage: rloo" in other
     assert len(re.findall(r"^ +\d+  talker", other, re.MULTILINE)) == 2
     for wrong, message in (
-        (["--step", "7"], "steps 0 to 1"),
+        (["--step", "7"], "steps 1 to 2"),
         (["--rule", "gae", "credit.gamma=1.0", "credit.advantage=none"], "a critic's values"),
         (["rollouts.max_tokens=3"], "expected settings under credit"),
         (["--rule", "gpro"], "credit.rewards"),
@@ -241,7 +241,7 @@ def test_rules_of_ones_own_train(model: Path, tmp_path: Path):
     result = train(model, tmp_path, "tests.bandit:solve", credit=credit, algorithm=algorithm)
     with Store(result.folder / "store.db", read_only=True) as store:
         rewards = {r.id: r.reward for r in store.rollouts(phase="train")}
-        for c in store.credit(step=0):
+        for c in store.credit(step=1):
             assert c.reward == pytest.approx((rewards[c.rollout] or 0) - 0.25)
             assert c.advantage == pytest.approx(c.reward + 0.5)
     assert all(m["grad_norm"] > 0 for m in result.metrics)

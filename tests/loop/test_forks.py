@@ -69,13 +69,13 @@ def test_forks_are_recorded_credited_and_trained_on(model: Path, tmp_path: Path,
             own += sum(len(call.output_ids) for call in sampled if call.output_ids is not None)
         assert store.tokens_sampled() == own
         assert sum(store.ledger().values()) == sum(len(store.credit(rollout=r.id)) for r in store.rollouts())
-        again = recredit(store, 0, load_config(result.folder / "config.yaml"))
+        again = recredit(store, 1, load_config(result.folder / "config.yaml"))
         no_forks = ["rollouts.forks=null", "credit.rewards=broadcast"]
-        without = recredit(store, 0, load_config(result.folder / "config.yaml", no_forks))
+        without = recredit(store, 1, load_config(result.folder / "config.yaml", no_forks))
         assert {change.ordinal for change in without} < {change.ordinal for change in again}
         assert all(change.advantage == pytest.approx(change.trained.advantage) for change in again)
-        assert len(again) == len(store.credit(step=0))
-        episodes = step_episodes(store, 0)
+        assert len(again) == len(store.credit(step=1))
+        episodes = step_episodes(store, 1)
         for before, after in zip(episodes, with_air(episodes, Air(call_cost=1.0, gate=False), solved=1.0), strict=True):
             costs = after.rewards[len(before.rewards) :]
             assert len(costs) == len(before.trace.calls) == 3, "a fork pays for the calls that it repeats too"

@@ -44,7 +44,7 @@ def train(model: Path, runs: Path, agent: str = "chat", **sections: Any) -> Resu
     return fit(config=load_config(settings(model, runs, agent, **sections)))
 
 
-def calls_of(result: Result, step: int = 0) -> list[list[Call]]:
+def calls_of(result: Result, step: int = 1) -> list[list[Call]]:
     with Store(result.folder / "store.db", read_only=True) as store:
         return [list(e.trace.calls) for e in step_episodes(store, step)]
 
@@ -91,8 +91,8 @@ def test_equal_rewards_train_by_their_gains(model: Path, tmp_path: Path) -> None
     assert result.metrics[0]["groups_wasted"] == 0
     assert result.metrics[0]["grad_norm"] > 0
     with Store(result.folder / "store.db", read_only=True) as store:
-        credit = {c.call: c for c in store.credit(step=0)}
-        episodes = step_episodes(store, 0)
+        credit = {c.call: c for c in store.credit(step=1)}
+        episodes = step_episodes(store, 1)
     of_task: dict[str, list[list[float]]] = {}
     for e in episodes:
         scores = [
@@ -122,7 +122,7 @@ def test_recorded_scores_give_the_same_credit_again(
     assert [m["gain_groups"] for m in result.metrics] == [4, 4], "two tasks, two turns with a gain"
     config = load_config(result.folder / "config.yaml")
     with Store(result.folder / "store.db", read_only=True) as store:
-        for step in range(2):
+        for step in (1, 2):
             for change in recredit(store, step, config):
                 assert change.advantage == pytest.approx(change.trained.advantage, abs=1e-6)
     assert main(["credit", str(result.folder), "--rule", "igpo"]) == 0

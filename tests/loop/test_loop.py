@@ -4,6 +4,7 @@ import contextvars
 import json
 import signal
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import anyio
@@ -57,7 +58,12 @@ def test_a_tiny_model_learns_a_bandit_through_the_real_endpoint(model: Path, tmp
     assert mean == pytest.approx(summary["eval_reward_after"], abs=0.05)
 
     with Store(result.folder / "store.db", read_only=True) as store:
-        (credit, *_) = store.credit(step=0)
+        for metrics in result.metrics:
+            trained = store.rollouts(step=metrics["step"], phase="train")
+            assert fmean(r.reward or 0 for r in trained) == pytest.approx(metrics["reward"]), "numbered as the metrics"
+        assert {(r.phase, r.step) for r in store.rollouts(phase="eval_after")} == {("eval_after", 12)}
+        assert {r.phase for r in store.rollouts(step=0)} == {"eval_before"}
+        (credit, *_) = store.credit(step=1)
         tokens = store.trace(credit.rollout).calls[0].output_ids
         assert tokens is not None
         assert credit.tokens == len(tokens)
@@ -108,7 +114,7 @@ def test_how_an_update_changes_its_tokens_is_recorded(model: Path, tmp_path: Pat
     config = settings(model, tmp_path, trainer={"steps": 1, "measure_change": wanted}, tasks={"eval": None})
     result = fit(config=load_config(config))
     with Store(result.folder / "store.db", read_only=True) as store:
-        advantages = {row.rollout: row.advantage for row in store.credit(step=0) if row.advantage}
+        advantages = {row.rollout: row.advantage for row in store.credit(step=1) if row.advantage}
         calls = {r.id: store.trace(r.id).calls[0] for r in store.rollouts(phase="train")}
     changes: dict[str, float] = {}
     for rollout, call in calls.items():
@@ -192,7 +198,7 @@ def test_lora_trains_one_agent_while_another_keeps_the_base_weights(model: Path,
     )
     result = fit(solve, config=load_config(config))
     with Store(result.folder / "store.db", read_only=True) as store:
-        calls = [c for r in store.rollouts(step=1) for c in store.trace(r.id).calls]
+        calls = [c for r in store.rollouts(step=2) for c in store.trace(r.id).calls]
     assert {(c.agent, c.model, c.policy_version) for c in calls} == {
         ("talker", "policy", 1),
         ("listener", "base", None),

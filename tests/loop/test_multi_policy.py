@@ -44,7 +44,7 @@ def settings(model: Path, runs: Path, policies: dict[str, Any], **sections: dict
 
 
 def earned(result: Result, agent: str, step: int) -> float:
-    """The mean value of an agent's calls before an update."""
+    """The mean value of an agent's calls in a step."""
     with Store(result.folder / "store.db", read_only=True) as store:
         values = [c.reward for c in store.credit(step=step) if c.agent == agent]
     return sum(values) / len(values)
@@ -68,14 +68,14 @@ def test_two_agents_learn_two_bandits_at_once(
     own = {"advantage": "rloo"}
     policies = {"talk": {"agents": ["talker"], **talker}, "count": {"agents": ["counter"], "credit": own, **counter}}
     result = fit(config=load_config(settings(model, tmp_path, policies, policy=policy, **more)))
-    after = {agent: fmean(earned(result, agent, step) for step in (13, 14, 15)) for agent in ("talker", "counter")}
+    after = {agent: fmean(earned(result, agent, step) for step in (14, 15, 16)) for agent in ("talker", "counter")}
     for agent, value in after.items():
-        assert value > earned(result, agent, 0) + 0.15, agent
+        assert value > earned(result, agent, 1) + 0.15, agent
     assert sum(after.values()) > 1, (
         "a single policy could earn at most this: both get the same prompts, and no character earns in both"
     )
     with Store(result.folder / "store.db", read_only=True) as store:
-        calls = [c for r in store.rollouts(step=3) for c in store.trace(r.id).calls]
+        calls = [c for r in store.rollouts(step=4) for c in store.trace(r.id).calls]
     assert {(c.agent, c.model, c.policy_version) for c in calls} == {("talker", "talk", 3), ("counter", "count", 3)}
     for metrics in result.metrics:
         for name in policies:  # without different rewards there is nothing to compare
@@ -153,7 +153,7 @@ def test_a_frozen_agent_may_have_the_words_of_a_policy_that_learns(model: Path, 
     result = fit(config=load_config(config))
     with Store(result.folder / "store.db", read_only=True) as store:
         assert {c.agent for c in store.credit()} == {"talker"}
-        calls = [c for r in store.rollouts(step=0) for c in store.trace(r.id).calls]
+        calls = [c for r in store.rollouts(step=1) for c in store.trace(r.id).calls]
     assert {(c.agent, c.model) for c in calls} == {("talker", "talk"), ("counter", "talk")}
     assert result.metrics[0]["rows"] == 24
     assert "loss" in result.metrics[0], "a single policy's metrics have no prefix"

@@ -32,6 +32,8 @@ def test_its_rollouts_and_credit_are_shown(run: Path, capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     assert "call of talker" in out
     assert re.search(r"^talker +\d+  answered +policy \(trained\)$", out, re.MULTILINE), "known from the credit"
+    assert main(["trace", str(run), "--step", "2"]) == 0
+    assert re.findall(r"^\d+ +(\w+) +2 ", capsys.readouterr().out, re.MULTILINE) == ["train"] * 4 + ["eval_after"] * 2
     assert main(["credit", str(run), "credit.advantage=rloo"]) == 0
     assert "8 calls of 2 steps" in capsys.readouterr().out
 

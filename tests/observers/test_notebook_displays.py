@@ -48,7 +48,7 @@ def test_a_row_lists_its_calls_and_advantages() -> None:
 
 
 def test_a_result_shows_the_held_out_rewards() -> None:
-    before = {str(i): [0.1 * i] for i in range(10)}
+    before = {str(i): [0.1 * (i % 10)] for i in range(40)}
     compared = compare(before, {task: [r[0] + 0.3] for task, r in before.items()})
     summary = Summary(eval=compared, steps=3, rollouts=9, tokens_sampled=1, tokens_trained=1, wall_seconds=1.0, seed=0)
     html = Result(folder=Path("runs/<x>"), checkpoint=Path("c"), summary=summary, metrics=())._repr_html_()

@@ -1,4 +1,4 @@
-"""Intervals, the summary, metrics and the curve; progress displays."""
+"""The summary, metrics and the curve; progress displays."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import io
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
-import numpy as np
 import pytest
 from rich.console import Console
 
@@ -21,14 +22,8 @@ from lightning_core.observers.progress import (
     format_seconds,
     show_progress,
 )
-from lightning_core.records.intervals import (
-    MIN_TASKS,
-    Estimate,
-    compare,
-    compare_splits,
-    confidence_interval,
-    paired_improvement,
-)
+from lightning_core.records.constant_answer import ConstantAnswer, DistinctAnswers
+from lightning_core.records.intervals import Estimate, compare, compare_splits
 from lightning_core.records.report import (
     MetricsLog,
     Summary,
@@ -42,78 +37,6 @@ from lightning_core.tools.cli.summary import make_summary
 from tests.tools.cli.terminal import on_terminal
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_wilson_against_published_numbers() -> None:
-    # Newcombe, Statistics in Medicine 17 (1998), table I: 81 of 263 and 15 of 148.
-    mean, low, high = confidence_interval([1.0] * 81 + [0.0] * 182)
-    assert (round(mean, 4), round(low, 4), round(high, 4)) == (0.308, 0.2553, 0.3662)
-    _, low, high = confidence_interval([1.0] * 15 + [0.0] * 133)
-    assert (round(low, 4), round(high, 4)) == (0.0624, 0.1605)
-
-
-def test_wilson_at_the_ends() -> None:
-    mean, low, high = confidence_interval([0.0] * 20)
-    assert (mean, low, round(high, 4)) == (0.0, 0.0, 0.1611)
-    mean, low, high = confidence_interval([1.0])
-    assert (mean, round(low, 4), high) == (1.0, 0.2065, 1.0)
-
-
-def test_the_bootstrap_is_near_students_interval_for_normal_data() -> None:
-    values = np.random.default_rng(1).normal(3.0, 2.0, size=30)
-    mean, low, high = confidence_interval(values.tolist())
-    half = 2.0452 * values.std(ddof=1) / math.sqrt(30)
-    assert mean == pytest.approx(values.mean())
-    assert low == pytest.approx(mean - half, abs=0.12 * half)
-    assert high == pytest.approx(mean + half, abs=0.12 * half)
-    assert confidence_interval(values.tolist()) == (mean, low, high)
-
-
-def test_the_bootstrap_has_the_stated_coverage() -> None:
-    generator = np.random.default_rng(2)
-    samples = generator.normal(0.0, 1.0, size=(200, 8))
-    hits = sum(e.low <= 0.0 <= e.high for e in (confidence_interval(s.tolist()) for s in samples))
-    assert 0.90 <= hits / 200 <= 0.99
-
-
-def test_paired_is_narrower_than_unpaired_when_tasks_differ() -> None:
-    before = [0.1 * i for i in range(20)]
-    after = [b + 0.05 + 0.01 * (i % 3) for i, b in enumerate(before)]
-    gain = paired_improvement(before, after)
-    assert gain.mean == pytest.approx(0.0595)
-    assert 0.055 < gain.low < gain.mean < gain.high < 0.065
-
-
-def test_too_few_tasks_give_no_interval() -> None:
-    assert confidence_interval([0.2, 0.4]).interval is None
-    for count, interval in ((MIN_TASKS - 1, None), (MIN_TASKS, (1.0, 1.0))):
-        assert paired_improvement([0.0] * count, [1.0] * count).interval == interval
-
-
-@pytest.mark.parametrize("values", [[], [math.nan], [math.inf, 1.0]])
-def test_refused_values(values: list[float]) -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        confidence_interval(values)
-
-
-def test_compare_uses_the_tasks_that_both_have() -> None:
-    before = {f"t{i}": [0.0, 1.0] for i in range(8)} | {"lost": [], "gone": [1.0]}
-    after = {f"t{i}": [1.0, 1.0] for i in range(8)} | {"lost": [1.0]}
-    result = compare(before, after)
-    assert result.tasks == 8
-    assert (result.eval_reward_before, result.eval_reward_after, result.improvement) == (0.5, 1.0, 0.5)
-    assert result.improved
-    assert result.eval_ci95_after is not None
-    assert round(result.eval_ci95_after[0], 3) == 0.676
-    with pytest.raises(ValueError, match="no task has a reward both before"):
-        compare({"a": [1.0]}, {"b": [1.0]})
-
-
-def test_compare_splits() -> None:
-    before = {"a": [0.0], "b": [1.0], "c": [0.0]}
-    after = {"a": [1.0], "b": [1.0]}
-    found = compare_splits(before, after, {"a": "easy", "b": "hard", "c": "none"})
-    assert {name: (c.tasks, c.improvement) for name, c in found.items()} == {"easy": (1, 1.0), "hard": (1, 0.0)}
 
 
 def summary(**changes: object) -> Summary:
@@ -166,6 +89,7 @@ OVERVIEW: dict[str, object] = {
     "solved": SolvedTasks(tasks=20, before=5, after=15),
     "groups": 240,
     "groups_wasted": 60,
+    "groups_replaced": 3,
     "rollouts_failed": 12,
     "rollouts_left_out": 3,
     "first_errors": {"failed": "ValueError: [/bold] no number", "left_out": "UpstreamError: gone"},
@@ -191,17 +115,63 @@ def test_the_summary_shows_failures_monitors_and_answers(tmp_path: Path, capsys:
     assert "t1             0.000 → 1.000  I [b]guess[/b]  42" in out
     assert "t2             1.000 → 0.000  7               (none)" in out
     assert "No gradient from rewards in 60 of 240 groups (25%): all their advantages were 0." in out
+    assert "Replaced by rollouts.refill: 3 further groups without a gradient." in out
     assert "12 of 1,920 rollouts failed; the first: ValueError: [/bold] no number" in out
     assert "3 of 1,920 rollouts were left out; the first: UpstreamError: gone" in out
     assert "Monitor no_gradient (5 steps, 4 to 9): nothing. Do this." in out
     assert "Monitor truncation of policy writer (step 7): cut." in out
 
 
+FORM = ConstantAnswer(
+    answer="[b]yes",
+    reward=0.625,
+    source="reward function",
+    compared=9,
+    tasks=20,
+    known=20,
+    lead=0.125,
+    lead_ci95=(-0.1, 0.3),
+)
+
+
+def test_an_improvement_that_does_not_beat_the_best_constant_answer_is_one_of_form(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    distinct = DistinctAnswers(before=19, rollouts_before=20, after=2, rollouts_after=20)
+    written = summary(distinct_answers=distinct, constant_answer=FORM)
+    written.write(tmp_path / "summary.json")
+    assert read_summary(tmp_path / "summary.json") == written
+    out = " ".join(printed(written, capsys).split())
+    assert "Different answers: 19 in 20 held-out rollouts before, 2 in 20 after." in out
+    assert (
+        "Best constant answer: 0.625 with '[b]yes' for every task (by the reward function, the best of 9 answers). "
+        "After training: +0.125 [-0.100, +0.300]. So far the improvement is one of form: it is not shown to beat" in out
+    )
+    recorded = replace(FORM, source="recorded", known=7, lead_ci95=(0.01, 0.3))
+    out = " ".join(printed(summary(constant_answer=recorded, constant_answer_problem="it is slow"), capsys).split())
+    assert "Best constant answer: at least 0.625 with '[b]yes' for every task (by the rewards of 7 of 20 tasks)." in out
+    assert "The reward function was not used for it: it is slow." in out
+    assert "one of form" not in out
+    out = printed(summary(constant_answer_problem="no answer was given to two of the tasks"), capsys)
+    assert "Best constant answer not computed: no answer was given to two of the tasks.\n" in out
+
+
+def test_much_waste_ends_with_advice_unless_a_monitor_or_solved_tasks_explain_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    wasted: dict[str, object] = {"groups": 80, "groups_wasted": 60}
+    assert "all their advantages were 0. Measured to help: solved examples" in printed(summary(**wasted), capsys)
+    explained = replace(cast("Any", OVERVIEW["monitors"])[0], monitor="wasted_groups")
+    for reason in ({"monitors": (explained,)}, {"solved": SolvedTasks(tasks=20, before=5, after=19)}):
+        assert "all their advantages were 0.\n" in printed(summary(**wasted, **reason), capsys)
+
+
 def test_a_summary_of_an_older_version_is_read(tmp_path: Path) -> None:
     written = summary()
     written.write(tmp_path / "summary.json")
     data = json.loads((tmp_path / "summary.json").read_text())
-    old = {key: value for key, value in data.items() if key not in OVERVIEW}
+    newer = {*OVERVIEW, "distinct_answers", "constant_answer", "constant_answer_problem"}
+    old = {key: value for key, value in data.items() if key not in newer}
     (tmp_path / "old.json").write_text(json.dumps(old))
     assert len(old) < len(data)
     assert read_summary(tmp_path / "old.json") == written
@@ -210,8 +180,8 @@ def test_a_summary_of_an_older_version_is_read(tmp_path: Path) -> None:
 def test_the_table_is_aligned(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(summary(), capsys).splitlines()
     assert lines[0] == "held-out reward  tasks  before                after                 improvement"
-    assert lines[1] == "all              20     0.250 [0.112, 0.469]  0.750 [0.531, 0.888]  +0.500 [+0.250, +0.750]"
-    assert lines[2].startswith("easy             2      0.500 [0.095, 0.905]  1.000 [0.342, 1.000]  +0.500 [too few")
+    assert lines[1] == "all              20     0.250 [0.087, 0.489]  0.750 [0.511, 0.913]  +0.500 [+0.175, +0.729]"
+    assert lines[2].startswith("easy             2      0.500 [0.013, 0.987]  1.000 [0.158, 1.000]  +0.500 [too few")
     assert lines[5] == "In brackets: 95% intervals. Significant improvement: the 95% interval lies above 0."
 
 
@@ -219,7 +189,7 @@ def test_a_narrow_terminal_loses_no_number(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(ROOT)
     out = on_terminal(50, "-c", f"from {__name__} import *; show(make_summary(summary(splits={{}})))")
     assert max(map(len, out.splitlines())) <= 50
-    for number in ("20", "0.250", "[0.112,", "0.469]", "0.750", "[0.531,", "0.888]", "+0.500", "[+0.250,", "+0.750]"):
+    for number in ("20", "0.250", "[0.087,", "0.489]", "0.750", "[0.511,", "0.913]", "+0.500", "[+0.175,", "+0.729]"):
         assert number in out.split(), number
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.records.store import CallCredit, RolloutRecord, Store
 from lightning_core.trace import SpanRecord
 
+OLD_RUN = Path(__file__).parents[1] / "data" / "run_of_0_1_0"
 ID = "0123456789abcdef0123456789abcdef"
 
 
@@ -164,10 +166,10 @@ def test_credit_and_steps(tmp_path: Path) -> None:
 
 
 def test_rewind_forgets_what_will_be_done_again(tmp_path: Path) -> None:
-    names = {"a": (0, "eval_before"), "b": (0, "train"), "c": (1, "train"), "d": (1, "eval"), "e": (1, "eval_after")}
+    names = {"a": (0, "eval_before"), "b": (1, "train"), "c": (2, "train"), "d": (1, "eval"), "e": (1, "eval_after")}
     names |= {
-        "1": (0, "judge"),
-        "2": (1, "judge"),
+        "1": (1, "judge"),
+        "2": (2, "judge"),
         "3": (2, "eval"),
         "4": (1, "eval_unfinished"),
         "5": (2, "eval_after"),
@@ -189,6 +191,39 @@ def test_rewind_forgets_what_will_be_done_again(tmp_path: Path) -> None:
         assert {c.rollout[0] for c in store.credit()} == {"a", "b", "d", "e", "1"}
         assert list(store.steps()) == [0, 1]
         store.add_rollout(record("c" * 32), [root("c" * 32)])
+
+
+@pytest.fixture
+def old_store(tmp_path: Path) -> Path:
+    """A store of version 1, which counted the steps of rollouts and credit from 0: two steps, and two evaluations."""
+    return Path(shutil.copy(OLD_RUN / "store.db", tmp_path))
+
+
+def steps_in(store: Store) -> tuple[list[tuple[str, int]], list[int]]:
+    """The phases and steps of rollouts, and the steps of credit, in ``store``."""
+    return list(dict.fromkeys((r.phase, r.step) for r in store.rollouts())), [
+        *dict.fromkeys(c.step for c in store.credit())
+    ]
+
+
+def test_an_older_store_is_read_with_steps_from_1_and_not_changed(old_store: Path) -> None:
+    before = old_store.read_bytes()
+    with Store(old_store, read_only=True) as store:
+        assert steps_in(store) == ([("eval_before", 0), ("train", 1), ("train", 2), ("eval_after", 2)], [1, 2])
+        assert [r.step for r in store.rollouts(phase="train", step=1)] == [1] * len(
+            store.rollouts(phase="train", step=2)
+        )
+        assert list(store.steps()) == [1, 2]
+    assert old_store.read_bytes() == before
+
+
+def test_an_older_store_is_converted_once_when_it_is_written_to(old_store: Path) -> None:
+    for _ in range(2):
+        with Store(old_store) as store:
+            assert steps_in(store) == ([("eval_before", 0), ("train", 1), ("train", 2), ("eval_after", 2)], [1, 2])
+    with Store(old_store) as store:
+        store.rewind(1)
+        assert steps_in(store) == ([("eval_before", 0), ("train", 1)], [1])
 
 
 def test_the_phase_of_an_evaluation_changes_for_all_its_rollouts(tmp_path: Path) -> None:
@@ -340,7 +375,7 @@ def test_files_that_are_no_store(tmp_path: Path) -> None:
     other = sqlite3.connect(tmp_path / "other.db")
     other.execute("CREATE TABLE x (y)")
     other.close()
-    with pytest.raises(ConfigError, match="has layout 0, expected 1: not a Lightning store"):
+    with pytest.raises(ConfigError, match="has layout 0, expected 2: not a Lightning store"):
         Store(tmp_path / "other.db")
 
 

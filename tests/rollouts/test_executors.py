@@ -22,6 +22,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.executors import processes
 from lightning_core.rollouts.runner import Runner
+from lightning_core.trace import ANSWER
 from tests.rollouts import executor_agents as agents
 from tests.rollouts import faulty_agents
 from tests.rollouts.executor_runs import ROUTING, finish, numbered, open_endpoint, run, running, wait_until_gone
@@ -160,6 +161,8 @@ def test_the_reward_function_gets_the_task_as_it_was(endpoint: PolicyEndpoint, e
     options: dict[str, Any] = {"executor": executor, "reward_function": agents.task_is_whole}
     rollouts = run(endpoint, agents.changes_task, numbered(3), **options)
     assert [r.reward for r in rollouts] == [1.0] * 3
+    answers = [s.attributes[ANSWER] for r in rollouts for s in r.spans if s.parent_id is None]
+    assert answers == ['{"id": "changed"}'] * 3, "what it scored is recorded"
 
 
 def test_a_reward_function_that_ends_hangs_or_raises_is_no_failure_of_the_agent(endpoint: PolicyEndpoint) -> None:

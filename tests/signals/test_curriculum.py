@@ -100,7 +100,7 @@ def record(number: int, task: str, step: int, reward: float | None, status: Stat
 
 def test_the_recent_attempts_are_those_of_the_last_two_steps_that_tried_the_task(tmp_path: Path) -> None:
     rows: list[tuple[str, int, float | None, Status, Phase]] = [
-        ("a", 0, 1.0, "ok", "train"),
+        ("a", 1, 1.0, "ok", "train"),
         ("a", 2, 1.0, "ok", "train"),
         ("a", 2, 0.3, "ok", "train"),
         ("a", 5, 0.7, "ok", "train"),
@@ -113,9 +113,9 @@ def test_the_recent_attempts_are_those_of_the_last_two_steps_that_tried_the_task
     ]
     with Store(tmp_path / "store.db") as store:
         store.add_rollouts([(record(i, *row), ()) for i, row in enumerate(rows)])
-        assert recent_attempts(store, before=8, solved=0.7) == {"a": Tried(3, 2), "b": Tried(2, 0)}
-        assert recent_attempts(store, before=9, solved=1.0) == {"a": Tried(2, 1), "b": Tried(2, 0)}
-        assert recent_attempts(store, before=0, solved=1.0) == {}
+        assert recent_attempts(store, until=7, solved=0.7) == {"a": Tried(3, 2), "b": Tried(2, 0)}
+        assert recent_attempts(store, until=8, solved=1.0) == {"a": Tried(2, 1), "b": Tried(2, 0)}
+        assert recent_attempts(store, until=0, solved=1.0) == {}
 
 
 def run(folder: Path, settings: Config, steps: int) -> tuple[list[list[str]], list[Collected]]:
@@ -124,7 +124,7 @@ def run(folder: Path, settings: Config, steps: int) -> tuple[list[list[str]], li
     # Each step is collected anew: nothing is remembered but the folder.
     collected = [collect_step(settings, agents, folder, TASKS, step=step) for step in range(steps)]
     with Store(folder / "store.db", read_only=True) as store:
-        picked = [sorted({r.task_id for r in store.rollouts(step=step)}) for step in range(steps)]
+        picked = [sorted({r.task_id for r in store.rollouts(step=step)}) for step in range(1, steps + 1)]
     return picked, collected
 
 

@@ -86,7 +86,7 @@ def test_every_rollout_becomes_a_row(start: Start, tmp_path: Path) -> None:
     tags = tq.kv_list("train")["train"]
     assert {(tags[key]["min_global_steps"], tags[key]["max_global_steps"]) for key in found} == {(0, 2)}
     with Store(tmp_path / "store.db", read_only=True) as store:
-        assert len(store.rollouts(phase="train", step=0, status="ok")) == 6
+        assert len(store.rollouts(phase="train", step=1, status="ok")) == 6
 
 
 def test_forks_become_rows_of_sessions_of_their_own(start: Start, tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_forks_become_rows_of_sessions_of_their_own(start: Start, tmp_path: Path
     assert set(settled(uids).values()) == {"finished"}
     assert sorted(rows(uids)) == sorted(f"{uid}_{session}_0" for uid in uids for session in range(5))
     with Store(tmp_path / "store.db", read_only=True) as store:
-        assert len(store.rollouts(phase="fork", step=0, status="ok")) == 4
-        assert len(store.credit(step=0)) == 10
+        assert len(store.rollouts(phase="fork", step=1, status="ok")) == 4
+        assert len(store.credit(step=1)) == 10
 
 
 def test_a_worker_that_is_lost_loses_no_rollout(start: Start, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_flat_groups_are_marked_as_often_as_may_be_replaced(start: Start, tmp_pa
     assert sorted(len(found) for found in signals.values()) == [1, 1, 3]
     with Store(tmp_path / "store.db", read_only=True) as store:
         (metrics,) = read_metrics_of_verl(tmp_path, store.steps(), rows_per_update=3)
-        credited = {store.rollout(c.rollout).task_id for c in store.credit(step=0)}
+        credited = {store.rollout(c.rollout).task_id for c in store.credit(step=1)}
     assert (metrics["rollouts"], metrics["context_new"], metrics["groups_refilled"]) == (9, 9, 2)
     assert (metrics["groups"], metrics["groups_equal"], metrics["groups_single"]) == (1, 1, 0)
     assert (metrics["rows"], metrics["rows_per_rollout"], len(credited)) == (3, 1, 1)

@@ -52,7 +52,7 @@ def test_it_trains(run: Command) -> None:
     with Store(run.folder / "store.db", read_only=True) as store:
         assert Counter(r.phase for r in store.rollouts()) == {"eval_before": 2, "train": 16, "eval_after": 2}
         assert {e.agent for e in store.ledger() if e.kind == "call"} == {"writer", "reviewer"}
-        rewards = [r.reward or 0.0 for r in store.rollouts(phase="train", step=0)]
+        rewards = [r.reward or 0.0 for r in store.rollouts(phase="train", step=1)]
     assert metrics[0]["reward"] == pytest.approx(np.mean(rewards))
 
 
@@ -84,8 +84,8 @@ def test_rows_are_those_of_the_core(run: Command, config: Config, step: int) -> 
     """The rows of verl's update are bit for bit those that the embedded trainer would get."""
     rows = batch(run, step)
     with Store(run.folder / "store.db", read_only=True) as store:
-        traces = [store.trace(r.id) for r in store.rollouts(phase="train", step=step - 1, status="ok")]
-        recorded = {c.call: c.advantage for c in store.credit(step=step - 1)}
+        traces = [store.trace(r.id) for r in store.rollouts(phase="train", step=step, status="ok")]
+        recorded = {c.call: c.advantage for c in store.credit(step=step)}
     episodes = _episodes(traces, config)
     credit = assign_by_policy(episodes, policy_rules(config))
     expected = [row for e in episodes for row in transitions_to_rows(e.transitions, credit.advantages)]

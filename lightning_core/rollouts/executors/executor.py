@@ -36,6 +36,8 @@ class Returned:
 
     result: Any
     """The agent's return value: a number, None, or a `Shown`. None if there is a reward function."""
+    answer: str | None = None
+    """The return value as JSON, if there is a reward function, and if JSON can express it."""
     score: Any = None
     """The result of the reward function, if there is one and it did not fail."""
     score_error: Exception | None = None

@@ -71,7 +71,7 @@ class InProcessExecutor:
         work.started(running)
         if self._reward is None:
             return Returned(result=await self._run(self._solve, (work.task,), running, _shown))
-        result = await self._run(self._solve, (work.task,), running, _unchanged)
+        result, answer = await self._run(self._solve, (work.task,), running, _with_answer)
         began = time.monotonic()
         scored, failed = None, None
         try:
@@ -81,7 +81,8 @@ class InProcessExecutor:
             failed = no_score(error)
         except Exception as error:  # noqa: BLE001 - the caller decides what it means
             failed = error
-        return Returned(result=None, score=scored, score_error=failed, score_seconds=time.monotonic() - began)
+        seconds = time.monotonic() - began
+        return Returned(result=None, answer=answer, score=scored, score_error=failed, score_seconds=seconds)
 
     async def _run(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], running: RunningHere, convert: Callable[[Any], Any]
@@ -292,6 +293,11 @@ async def _carry_async(work: Awaitable[Any], convert: Callable[[Any], Any]) -> A
 def _shown(value: Any) -> Any:
     plain = value is None or type(value) in (bool, int, float)
     return value if plain else results.load(results.dump(value))
+
+
+def _with_answer(value: Any) -> tuple[Any, str | None]:
+    """``value``, and as an answer: the reward function may change it."""
+    return value, results.to_answer(value)
 
 
 def _unchanged(value: Any) -> Any:

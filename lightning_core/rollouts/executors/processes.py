@@ -108,6 +108,7 @@ class ProcessExecutor:
             failed = ended.get("score_raised")
             return Returned(
                 result=results.load(ended.get("result")),
+                answer=ended.get("answer"),
                 score=results.load(ended.get("score")),
                 score_error=None if failed is None else failures.load(failed),
                 score_seconds=time.monotonic() - scoring,

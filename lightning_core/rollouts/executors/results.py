@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from lightning_core.errors import as_number, text_of
 from lightning_core.rollouts.executors.executor import Shown
 
 _MAX_SHOWN = 300
+_MAX_ANSWER = 10_000
 
 
 def dump(value: Any) -> dict[str, Any]:
@@ -23,3 +25,12 @@ def load(data: dict[str, Any] | None) -> Any:
     if data is None:
         return None
     return data["plain"] if "plain" in data else Shown(data["shown"])
+
+
+def to_answer(value: Any) -> str | None:
+    """``value`` as JSON; None if JSON has no equal value, or if it is long."""
+    try:
+        text = json.dumps(value)
+        return text if len(text) <= _MAX_ANSWER and json.loads(text) == value else None
+    except Exception:  # noqa: BLE001 - code of the agent
+        return None

@@ -189,7 +189,7 @@ class Worker:
         self._end_copy(None)
         if self._program.reward is None:
             return {"result": results.dump(result)}
-        ended: dict[str, Any] = {}
+        ended: dict[str, Any] = {"answer": results.to_answer(result)}  # the function may change it
         self._send({"scoring": True})
         try:
             with run_as(REWARD_FUNCTION):

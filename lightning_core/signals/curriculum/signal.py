@@ -27,7 +27,7 @@ class CurriculumSignal(Signal):
 
     def pick_tasks(self, tasks: Sequence[Task], step: int) -> Sequence[Task] | None:
         """The tasks of ``step``."""
-        tried = recent_attempts(self.store, before=step, solved=self.solved)
+        tried = recent_attempts(self.store, until=step, solved=self.solved)
         probabilities = sampling_probabilities(tasks, tried, self.floor)
         picked = draw_tasks(tasks, probabilities, self.size, seed=f"{self.seed}:curriculum:{step}")
         self._counts = count_picked(picked, tried)

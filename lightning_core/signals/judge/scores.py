@@ -22,7 +22,7 @@ from lightning_core.credit import Episode
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import InfrastructureError, describe
-from lightning_core.records.store import RolloutRecord
+from lightning_core.records.store import RolloutRecord, step_of
 from lightning_core.signals.judge.section import JUDGE, Criterion, Judge
 from lightning_core.trace import OPERATION, REWARD_AGENT, REWARD_NAME, REWARD_VALUE, Reward, SpanRecord, Trace
 
@@ -80,7 +80,7 @@ def judge_record(task_id: str, run: ActiveRollout, error: str | None, step: int)
     root = run.trace.events[0]
     return RolloutRecord(
         id=run.trace.rollout,
-        step=step,
+        step=step_of("judge", step),
         task_id=task_id,
         phase="judge",
         attempt=0,

@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="RUN", help="a run's folder, such as runs/latest")
     parser.add_argument("--rule", metavar="NAME", help="reward rule; short for credit.rewards=NAME")
     parser.add_argument(
-        "--step", metavar="N", type=whole(0), help="only the rollouts of this step, from 0 (default: all)"
+        "--step", metavar="N", type=whole(1), help="only the rollouts of this step, from 1 (default: all)"
     )
     parser.add_argument(
         "--calls", metavar="N", type=whole(0), default=5, help="list the N calls that change most (default: 5)"
@@ -62,7 +62,7 @@ def credit(options: argparse.Namespace) -> int:
             if options.step not in steps:
                 raise ConfigError(f"--step {options.step}: the run has credit for steps {_range(steps)}")
             steps = [options.step]
-        files = {step: config_of_step(folder, step + 1) for step in steps}
+        files = {step: config_of_step(folder, step) for step in steps}
         configs = {file: load_config(file, overrides) for file in dict.fromkeys(files.values())}
         rules = {file: _rules(config) for file, config in configs.items()}
         needing = next(

@@ -9,10 +9,15 @@ from rich.table import Table
 from rich.text import Text
 
 from lightning_core.errors import plural
+from lightning_core.observers.monitors.gradient import LEVERS
 from lightning_core.observers.progress import format_seconds
 from lightning_core.records.intervals import MIN_TASKS, Comparison, Estimate
 from lightning_core.records.report import Summary
 from lightning_core.records.summary import Answers, RaisedMonitor
+
+_MUCH_WASTE = 0.5
+"""Share of the groups without a gradient from which on the summary has advice."""
+_SOLVED = 0.9
 
 
 def make_summary(summary: Summary) -> Group:
@@ -31,7 +36,7 @@ def make_summary(summary: Summary) -> Group:
                 format_mean(comparison.improvement, comparison.improvement_ci95, sign="+"),
             )
         parts += [table, "", f"In brackets: 95% intervals. {format_verdict(summary.eval)}"]
-        parts += [*_solved(summary), "", *_answers(summary.answers)]
+        parts += [*_constant_answer(summary), *_solved(summary), "", *_answers(summary.answers)]
     parts.append(
         f"{plural(summary.steps, 'step')}, {plural(summary.rollouts, 'rollout')}, {summary.tokens_sampled:,} tokens sampled, "
         f"{summary.tokens_trained:,} trained, {format_seconds(summary.wall_seconds)}, seed {summary.seed}"
@@ -43,6 +48,26 @@ def make_summary(summary: Summary) -> Group:
         parts.append(f"The best held-out reward was reached at step {summary.best_step}: checkpoints/best.")
     parts += _monitors(summary.monitors)
     return Group(*parts)
+
+
+def _constant_answer(summary: Summary) -> Iterator[RenderableType]:
+    """How many answers differ, and whether the agent earns more than the best of them would if every task got it."""
+    if (d := summary.distinct_answers) is not None:
+        before = f"{d.before} in {plural(d.rollouts_before, 'held-out rollout')} before"
+        yield f"Different answers: {before}, {d.after} in {d.rollouts_after} after."
+    if (constant := summary.constant_answer) is not None:
+        least, how = "", f"by the reward function, the best of {plural(constant.compared, 'answer')}"
+        if constant.source == "recorded":
+            least, how = "at least ", f"by the rewards of {constant.known} of {plural(constant.tasks, 'task')}"
+        yield Text(
+            f"Best constant answer: {least}{constant.reward:.3f} with {constant.answer!r} for every task ({how}). "
+            f"After training: {format_mean(constant.lead, constant.lead_ci95, sign='+')}."
+        )
+        if summary.is_form_only:
+            yield "So far the improvement is one of form: it is not shown to beat the best constant answer."
+    if summary.constant_answer_problem is not None:
+        what = "Best constant answer not computed" if constant is None else "The reward function was not used for it"
+        yield Text(f"{what}: {summary.constant_answer_problem}.")
 
 
 def _solved(summary: Summary) -> Iterator[str]:
@@ -74,7 +99,10 @@ def _waste(summary: Summary) -> Iterator[str]:
     if summary.groups_wasted:
         share = summary.groups_wasted / summary.groups
         groups = f"{summary.groups_wasted:,} of {summary.groups:,} groups ({share:.0%})"
-        yield f"No gradient from rewards in {groups}: all their advantages were 0."
+        advice = "" if share < _MUCH_WASTE or _is_reported(summary) else f" {LEVERS}."
+        yield f"No gradient from rewards in {groups}: all their advantages were 0.{advice}"
+    if summary.groups_replaced:
+        yield f"Replaced by rollouts.refill: {plural(summary.groups_replaced, 'further group')} without a gradient."
     for number, what, key in (
         (summary.rollouts_failed, "failed", "failed"),
         (summary.rollouts_left_out, "were left out", "left_out"),
@@ -82,6 +110,13 @@ def _waste(summary: Summary) -> Iterator[str]:
         if number:
             error = summary.first_errors.get(key)
             yield f"{number:,} of {plural(summary.rollouts, 'rollout')} {what}{'' if error is None else f'; the first: {error}'}"
+
+
+def _is_reported(summary: Summary) -> bool:
+    """Whether a monitor explains the waste, or the tasks are solved."""
+    solved = summary.solved
+    is_solved = solved is not None and solved.after >= _SOLVED * solved.tasks
+    return is_solved or any(m.monitor in ("no_gradient", "wasted_groups") for m in summary.monitors)
 
 
 def _monitors(monitors: Sequence[RaisedMonitor]) -> Iterator[str]:

@@ -56,7 +56,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     lists.add_argument("--last", metavar="N", type=whole(1), help=f"number on a page (default: {_LAST})")
     lists.add_argument("--page", metavar="K", type=whole(1), help="page K, from 1 with the newest rollouts (default)")
     lists.add_argument("--phase", choices=PHASES, help="only rollouts of this phase")
-    lists.add_argument("--step", metavar="N", type=whole(0), help="only those after N updates")
+    lists.add_argument(
+        "--step",
+        metavar="N",
+        type=whole(0),
+        help="only those of step N, from 1, with the evaluation after it; 0: before training",
+    )
     lists.add_argument("--task-id", metavar="ID", help="only attempts at this task")
     lists.add_argument("--agent", metavar="NAME", help="only those with a model call of this agent")
     lists.add_argument("--status", choices=STATUSES, help="only those with this status")

@@ -76,10 +76,10 @@ def truncation(t: Trial) -> Iterator[Observed]:
     limits = sorted({c.max_tokens for c in cut if c.max_tokens is not None})
     lengths = f"; the others have {whole[0]} to {whole[-1]} tokens" if whole else ""
     text = f"{percent(share)} of {plural(len(t.calls), 'call')} reached the limit of {listed([str(n) for n in limits])} tokens{lengths}"
-    by_request = bool(limits) and limits[0] < limit
+    # The smallest of several limits is recorded: if it is the run's, that of the request may be equal.
     advice = (
         "the agent's request sets the limit, or the context does: raise max_tokens in the agent, or policy.max_context"
-        if by_request
-        else f"raise rollouts.max_tokens to {2 * limit} or more"
+        if limits and limits[0] < limit
+        else f"raise rollouts.max_tokens to {2 * limit} or more, and max_tokens in the agent's requests if they set it"
     )
     yield Observed("warning" if share > _MANY_CUT else "info", text, advice)

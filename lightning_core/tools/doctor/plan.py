@@ -33,7 +33,9 @@ class Measured:
     seconds_own: float
     """The longest time of a rollout without its model calls."""
     seconds_update: float | None
-    """Seconds of the update; None without rows."""
+    """Seconds of the update in which every row has a gradient; None without rows."""
+    gradient_share: float = 1.0
+    """Share of the rows whose rewards give them a gradient. The others are not computed in a run."""
     update_error: str | None = None
     memory: int
     """Bytes of memory after the update."""
@@ -159,15 +161,15 @@ def run(m: Measured) -> Iterator[Observed]:
 
 @checks.check("slow update")
 def slow_update(m: Measured) -> Iterator[Observed]:
-    """The update takes longer than the rollouts. Train fewer layers (`policy.train_layers`) or adapters (`policy.tuning:
-    lora`): both shorten the backward pass and need less memory."""
-    policy = m.config.policy
-    if m.seconds_update is None or m.seconds_update <= m.seconds_rollouts or policy.tuning == "lora":
+    """The update on the rows with a gradient takes longer than the rollouts. Train fewer layers (`policy.train_layers`) or
+    adapters (`policy.tuning: lora`): both shorten the backward pass and need less memory."""
+    policy, seconds = m.config.policy, (m.seconds_update or 0.0) * m.gradient_share
+    if seconds <= m.seconds_rollouts or policy.tuning == "lora":
         return
     layers = "lower policy.train_layers" if policy.train_layers else "set policy.train_layers to half of the layers"
     yield Observed(
         "info",
-        f"the update of the trial took {_seconds(m.seconds_update)}, its rollouts {_seconds(m.seconds_rollouts)}",
+        f"the update of the trial takes {_seconds(seconds)} for rows with a gradient, its rollouts {_seconds(m.seconds_rollouts)}",
         f"{layers}, or policy.tuning: lora",
     )
 

@@ -144,6 +144,7 @@ def policy_trial(setup: Setup) -> tuple[Trial, Measured | None]:
         seconds_rollout=single,
         seconds_own=max(map(_own_seconds, rollouts), default=0.0),
         seconds_update=seconds,
+        gradient_share=fmean(row.has_gradient for row in rows) if rows else 1.0,
         update_error=failed,
         memory=memory.now,
         peak=memory.peak,

@@ -23,7 +23,7 @@ class EvaluationPoint:
 
     phase: Phase
     step: int
-    """Number of updates before it."""
+    """The step that it follows; 0: before training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,14 +17,13 @@ def training_errors(store: Store, *, after: int = 0) -> dict[int, float]:
     """
     rows = store.select(
         "WITH tasks AS (SELECT step, avg(coalesce(reward, 0)) AS reward FROM rollouts "
-        f"WHERE phase = 'train' AND step >= ? AND {COUNTED} GROUP BY step, task_id) "
+        f"WHERE phase = 'train' AND step > ? AND {COUNTED} GROUP BY step, task_id) "
         "SELECT step, count(*) AS number, avg(reward) AS mean, avg(reward * reward) AS square FROM tasks "
         "GROUP BY step HAVING number > 1",
         after,
     )
-    # Rollouts are stored with the number of updates before them, metrics with the number after the update.
     return {
-        row["step"] + 1: math.sqrt(max(0.0, row["square"] - row["mean"] ** 2) / (row["number"] - 1))
+        row["step"]: math.sqrt(max(0.0, row["square"] - row["mean"] ** 2) / (row["number"] - 1))
         for row in rows
         if row["square"] is not None
     }

@@ -40,9 +40,10 @@ class Counts:
 
 
 def count_rollouts(store: Store, *, steps: int) -> Counts:
-    """The rollouts in ``store``; ``steps``: number of updates so far."""
+    """The rollouts in ``store``; ``steps``: number of steps that are done."""
     rows = store.select(
-        "SELECT phase, status, count(*) AS number, sum(step = ?) AS newest FROM rollouts GROUP BY phase, status", steps
+        "SELECT phase, status, count(*) AS number, sum(step = ?) AS newest FROM rollouts GROUP BY phase, status",
+        steps + 1,
     )
     training = [row for row in rows if row["phase"] == "train"]
     return Counts(

@@ -79,7 +79,7 @@ def explain_rollout(
     if not credit:
         return Why()
     try:
-        file = config_of_step(folder, credit[0].step + 1)
+        file = config_of_step(folder, credit[0].step)
         config = load_config(file)
     except ConfigError as error:
         return Why(problem=f"The run's configuration cannot be read: {error}")

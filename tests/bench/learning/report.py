@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lightning_core.records.intervals import Estimate, confidence_interval
+from tests.bench.bootstrap import over_seeds
 from tests.bench.learning.records import EVALUATED, Record
 from tests.bench.learning.statistics import (
     final_reward,
@@ -83,7 +84,7 @@ def _row(study: Study, arm: str, found: Sequence[Record], base: Sequence[Record]
     # A seed that never got there counts with all of its tokens, so that the mean is a lower bound.
     spent = [sum(r.tokens) if tokens is None else tokens for r, tokens in zip(found, reached, strict=True)]
     missing = sum(tokens is None for tokens in reached)
-    ratio = confidence_interval([tokens / study.budget for tokens in spent])
+    ratio = over_seeds([tokens / study.budget for tokens in spent])
     share = f"≥ {ratio.mean:.2f}" if missing else _shown(ratio)
     figures = [
         arm,
@@ -111,7 +112,7 @@ def _difference(found: Sequence[Record], base: Sequence[Record]) -> Estimate:
 
 
 def _seeds(found: Sequence[Record], figure: Callable[[Record], float]) -> Estimate:
-    return confidence_interval([figure(record) for record in found])
+    return over_seeds([figure(record) for record in found])
 
 
 def _shown(value: Estimate, *, sign: bool = False) -> str:

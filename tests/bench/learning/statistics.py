@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.records.intervals import MIN_TASKS, Estimate, expanded_tails
+from lightning_core.records.intervals import MIN_TASKS, Estimate
+from tests.bench.bootstrap import expanded_tails
 from tests.bench.learning.records import Record
 
 WINDOW = 2
@@ -45,7 +46,7 @@ def over_seeds_and_tasks(rewards: NDArray[np.float64]) -> Estimate:
 
     All seeds have the same tasks, so a task is drawn for all of them (a bootstrap of crossed factors; Owen and Eckles, 2012,
     "Bootstrapping data arrays of arbitrary order"), whose percentiles are as wide for few seeds as those of
-    `lightning_core.records.intervals`. NaN for fewer than `MIN_TASKS` seeds.
+    `tests.bench.bootstrap`. NaN for fewer than `MIN_TASKS` seeds.
     """
     seeds, tasks = rewards.shape
     mean = float(rewards.mean())

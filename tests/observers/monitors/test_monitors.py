@@ -32,7 +32,7 @@ def test_a_healthy_run_raises_nothing() -> None:
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "no_gradient": ({"calls_credited": 0, "groups_equal": 4, "reward": 0.25}, "rollouts.refill"),
+    "no_gradient": ({"calls_credited": 0, "groups_equal": 4, "reward": 0.25}, "rollouts.temperature"),
     "single_attempt": ({"groups_single": 3, "groups_equal": 0, "calls_credited": 16}, "credit.group_by"),
     "failed_rollouts": ({"rollouts_failed": 16}, "lightning-rl trace"),
     "left_out": ({"rollouts_left_out": 4}, "rollouts.retries"),
@@ -55,6 +55,23 @@ def test_a_fault_is_named_after_three_steps_until_it_ends(name: str) -> None:
     assert 5 in steps
     assert steps[-1] < 8
     assert advice in found[0].message
+
+
+def test_wasted_groups_are_named_from_the_first_step() -> None:
+    """84% of the groups, and three of ten steps without any gradient, one of them now and then."""
+    wasted = {"groups": 32, "groups_equal": 27, "groups_wasted": 27}
+    (alert,) = raised(run_of(wasted), {})
+    assert alert.monitor == "wasted_groups"
+    assert "27 of the 32 groups of the last step (84%) had no gradient: their attempts earned the same" in alert.message
+    assert "rollouts.temperature" in alert.message
+    assert "refill" not in alert.message, "measured to harm"
+    healthy = {"groups": 32, "groups_wasted": 12}
+    none = {"groups": 32, "groups_wasted": 32, "calls_credited": 0}
+    history = run_of(*[healthy, none, healthy, none, *[healthy] * 5, none])
+    assert [(alert.monitor, alert.step) for alert in alerts(history, {})] == [("wasted_groups", 10)]
+    assert "3 of 10 steps had none at all" in alerts(history, {})[0].message
+    assert raised(run_of({**wasted, "solved": 0.95}), {}) == [], "solved tasks are not wasted"
+    assert raised(run_of({"groups": 4, "groups_wasted": 4}), {}) == [], "too few groups to tell"
 
 
 @pytest.mark.parametrize(
@@ -258,5 +275,14 @@ def test_a_monitor_that_raises_is_reported_and_does_not_end_the_run() -> None:
 
 
 def test_every_monitor_is_tested_here() -> None:
-    others = {"entropy_collapse", "length_explosion", "gradient_norm", "reward_hacking", "intermediate_rewards"}
-    assert set(MONITORS) == {*FAULTS, *others, "shaping_alone", "shared_state"}
+    others = {
+        "wasted_groups",
+        "entropy_collapse",
+        "length_explosion",
+        "gradient_norm",
+        "reward_hacking",
+        "intermediate_rewards",
+        "shaping_alone",
+        "shared_state",
+    }
+    assert set(MONITORS) == {*FAULTS, *others}

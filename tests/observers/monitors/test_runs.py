@@ -153,7 +153,30 @@ def test_the_summary_shows_solved_tasks_failures_and_answers(model: Path, tmp_pa
     with Store(result.folder / "store.db", read_only=True) as store:
         first = next(r for r in store.rollouts(phase="eval_before") if r.task_id == "t100")
         content = (store.trace(first.id).calls[-1].response or {})["content"]
+    assert summary.distinct_answers is not None
+    assert 1 <= summary.distinct_answers.after <= summary.distinct_answers.rollouts_after == 6
     assert unchanged.before is not None
     assert [c for c in unchanged.before if c.isascii()] == [
         c for c in " ".join(content.split()) if c.isascii() and c.isprintable()
     ]
+
+
+def test_the_summary_compares_the_agent_with_its_best_constant_answer(model: Path, tmp_path: Path) -> None:
+    def answer(task: Mapping[str, Any]) -> dict[str, Any]:
+        bandit.talk(task["prompt"])
+        return {"label": "yes"}
+
+    def score(task: Mapping[str, Any], found: Mapping[str, Any]) -> float:
+        return float(found == {"label": "yes"} and task["id"] != "t100")
+
+    config = settings(model, tmp_path, trainer={"steps": 1})
+    summary = fit(
+        answer, config=config, reward=score, tasks=bandit.tasks(2), eval_tasks=bandit.tasks(6, start=100)
+    ).summary
+    constant = summary.constant_answer
+    assert constant is not None
+    assert (constant.answer, constant.source, constant.known) == ('{"label": "yes"}', "reward function", 6)
+    assert (constant.reward, constant.lead) == (pytest.approx(5 / 6), 0)
+    assert (summary.constant_answer_problem, summary.is_form_only) == (None, False), "there is no improvement"
+    assert summary.tokens_trained == 0 < summary.tokens_sampled, "no row has a gradient"
+    assert read_summary(tmp_path / "run" / "summary.json") == summary

@@ -33,7 +33,7 @@ def summary(gain: float | None) -> Summary:
     if gain is None:
         compared = None
     else:
-        before = {str(i): [0.1 * i] for i in range(10)}
+        before = {str(i): [0.1 * (i % 10)] for i in range(40)}
         compared = compare(before, {task: [r[0] + gain] for task, r in before.items()})
     return Summary(eval=compared, steps=3, rollouts=9, tokens_sampled=10, tokens_trained=5, wall_seconds=61.0, seed=0)
 
@@ -144,7 +144,7 @@ def test_eval_of_a_run(run_folder: Path, loop: Install, capsys: pytest.CaptureFi
     assert calls[0]["folder"] == Path("runs/latest")
     assert calls[0]["config"].eval.samples == 2
     out = capsys.readouterr().out
-    assert "held-out reward 0.750 [too few tasks] (95% interval) on 2 tasks" in out
+    assert "held-out reward 0.750 [0.114, 0.994] (95% interval) on 2 tasks" in out
     assert "1 rollout left out; the first: " in out
     assert "\nwriter         1  answered  policy (trained)\n" in out, "earlier rollouts are not counted"
 

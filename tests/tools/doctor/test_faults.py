@@ -111,14 +111,15 @@ def test_held_out_tasks_that_are_training_tasks_are_a_problem(with_script: Exami
 def test_responses_that_are_cut_are_named_with_a_limit_to_set(with_model: Examine) -> None:
     (cut,) = named(with_model("healthy", rollouts={"max_tokens": 2}), "truncation")
     assert "reached the limit of 2 tokens" in cut.found
-    assert cut.advice == "raise rollouts.max_tokens to 4 or more"
+    assert cut.advice == "raise rollouts.max_tokens to 4 or more, and max_tokens in the agent's requests if they set it"
 
 
 def test_groups_that_are_equal_at_a_low_temperature_are_named(with_model: Examine) -> None:
     """The policy is almost greedy, and its reward depends on the task."""
     (equal,) = named(with_model("healthy", rollouts={"temperature": 1e-4}), "equal groups")
     assert equal.found.startswith("2 of 2 groups earned the same; with group_size 8, ")
-    assert "raise rollouts.temperature" in equal.advice
+    assert "rollouts.temperature 1.0" in equal.advice
+    assert "refill" not in equal.advice, "measured to harm"
 
 
 def test_a_history_that_is_rewritten_each_turn_is_named(with_script: Examine) -> None:

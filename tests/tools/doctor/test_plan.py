@@ -84,6 +84,9 @@ def test_an_update_that_takes_longer_than_the_rollouts_suggests_fewer_weights() 
     (slow,) = [f for f in examine(replace(MEASURED, seconds_update=7.0)) if f.name == "slow update"]
     assert "policy.train_layers" in slow.advice
     assert "lora" in slow.advice
+    assert "takes 7.0s for rows with a gradient, its rollouts 6.0s" in slow.found
+    half = replace(MEASURED, seconds_update=7.0, gradient_share=0.5)
+    assert [f for f in examine(half) if f.name == "slow update"] == [], "rows without a gradient are not computed"
 
 
 def test_times_near_a_limit_are_warnings_at_the_concurrency_of_the_run() -> None:

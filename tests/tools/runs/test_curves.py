@@ -28,9 +28,9 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_the_error_of_a_step_is_that_of_the_mean_over_tasks(store: Store) -> None:
-    add(store, "train", 0, {"a": [0, 1], "b": [1, 1], "c": [0, 0]})
-    add(store, "train", 1, {"a": [0, 1]})
-    add(store, "train", 2, {"a": [1], "b": [1]})
+    add(store, "train", 1, {"a": [0, 1], "b": [1, 1], "c": [0, 0]})
+    add(store, "train", 2, {"a": [0, 1]})
+    add(store, "train", 3, {"a": [1], "b": [1]})
     add(store, "eval", 2, {"a": [0], "b": [9]})
     # Means of tasks 0.5, 1, 0: standard deviation 0.5, of the mean 0.5 / √3.
     expected = {1: pytest.approx(0.5 / math.sqrt(3)), 3: 0}
@@ -39,8 +39,8 @@ def test_the_error_of_a_step_is_that_of_the_mean_over_tasks(store: Store) -> Non
 
 
 def test_rollouts_that_were_left_out_are_left_out(store: Store) -> None:
-    add(store, "train", 0, {"a": [1], "b": [1]})
-    add(store, "train", 0, {"a": [None], "c": [None]}, status="infrastructure")
+    add(store, "train", 1, {"a": [1], "b": [1]})
+    add(store, "train", 1, {"a": [None], "c": [None]}, status="infrastructure")
     add(store, "eval", 0, {"a": [None]}, status="invalid")
     assert training_errors(store) == {1: 0}
     assert held_out_curve(store) == {}

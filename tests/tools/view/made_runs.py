@@ -47,7 +47,7 @@ def rollout(number: int, **values: Any) -> tuple[RolloutRecord, list[SpanRecord]
     """A rollout with one call of the agent ``talker``; ``values``: fields of its record, and ``text``: what the model said."""
     text = values.pop("text", "hello")
     defaults: dict[str, Any] = {
-        "id": f"{number:032x}", "step": 0, "task_id": f"t{number}", "phase": "train", "attempt": 0, "status": "ok", "reward": 0.5,
+        "id": f"{number:032x}", "step": 1, "task_id": f"t{number}", "phase": "train", "attempt": 0, "status": "ok", "reward": 0.5,
         "error": None, "version": 0, "started_ns": number * SECOND, "ended_ns": (number + 1) * SECOND,
     }  # fmt: skip
     record = RolloutRecord(**{**defaults, **values})
@@ -76,7 +76,7 @@ def make_big_store(path: Path, *, steps: int = 1000, per_step: int = 100, text: 
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA synchronous = OFF")
         db.execute("CREATE TEMP TABLE numbers AS WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
-                   "SELECT i, printf('%032x', i) AS id, (i - 1) / ? AS step FROM n", (steps * per_step, per_step))  # fmt: skip
+                   "SELECT i, printf('%032x', i) AS id, (i - 1) / ? + 1 AS step FROM n", (steps * per_step, per_step))  # fmt: skip
         copied = "attempt, status, error, version, started_ns, ended_ns, calls, counters"
         db.execute(
             f"INSERT INTO rollouts (id, step, task_id, phase, reward, {copied}) "

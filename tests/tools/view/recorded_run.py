@@ -69,7 +69,7 @@ def solve(task: Mapping[str, Any]) -> None:
 
 def record(number: int, identity: str, **values: Any) -> RolloutRecord:
     defaults: dict[str, Any] = {
-        "step": 0, "task_id": TASK, "phase": "train", "attempt": 0, "status": "ok", "reward": None, "error": None, "version": 3,
+        "step": 1, "task_id": TASK, "phase": "train", "attempt": 0, "status": "ok", "reward": None, "error": None, "version": 3,
         "started_ns": number * 10**9, "ended_ns": number * 10**9 + 250_000_000,
     }  # fmt: skip
     return RolloutRecord(id=identity, **{**defaults, **values})
@@ -105,14 +105,14 @@ def make_run(folder: Path, *, credit: Mapping[str, Any] = CREDIT, name: str = "s
     if find_spec("tokenizers") is not None:
         make_tokenizer(folder / "model")
     with Store(run / "store.db") as store, open_playground(answer, integrations=()) as opened:
-        for step in range(2):
+        for step in (1, 2):
             attempts = [_attempt(opened, earns=earns) for earns in (0.0, 1.0, 1.0, 0.5)]
             traces = [spans_to_trace(spans) for spans in attempts]
-            for number, (spans, trace) in enumerate(zip(attempts, traces, strict=True), 4 * step + 1):
+            for number, (spans, trace) in enumerate(zip(attempts, traces, strict=True), 4 * step - 3):
                 store.add_rollout(record(number, trace.rollout, step=step, reward=trace.reward), spans)
             assign(store, step, credit)
-        store.add_rollout(record(9, "9" * 32, step=1, status="infrastructure", error=f"TimeoutError: {ERROR}"), [])
-        store.add_rollout(record(10, "a" * 32, step=1, phase="judge", version=None), [root("a" * 32)])
+        store.add_rollout(record(9, "9" * 32, step=2, status="infrastructure", error=f"TimeoutError: {ERROR}"), [])
+        store.add_rollout(record(10, "a" * 32, step=2, phase="judge", version=None), [root("a" * 32)])
         for number, phase in ((11, "eval_before"), (12, "eval_after")):
             spans = _attempt(opened, earns=number - 11.0)
             values = {"phase": phase, "task_id": "held-out", "reward": number - 11.0, "step": 2 * (number - 11)}
@@ -133,7 +133,7 @@ def assign_with(store: Store, step: int, config: Config) -> None:
         for t in traces
     ]
     credit = assign_by_policy(with_air_of(config.credit, episodes, solved=config.eval.solved), policy_rules(config))
-    store.add_credit(call_credits(episodes, credit, step))
+    store.add_credit(call_credits(episodes, credit, step - 1))
 
 
 def trainable(number: int, *, agent: str = AGENT, model: str = "policy", tokens: int = 3) -> dict[str, Any]:

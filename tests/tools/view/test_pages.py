@@ -6,11 +6,13 @@ import html
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lightning_core.records.constant_answer import ConstantAnswer
 from lightning_core.records.intervals import compare
 from lightning_core.records.lock import running
 from lightning_core.records.report import Summary
@@ -115,7 +117,7 @@ def test_an_empty_folder_says_how_to_start(tmp_path: Path) -> None:
 
 
 def test_a_run_has_charts_with_the_error_of_the_mean_and_held_out_intervals(tmp_path: Path) -> None:
-    evaluated = [rollout(10 + n, phase="eval_before", reward=float(n % 2)) for n in range(8)]
+    evaluated = [rollout(10 + n, phase="eval_before", step=0, reward=float(n % 2)) for n in range(8)]
     trained = [rollout(n, task_id=f"t{n % 2}", reward=float(n % 2)) for n in range(4)]
     make_run(tmp_path / "run", metrics=[{"reward": 0.5, "new/thing": 3, "loss": 0.25}], rollouts=[*trained, *evaluated])
     found = charts(visitor(tmp_path).get("/runs/run").text)
@@ -181,7 +183,7 @@ def test_runs_are_compared(folder: Path) -> None:
     text = visitor(folder).get("/compare?run=one&run=two&run=beta&run=one").text
     assert "Compare 3 runs" in text, "the same run counts once"
     cells = re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", text))
-    assert "two 8 0.000 1.000 +1.000 [1.000, 1.000] Higher." in cells
+    assert "two 8 0.000 1.000 +1.000 [0.261, 1.000] Higher." in cells
     assert "beta Not compared: no task was evaluated in both runs." in cells
     assert "trainer.learning_rate 0.0 1.0 –" in cells
     assert "trainer.steps" not in cells, "equal settings are left out"
@@ -273,7 +275,7 @@ def test_a_run_without_a_store_says_so(folder: Path) -> None:
 
 def test_a_running_run_has_progress_time_left_and_is_followed(tmp_path: Path) -> None:
     metrics = [{"reward": 0.5, "seconds_rollouts": 8.0, "seconds_update": 2.0}] * 3
-    make_run(tmp_path / "run", metrics=metrics, rollouts=[rollout(1, step=3), rollout(2, step=2)])
+    make_run(tmp_path / "run", metrics=metrics, rollouts=[rollout(1, step=4), rollout(2, step=3)])
     client = visitor(tmp_path)
     assert "data-events" not in client.get("/runs/run").text
     with running(tmp_path / "run"):
@@ -282,6 +284,22 @@ def test_a_running_run_has_progress_time_left_and_is_followed(tmp_path: Path) ->
     assert '<progress max="9" value="3"' in text
     assert "<dt>time left</dt><dd>1m00s</dd>" in text
     assert '<dt>this step</dt><dd>1 <span class="muted">rollouts' in text
+
+
+def test_an_improvement_of_form_is_named(tmp_path: Path) -> None:
+    constant = ConstantAnswer(
+        answer="yes",
+        reward=1.0,
+        source="reward function",
+        compared=1,
+        tasks=8,
+        known=8,
+        lead=0.0,
+        lead_ci95=(-0.3, 0.3),
+    )
+    found = replace(summary(0, 1), constant_answer=constant)
+    make_run(tmp_path / "run", metrics=[{"reward": 0.5}], rollouts=[rollout(1)], summary=found)
+    assert "one of form: the best constant answer earns 1.000" in visitor(tmp_path).get("/runs/run").text
 
 
 def test_a_run_of_the_previous_version_is_shown(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_the_form_offers_every_rule_with_its_parameters(sample: httpx.Client) ->
 
 def test_the_rules_of_the_run_change_nothing(sample: httpx.Client) -> None:
     text = Seen(sample.get(PAGE).text).text
-    assert "8 calls of step 1" in text
+    assert "8 calls of step 2" in text
     assert "No advantage changes." in text
     assert f"{AGENT} 8 0.281 0.281 1.000 0 0 0" in text
 
@@ -49,7 +49,7 @@ def test_the_rules_of_the_run_change_nothing(sample: httpx.Client) -> None:
         ("rewards=discounted&rewards.discounted.gamma=1&rewards.gigpo.gamma=9", ["credit.gamma=1"]),
         ("rewards=gigpo&rewards.gigpo.gamma=0.5&rewards.gigpo.step_weight=2&rewards.gigpo.anchor=normalised&group=task",
          ["credit.rewards=gigpo", "credit.step_weight=2", "credit.anchor=normalised", "credit.group_by=[task]"]),
-        ("rewards=explicit&group=task&group=agent&step=0",
+        ("rewards=explicit&group=task&group=agent&step=1",
          ["credit.rewards=explicit", "credit.gamma=null", "credit.group_by=[task, agent]"]),
         ("advantage=none", ["credit.advantage=none"]),
     ],
@@ -59,7 +59,7 @@ def test_the_page_has_the_numbers_of_the_command(
 ) -> None:
     run = sample_folder / "sample"
     with Store(run / "store.db", read_only=True) as store:
-        changes = recredit(store, 0 if "step=0" in query else 1, load_config(run / "config.yaml", overrides))
+        changes = recredit(store, 1 if "step=1" in query else 2, load_config(run / "config.yaml", overrides))
     html = sample.get(f"{PAGE}?{query}").raise_for_status().text
     (agent,) = compare_agents(changes)
     correlation = "–" if agent.correlation is None else f"{agent.correlation:.3f}"
@@ -87,7 +87,7 @@ def test_all_steps_are_compared(sample: httpx.Client) -> None:
         ("advantage=os:system", "advantage: found 'os:system', expected one of grpo"),
         ("rewards=broadcast&group=os:system", "group_by: found 'os:system', expected one of task"),
         ("rewards=broadcast&group=task&group=task", "credit.group_by: expected one or more different keys"),
-        ("step=2", "step: found '2', expected 'all' or one of the steps with credit: 0 to 1"),
+        ("step=0", "step: found '0', expected 'all' or one of the steps with credit: 1 to 2"),
         ("step=-", "step: found '-', expected 'all'"),
         ("steps=1", "steps: unknown parameter, expected one of policy, rewards, advantage, step, import, group"),
         ("policy=other", "policy: found 'other', expected one of policy"),
@@ -111,7 +111,7 @@ def test_a_run_without_credit_has_a_form_and_no_numbers(tmp_path: Path) -> None:
 def test_the_plot_has_one_scale_and_joins_equal_calls(sample_folder: Path) -> None:
     run = sample_folder / "sample"
     with Store(run / "store.db", read_only=True) as store:
-        changes = recredit(store, 1, load_config(run / "config.yaml"))
+        changes = recredit(store, 2, load_config(run / "config.yaml"))
     plot = make_scatter(changes)
     assert sum(dot.calls for dot in plot.dots) == 8
     assert len(plot.dots) < 8

@@ -39,7 +39,7 @@ def test_every_text_of_an_agent_is_text(sample: httpx.Client) -> None:
 def test_the_header_says_what_was_recorded(sample: httpx.Client) -> None:
     seen = Seen(sample.get("/runs/sample/rollouts/6").text)
     assert (
-        f"task {TASK} phase train step 1 reward 1.000 status ok time 0.25 s policy version 3 judge rollout 10"
+        f"task {TASK} phase train step 2 reward 1.000 status ok time 0.25 s policy version 3 judge rollout 10"
         in seen.text
     )
     assert f"Rewards episode, {PART} +1.000" in seen.text

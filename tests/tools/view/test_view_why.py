@@ -55,7 +55,7 @@ def test_the_attempts_of_the_group_are_side_by_side(sample: httpx.Client) -> Non
     html = sample.get("/runs/sample/rollouts/2").text
     table = html[html.index('id="attempts"') : html.index("</table>")]
     text = Seen(table).text
-    assert "4 attempts at this task in step 0" in text
+    assert "4 attempts at this task in step 1" in text
     assert re.findall(r"\b([1-4]) ([01]\.\d+) ok ([+-]\d\.\d+) … ([+-]\d\.\d+)", text) == [
         ("1", "0.000", "-0.625", "-0.312"),
         ("2", "1.000", "+0.188", "+0.375"),
@@ -120,7 +120,7 @@ def test_functions_of_the_user_are_imported_only_when_the_user_says_so(tmp_path:
         assert "value +2.000 group +1.250 ± 0.957 → advantage +0.750" in credit_of(explained)[0]
         assert "calls of 4 attempts" in credit_of(explained)[0]
         assert "32 calls" not in (compared := Seen(client.get("/runs/sample/credit?import=yes").text).text)
-        assert "8 calls of step 1" in compared
+        assert "8 calls of step 2" in compared
         assert "No advantage changes." in compared
 
 
@@ -163,7 +163,7 @@ def test_several_policies_are_explained_by_their_own_rules(tmp_path: Path) -> No
             for place, (agent, policy) in enumerate((("talker", "first"), ("counter", "second")), 1):
                 spans.append(span(identity, first + place, 0, trainable(place, agent=agent, model=policy)))
             store.add_rollout(record(number, identity, reward=float(number), version=None), spans)
-        assign_with(store, 0, config)
+        assign_with(store, 1, config)
     with browsing(tmp_path) as client:
         html = client.get("/runs/two/rollouts/1").text
         talker, counter = credit_of(html)

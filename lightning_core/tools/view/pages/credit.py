@@ -38,7 +38,7 @@ def show(request: Request) -> Response:
         values["steps"] = steps = credited_steps(store)
         try:
             chosen = _steps(query.get("step"), steps)
-            files = {step: config_of_step(folder, step + 1) for step in chosen}
+            files = {step: config_of_step(folder, step) for step in chosen}
             file = files[chosen[-1]] if chosen else folder / "config.yaml"
             config = load_config(file)
             policy = choose_policy(config, query)
