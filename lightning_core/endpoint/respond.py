@@ -106,7 +106,7 @@ class Responder:
 
     async def render(self, incoming: IncomingRequest, request: ChatRequest, model: str) -> list[RenderedPrompt]:
         """The prompts of ``request`` for ``model``."""
-        render = partial(render_prompts, self._chats[model], request, incoming.session.memory)
+        render = partial(render_prompts, self._chats[model], request, incoming.session, incoming.address.agent)
         return await asyncio.to_thread(render) if len(incoming.data) > _LARGE else render()
 
     async def _sample(

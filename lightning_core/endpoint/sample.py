@@ -116,8 +116,11 @@ class Sampler:
         text, choice.stop = cut(chat.text(choice.token_ids), request.stop)
         # The recorded message, since the ids of tool calls are random.
         message = _read(job, text) if recorded is None else dict(recorded.response or {})
-        if not stopped_by_text and not request.prompts:
-            chat.remember(job.prompt, choice.token_ids, message, job.session.memory)
+        if not request.prompts:
+            key = None
+            if not stopped_by_text:
+                key = chat.remember(job.prompt, choice.token_ids, message, job.session.memory)
+            job.session.prompts.add(job.address.agent, job.prompt, message, key)
         if message.get("tool_calls"):
             choice.finish_reason = "tool_calls"
         choice.message = message

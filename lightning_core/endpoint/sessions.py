@@ -13,6 +13,7 @@ from typing import Any
 
 from lightning_core.capture.address import Address
 from lightning_core.chat.chat import Memory
+from lightning_core.chat.conversations import Conversations, SampledConversations
 from lightning_core.chat.messages import Message
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.recorded import RecordedResponses
@@ -39,6 +40,8 @@ class Session:
     memory: Memory = field(default_factory=Memory)
     conversations: dict[str, Sequence[Message]] = field(default_factory=dict[str, Sequence[Message]])
     """The messages up to each response that a later request can name, by the id of the response's call."""
+    prompts: Conversations = field(init=False)
+    """The agents' latest conversations, which explain later prompts that do not continue them."""
     child_spans: int = 0
     """The number of spans that child processes recorded."""
     requests: int = 0
@@ -57,6 +60,9 @@ class Session:
     provisional: bool = False
     """A call was answered before it was known which model must answer it; see `known_agents`."""
 
+    def __post_init__(self) -> None:
+        self.prompts = Conversations(rollout=self.root.rollout)
+
 
 class Sessions:
     """All live rollouts.
@@ -69,6 +75,7 @@ class Sessions:
         self._by_key: dict[str, Session] = {}
         self._requests = 0
         self._logged = Repeats()
+        self._sampled = SampledConversations()
 
     @staticmethod
     def new_key() -> str:
@@ -78,6 +85,7 @@ class Sessions:
     def open(self, key: str, session: Session) -> None:
         """Admit ``key``."""
         session.logged = self._logged
+        session.prompts.sampled = self._sampled
         self._by_key[key] = session
 
     def forget(self, key: str) -> Session | None:
