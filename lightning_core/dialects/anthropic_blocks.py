@@ -17,7 +17,7 @@ from lightning_core.dialects.fields import (
     note,
 )
 from lightning_core.dialects.openai_chat_shape import check_result, check_role
-from lightning_core.errors import PolicyRequestError
+from lightning_core.errors import HostedToolError, PolicyRequestError
 
 _ROLES = ("user", "assistant", "system")
 
@@ -244,9 +244,7 @@ def _function_tool(tool: Mapping[str, Any], index: int, *, check: bool) -> Mappi
     if tool.get("type") not in (None, "custom"):
         if check:
             path = f"tools.{index}.type"
-            raise PolicyRequestError(
-                f"{path} is {tool.get('type')!r}; expected 'custom': {NO_HOSTED_TOOLS}", param=path
-            )
+            raise HostedToolError(f"{path} is {tool.get('type')}; expected custom: {NO_HOSTED_TOOLS}", param=path)
         return tool
     if check:
         TOOL.check(tool, f"tools.{index}")

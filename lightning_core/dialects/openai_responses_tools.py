@@ -21,7 +21,7 @@ from lightning_core.dialects.fields import (
     objects,
 )
 from lightning_core.dialects.openai_custom_tools import custom_function, read_input
-from lightning_core.errors import PolicyRequestError
+from lightning_core.errors import HostedToolError, PolicyRequestError
 
 _NOT_ASYNC = UnsupportedField("tool calls are not asynchronous here", unless=(False,))
 _CALLERS = UnsupportedField(NO_HOSTED_TOOLS, unless=(["direct"], []))
@@ -213,8 +213,8 @@ def _read(
             left_out.append(kind)
             note(f"{path} ({kind})", NO_SEARCH)
         case _ if check:
-            raise PolicyRequestError(
-                f"{path}.type is {kind!r}; expected one of {list(TOOLS)!r} with its fields: {NO_HOSTED_TOOLS}",
+            raise HostedToolError(
+                f"{path}.type is {kind}; expected {', '.join(TOOLS)} with its fields: {NO_HOSTED_TOOLS}",
                 param=f"{path}.type",
             )
         case _:

@@ -18,8 +18,9 @@ from lightning_core.chat.messages import Message
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.recorded import RecordedResponses
 from lightning_core.endpoint.routing import Routing
-from lightning_core.errors import OverloadError, PolicyRequestError, Repeats
+from lightning_core.errors import CallLimitError, OverloadError, PolicyRequestError, Repeats
 from lightning_core.propagation.providers import KEY_HEADERS
+from lightning_core.trace import REWARD_FUNCTION
 
 RequestKey = tuple[str | None, str, bytes]
 """Agent, path, and a digest of the body: equal for a request and its retries. The digest is empty if the body was not read."""
@@ -46,6 +47,10 @@ class Session:
     """The number of spans that child processes recorded."""
     requests: int = 0
     """The number of requests being received or answered."""
+    max_calls: int | None = None
+    """Most model calls of its agents."""
+    calls: int = 0
+    """Model calls of its agents, without those that failed for reasons outside them."""
     active: float = field(default_factory=time.monotonic)
     """Time of the last request, record or response, by the monotonic clock."""
     work: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
@@ -62,6 +67,18 @@ class Session:
 
     def __post_init__(self) -> None:
         self.prompts = Conversations(rollout=self.root.rollout)
+
+    def open_call(self, agent: str | None) -> bool:
+        """Count a model call of ``agent``, unless it is the reward function; return whether it counts.
+
+        Raises `CallLimitError` after `max_calls`.
+        """
+        if agent == REWARD_FUNCTION:
+            return False
+        if self.max_calls is not None and self.calls >= self.max_calls:
+            raise CallLimitError(self.max_calls)
+        self.calls += 1
+        return True
 
 
 class Sessions:

@@ -44,7 +44,7 @@ from lightning_core.trace import (
 Phase = Literal["train", "fork", "judge", "eval_before", "eval", "eval_after", "eval_manual", "eval_unfinished"]
 """``fork``: forks of ``train`` rollouts. ``eval_manual``: evaluations by `loop.evaluate`. ``eval_unfinished``: the run's own, until all
 their rollouts are stored."""
-Status = Literal["ok", "failed", "infrastructure", "invalid"]
+Status = Literal["ok", "failed", "infrastructure", "invalid", "max_calls"]
 LEFT_OUT: frozenset[Status] = frozenset({"infrastructure", "invalid"})  # neither trained on nor part of a mean
 COUNTED = f"status NOT IN ({', '.join(repr(status) for status in sorted(LEFT_OUT))})"
 """The condition of the rollouts that are not `LEFT_OUT`."""

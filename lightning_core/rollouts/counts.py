@@ -42,6 +42,7 @@ def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0, solved: float 
     finished = [r for r in rollouts if r.status not in LEFT_OUT]
     calls = [c for r in rollouts for c in r.trace.calls]
     causes = Counter(cause for c in calls if c.context == "new" and (cause := cause_of(c.context_reason)))
+    limited = sum(r.status == "max_calls" for r in rollouts)
     return {
         "reward_sum": math.fsum(r.reward for r in finished),
         "reward_squares": math.fsum(r.reward**2 for r in finished),
@@ -49,6 +50,7 @@ def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0, solved: float 
         "rollouts": len(rollouts) + lost,
         "rollouts_failed": sum(r.status == "failed" for r in rollouts),
         "rollouts_invalid": sum(r.status == "invalid" for r in rollouts),
+        **({"rollouts_max_calls": limited} if limited else {}),
         "rollouts_left_out": len(rollouts) + lost - len(finished),
         "rollouts_without_calls": sum(not any(c.trained for c in r.trace.calls) for r in finished),
         **{f"context_{kind}": sum(c.context == kind for c in calls) for kind in _CONTEXTS},

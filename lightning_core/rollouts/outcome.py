@@ -3,11 +3,12 @@
 `classify` is a pure function of the evidence, in this order:
 
 1. A model call failed for a reason outside the agent and no retry of the client recovered it, or the endpoint is gone: infrastructure.
-2. The reward is missing, invalid or given twice: invalid.
-3. The time limit passed: failed, once the agent has an answer of a model; infrastructure if it has none, if one call took most of the
+2. A model call was refused because of ``rollouts.max_calls``, and nothing outside the agent failed later: max_calls.
+3. The reward is missing, invalid or given twice: invalid.
+4. The time limit passed: failed, once the agent has an answer of a model; infrastructure if it has none, if one call took most of the
    time, or by ``rollouts.on_timeout``.
-4. The exception, or one that it was raised from, is an infrastructure failure, or says that a shared client is closed: infrastructure.
-5. Any other exception: failed.
+5. The exception, or one that it was raised from, is an infrastructure failure, or says that a shared client is closed: infrastructure.
+6. Any other exception: failed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_core.errors import (
+    CallLimitError,
     CaptureError,
     InfrastructureError,
     ProgramError,
@@ -86,6 +88,11 @@ def classify(evidence: Evidence) -> Outcome:
     if evidence.endpoint_gone:
         cause = "" if error is None else f": {describe(error)}"
         return Outcome(status="infrastructure", error=f"the policy endpoint has stopped{cause}")
+    limited = next((c.refused for c in evidence.calls if (c.error or "").startswith(CallLimitError.__name__)), None)
+    if limited is not None and (
+        error is None or isinstance(error, TimeLimitError) or not any(map(_is_outside, chain(error)))
+    ):
+        return Outcome(status="max_calls", error=limited if error is None else f"{limited} (then {describe(error)})")
     if error is None:
         return Outcome(status="ok")
     if isinstance(error, RewardError):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TRACE_FILES = (".json", ".jsonl", ".pb")
 """File name endings of stored traces; any other file is a configuration."""
 PHASES = ("train", "fork", "judge", "eval_before", "eval", "eval_after", "eval_manual", "eval_unfinished")
-STATUSES = ("ok", "failed", "infrastructure", "invalid")
+STATUSES = ("ok", "failed", "infrastructure", "invalid", "max_calls")
 ORDERS = ("ordinal", "step", "task_id", "reward", "calls", "seconds")
 _ONE_ROLLOUT = "--rollout selects one rollout"
 _EXPECTED = "a run's folder such as runs/latest, a file of traces (.json, .jsonl, .pb) or a configuration (YAML)"
