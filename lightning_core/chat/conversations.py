@@ -89,10 +89,10 @@ class Conversations:
         continued = None
         if prompt.context != "new":
             continued = next((c for c in reversed(latest) if _ends_inside(c.messages, prompt.messages)), None)
-        if continued is None and cause_of(prompt.reason) not in CHANGES:
+        if prompt.context == "new" and cause_of(prompt.reason) not in CHANGES:
             given = len(_responses(prompt.messages))
         else:
-            given = min(c.given for c in latest) if continued is None else continued.given
+            given = min((c.given for c in latest if continued in (None, c)), default=0)
         made = _Conversation((*prompt.messages, response), prompt.tools, given)
         self._latest[agent] = (*(c for c in latest if c is not continued), made)[-_MOST_CONVERSATIONS:]
         if key is not None:

