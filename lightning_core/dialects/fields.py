@@ -148,6 +148,14 @@ def check_left_out(tools: Sequence[str], *, left: bool) -> None:
         )
 
 
+def refused_tool(kind: Any, path: str, known: Sequence[str]) -> PolicyRequestError:
+    """The error for a tool of another type than ``known``, which only a provider can run, or that lacks fields of its type."""
+    message = f"{path} is {kind}; expected {', '.join(known)} with its fields: {NO_HOSTED_TOOLS}"
+    if isinstance(kind, str) and kind not in known:
+        return HostedToolError(message, param=path)
+    return PolicyRequestError(message, param=path)
+
+
 def check_variant(variants: Mapping[str, Fields], value: Mapping[str, Any], path: str, *, default: str = "") -> None:
     """Check ``value`` by the table of its ``type`` (``default`` if it has none).
 

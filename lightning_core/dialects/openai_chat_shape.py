@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from lightning_core.dialects.fields import NO_HOSTED_TOOLS, TEXT_ONLY, Fields, UnsupportedField, check_variant
+from lightning_core.dialects.fields import TEXT_ONLY, Fields, UnsupportedField, check_variant, refused_tool
 from lightning_core.dialects.openai_custom_tools import custom_function, read_input, write_arguments
-from lightning_core.errors import HostedToolError, PolicyRequestError
+from lightning_core.errors import PolicyRequestError
 
 _BOOKKEEPING = frozenset({"annotations", "cache_control", "id", "index", "provider_specific_fields"})
 """The fields that clients add to the parts of an earlier response, or for another provider's cache."""
@@ -148,8 +148,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
             } if name and _is(more.get("description"), str) and _is(more.get("parameters"), Mapping):
                 pass
             case {"type": str(kind)} if kind not in ("function", "custom"):
-                path = f"tools.{i}.type"
-                raise HostedToolError(f"{path} is {kind}; expected function or custom: {NO_HOSTED_TOOLS}", param=path)
+                raise refused_tool(kind, f"tools.{i}.type", ["function", "custom"])
             case _:
                 raise PolicyRequestError(
                     f"tools.{i} is {tool!r}; expected a function with a name, and optionally a description and parameters",

@@ -19,9 +19,10 @@ from lightning_core.dialects.fields import (
     check_left_out,
     note,
     objects,
+    refused_tool,
 )
 from lightning_core.dialects.openai_custom_tools import custom_function, read_input
-from lightning_core.errors import HostedToolError, PolicyRequestError
+from lightning_core.errors import PolicyRequestError
 
 _NOT_ASYNC = UnsupportedField("tool calls are not asynchronous here", unless=(False,))
 _CALLERS = UnsupportedField(NO_HOSTED_TOOLS, unless=(["direct"], []))
@@ -213,10 +214,7 @@ def _read(
             left_out.append(kind)
             note(f"{path} ({kind})", NO_SEARCH)
         case _ if check:
-            raise HostedToolError(
-                f"{path}.type is {kind}; expected {', '.join(TOOLS)} with its fields: {NO_HOSTED_TOOLS}",
-                param=f"{path}.type",
-            )
+            raise refused_tool(tool.get("type"), f"{path}.type", list(TOOLS))
         case _:
             pass
 
