@@ -176,6 +176,27 @@ class ContextOverflowError(PolicyRequestError):
     """The prompt of a request fills the context of the model."""
 
 
+class HostedToolError(PolicyRequestError):
+    """A request with a tool that runs at a provider. Every attempt gets it, so it is an infrastructure failure."""
+
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(
+            f"{message}. Give the agent a function that its client runs, or put it under agents.frozen with a model of the provider",
+            param=param,
+        )
+
+
+class CallLimitError(PolicyRequestError):
+    """A rollout has made ``rollouts.max_calls`` model calls, which is ``limit``. Clients do not retry the status."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"this rollout has made {limit} model calls, which is the limit rollouts.max_calls. End the agent here: further model calls "
+            "are refused",
+            status=403,
+        )
+
+
 class TrainingError(LightningError, RuntimeError):
     """The trainer cannot take a step: non-finite loss, an incompatible checkpoint."""
 

@@ -279,15 +279,17 @@ class Chat:
         )
         return ids, start
 
-    def remember(self, prompt: RenderedPrompt, output_ids: Sequence[int], response: Message, memory: Memory) -> None:
-        """Record a response to ``prompt``, so the next turn continues its tokens."""
+    def remember(self, prompt: RenderedPrompt, output_ids: Sequence[int], response: Message, memory: Memory) -> str:
+        """Record a response to ``prompt``, so the next turn continues its tokens; return the key of the conversation."""
         turn = _Turn(
             text=prompt.text,
             ids=array("I", (*prompt.ids, *output_ids)),
             response=response,
             ended=bool(output_ids) and output_ids[-1] in self.stop_token_ids,
         )
-        memory.put(keys([*prompt.messages, response], prompt.tools)[-1], turn)
+        key = keys([*prompt.messages, response], prompt.tools)[-1]
+        memory.put(key, turn)
+        return key
 
     def text(self, output_ids: Sequence[int]) -> str:
         """The text of sampled tokens, with only the special tokens of calls and reasoning."""

@@ -110,15 +110,19 @@ def keys(messages: Sequence[Message], setting: str) -> list[str]:
     conversation_keys: list[str] = []
     state = blake2b(setting.encode(), digest_size=16)
     for message in messages:
-        is_response = message["role"] == "assistant"
-        content = text_of(message)
-        parts = [
-            message["role"],
-            content.strip() if is_response else content,
-            functions_of(message),
-            None if is_response else message.get("name"),
-            message.get("tool_call_id"),
-        ]
-        state.update(json.dumps(parts, sort_keys=True).encode())
+        state.update(json.dumps(compared(message), sort_keys=True).encode())
         conversation_keys.append(state.hexdigest())
     return conversation_keys
+
+
+def compared(message: Message) -> list[Any]:
+    """The parts of ``message`` that the keys of a conversation depend on."""
+    is_response = message["role"] == "assistant"
+    content = text_of(message)
+    return [
+        message["role"],
+        content.strip() if is_response else content,
+        functions_of(message),
+        None if is_response else message.get("name"),
+        message.get("tool_call_id"),
+    ]

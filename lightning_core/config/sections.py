@@ -216,6 +216,10 @@ class Rollouts(Section):
     on_timeout: Literal["fail", "leave_out"] = "fail"
     """The outcome of a rollout that exceeds `timeout_seconds`. `fail`: failed, with the reward so far, else 0, if a model
     call was answered. `leave_out`: it is left out. Without an answered call it always is."""
+    max_calls: Count | None = None
+    """Maximum number of model calls of a rollout, by all of its agents; null: no limit. Further ones are refused. The
+    rollout has the status `max_calls` and counts with the reward that it returned, else with the reward so far, else 0.
+    For programs that end only when the model says so."""
     executor: Literal["auto", "task", "thread", "process", "command"] = "auto"
     """The executor of agents; see docs/executors.md. `process`: worker processes. `task`: this process, with one event loop
     for all async agents. `thread`: this process, with a thread for each rollout. `command`: as `process`, for an agent

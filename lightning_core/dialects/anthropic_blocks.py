@@ -15,6 +15,7 @@ from lightning_core.dialects.fields import (
     check_left_out,
     check_variant,
     note,
+    refused_tool,
 )
 from lightning_core.dialects.openai_chat_shape import check_result, check_role
 from lightning_core.errors import PolicyRequestError
@@ -244,9 +245,7 @@ def _function_tool(tool: Mapping[str, Any], index: int, *, check: bool) -> Mappi
     if tool.get("type") not in (None, "custom"):
         if check:
             path = f"tools.{index}.type"
-            raise PolicyRequestError(
-                f"{path} is {tool.get('type')!r}; expected 'custom': {NO_HOSTED_TOOLS}", param=path
-            )
+            raise refused_tool(tool.get("type"), path, ["custom"])
         return tool
     if check:
         TOOL.check(tool, f"tools.{index}")

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_core.errors import PolicyRequestError, did_you_mean
+from lightning_core.errors import HostedToolError, PolicyRequestError, did_you_mean
 
 TEXT_ONLY = "the model reads and writes text only"
 OFF_POLICY = "the sampler has temperature and top_p only"
@@ -127,6 +127,8 @@ class Fields:
                 if not _is_full():
                     note(name, self._unknown(key))
             elif inner not in refused.unless:
+                if refused.reason == NO_HOSTED_TOOLS:
+                    raise HostedToolError(f"{name} is not supported: {refused.reason}", param=name)
                 raise PolicyRequestError(f"{name} is {inner!r}, which is not supported: {refused.reason}", param=name)
 
     def _unknown(self, name: str) -> str:
@@ -136,14 +138,22 @@ class Fields:
 
 
 def check_left_out(tools: Sequence[str], *, left: bool) -> None:
-    """Raise `PolicyRequestError` if no tool is ``left`` beside ``tools``, which the model is not shown.
+    """Raise `HostedToolError` if no tool is ``left`` beside ``tools``, which the model is not shown.
 
     Without them, such a request would be answered from what the model remembers, as if it had searched.
     """
     if tools and not left:
-        raise PolicyRequestError(
-            f"tools has only {list(tools)!r}; expected at least one function: {NO_HOSTED_TOOLS}", param="tools"
+        raise HostedToolError(
+            f"tools has only {', '.join(tools)}; expected at least one function: {NO_HOSTED_TOOLS}", param="tools"
         )
+
+
+def refused_tool(kind: Any, path: str, known: Sequence[str]) -> PolicyRequestError:
+    """The error for a tool of another type than ``known``, which only a provider can run, or that lacks fields of its type."""
+    message = f"{path} is {kind}; expected {', '.join(known)} with its fields: {NO_HOSTED_TOOLS}"
+    if isinstance(kind, str) and kind not in known:
+        return HostedToolError(message, param=path)
+    return PolicyRequestError(message, param=path)
 
 
 def check_variant(variants: Mapping[str, Fields], value: Mapping[str, Any], path: str, *, default: str = "") -> None:

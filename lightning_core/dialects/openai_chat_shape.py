@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from lightning_core.dialects.fields import TEXT_ONLY, Fields, UnsupportedField, check_variant
+from lightning_core.dialects.fields import TEXT_ONLY, Fields, UnsupportedField, check_variant, refused_tool
 from lightning_core.dialects.openai_custom_tools import custom_function, read_input, write_arguments
 from lightning_core.dialects.requirements import ANY_TOOL, allowed_tools, check_tool_choice
 from lightning_core.errors import PolicyRequestError
@@ -153,6 +153,8 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
                 "function": {"name": str(name), **more},
             } if name and _is(more.get("description"), str) and _is(more.get("parameters"), Mapping):
                 pass
+            case {"type": str(kind)} if kind not in ("function", "custom"):
+                raise refused_tool(kind, f"tools.{i}.type", ["function", "custom"])
             case _:
                 raise PolicyRequestError(
                     f"tools.{i} is {tool!r}; expected a function with a name, and optionally a description and parameters",

@@ -19,6 +19,7 @@ from lightning_core.dialects.fields import (
     check_left_out,
     note,
     objects,
+    refused_tool,
 )
 from lightning_core.dialects.openai_custom_tools import custom_function, read_input
 from lightning_core.errors import PolicyRequestError
@@ -213,10 +214,7 @@ def _read(
             left_out.append(kind)
             note(f"{path} ({kind})", NO_SEARCH)
         case _ if check:
-            raise PolicyRequestError(
-                f"{path}.type is {kind!r}; expected one of {list(TOOLS)!r} with its fields: {NO_HOSTED_TOOLS}",
-                param=f"{path}.type",
-            )
+            raise refused_tool(tool.get("type"), f"{path}.type", list(TOOLS))
         case _:
             pass
 

@@ -66,6 +66,7 @@ class Passthrough:
                 f"calls of agent {incoming.address.agent!r} go to {where}, which cannot be done for the API {api.PATH}. Use a client of "
                 f"{SUPPORTED}"
             )
+        incoming.open_call()
         span = CallSpan(incoming.address, request, request.model, remote=model)
         incoming.spans.append(span)
         response = await self._forwarder.send(model, _headers(incoming, model), incoming.data)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
+from lightning_core.chat.chat import Chat, RenderedPrompt
+from lightning_core.chat.conversations import ADVICE, cause_of
 from lightning_core.dialects.exchange import ChatRequest
 from lightning_core.dialects.fields import note
+from lightning_core.endpoint.sessions import Session
+from lightning_core.errors import COUNTED
+
+logger = logging.getLogger(__name__)
 
 
 def note_unknown_variables(chat: Chat, body: Mapping[str, Any]) -> None:
@@ -18,16 +25,25 @@ def note_unknown_variables(chat: Chat, body: Mapping[str, Any]) -> None:
             note(f"chat_template_kwargs.{name}", "not a variable of the model's chat template")
 
 
-def render_prompts(chat: Chat, request: ChatRequest, memory: Memory) -> list[RenderedPrompt]:
-    """The prompts of ``request``, one if it is a chat. ``memory``: of its rollout."""
+def render_prompts(chat: Chat, request: ChatRequest, session: Session, agent: str | None) -> list[RenderedPrompt]:
+    """The prompts of ``request`` of ``agent``, one if it is a chat. ``session``: of its rollout."""
     if request.prompts:
         return [chat.plain(prompt) for prompt in request.prompts]
-    return [
-        chat.render(
-            request.messages,
-            request.tools,
-            memory,
-            instruction=request.requirements.instruction(),
-            variables=request.template_variables,
-        )
-    ]
+    prompt = chat.render(
+        request.messages,
+        request.tools,
+        session.memory,
+        instruction=request.requirements.instruction(),
+        variables=request.template_variables,
+    )
+    if prompt.context == "new" and prompt.reason is not None:
+        prompt = replace(prompt, reason=session.prompts.explain(agent, prompt))
+        _warn_of_leak(session, agent, prompt)
+    return [prompt]
+
+
+def _warn_of_leak(session: Session, agent: str | None, prompt: RenderedPrompt) -> None:
+    """Log a prompt with a conversation of another rollout: the reward then depends on both."""
+    if cause_of(prompt.reason) == "leaked" and (times := session.logged.count(("leaked", agent))) is not None:
+        who = "an agent without a name" if agent is None else f"agent {agent!r}"
+        logger.warning("a prompt of %s is %s%s; %s", who, prompt.reason, times, ADVICE["leaked"], extra=COUNTED)

@@ -27,6 +27,7 @@ from lightning_core.endpoint.sessions import UNKNOWN_KEY, RequestKey, Session, S
 from lightning_core.endpoint.signed_origin import trusted_headers
 from lightning_core.errors import (
     COUNTED,
+    HostedToolError,
     OverloadError,
     PolicyRequestError,
     UpstreamError,
@@ -62,6 +63,8 @@ class IncomingRequest:
     """Its spans. Those still open when the request ends are ended as failed."""
     retried: list[tuple[RequestKey, str]] = field(init=False)
     """The failures that this request may be a retry of."""
+    opened: bool = False
+    """Whether it counts as one of the model calls of its rollout."""
     _sender: str | None = field(init=False)
     """The agent as the request names it."""
 
@@ -75,8 +78,14 @@ class IncomingRequest:
     def _key(self) -> RequestKey:
         return self._sender, self.path, hashlib.blake2b(self.data, digest_size=16).digest()
 
+    def open_call(self) -> None:
+        """Count a model call of the rollout. Raises `CallLimitError` if it has made all that it may."""
+        self.opened = self.session.open_call(self.address.agent)
+
     def fail(self, error: Exception) -> None:
-        """Count an infrastructure failure, which a retry of the client may recover."""
+        """Count an infrastructure failure, which a retry of the client may recover, in place of a model call."""
+        self.session.calls -= self.opened
+        self.opened = False
         count_failure(self.session, self._key, error)
 
     def recover(self) -> None:
@@ -93,6 +102,8 @@ class IncomingRequest:
         if not self.spans:
             record_refusal(self.session, self.address, self.operation, self.path, self.body, error)
         self.abandon(error)
+        if isinstance(error, HostedToolError):
+            self.fail(error)
 
     def abandon(self, error: BaseException) -> None:
         """End the open spans as failed."""
@@ -342,7 +353,7 @@ def count_failure(session: Session, key: RequestKey, error: Exception) -> None:
         logger.warning("a model call of %s failed%s: %s", agent, times, detail, extra=COUNTED)
     run = find_rollout(session.root.rollout)
     if run is not None:
-        if isinstance(error, UpstreamRefusal) and error.is_permanent:
+        if isinstance(error, HostedToolError) or (isinstance(error, UpstreamRefusal) and error.is_permanent):
             run.permanent.add(detail)
         run.count_infrastructure_failure(detail, kind=_kind(error))
         session.failed.setdefault(key, []).append(detail)

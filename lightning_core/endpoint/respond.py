@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,7 @@ from lightning_core.backends.backend import Backend
 from lightning_core.chat.chat import Chat, RenderedPrompt
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.exchange import ChatRequest, ResponseContext, model_name
-from lightning_core.dialects.fields import collect_notes
+from lightning_core.dialects.fields import NO_SEARCH, collect_notes
 from lightning_core.endpoint.forward import Forwarder, answer_recorded
 from lightning_core.endpoint.known_agents import Decision, KnownAgents
 from lightning_core.endpoint.limits import Limits
@@ -22,8 +23,10 @@ from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.request import EventStream, IncomingRequest
 from lightning_core.endpoint.sample import Sampler, SamplingJob, seeded
 from lightning_core.endpoint.upstream import Remote
-from lightning_core.errors import PolicyRequestError
+from lightning_core.errors import COUNTED, PolicyRequestError
 from lightning_core.trace import POLICY
+
+logger = logging.getLogger(__name__)
 
 _LARGE = 256 << 10
 """Requests of at least this many bytes are tokenized on another thread, since they would delay others."""
@@ -53,6 +56,7 @@ class Responder:
         Raises `PolicyRequestError` for requests that are not supported, and the errors of the backend and the upstream server.
         """
         model, request, trained = self.read(dialect, incoming, dialect.PATH)
+        incoming.open_call()
         if isinstance(model, Remote):
             recorded = answer_recorded(dialect, incoming, request, model)
             return recorded or await self._forwarder.forward(dialect, incoming, request, model)
@@ -106,13 +110,14 @@ class Responder:
 
     async def render(self, incoming: IncomingRequest, request: ChatRequest, model: str) -> list[RenderedPrompt]:
         """The prompts of ``request`` for ``model``."""
-        render = partial(render_prompts, self._chats[model], request, incoming.session.memory)
+        render = partial(render_prompts, self._chats[model], request, incoming.session, incoming.address.agent)
         return await asyncio.to_thread(render) if len(incoming.data) > _LARGE else render()
 
     async def _sample(
         self, dialect: Dialect, incoming: IncomingRequest, request: ChatRequest, model: str, *, trained: bool
     ) -> Response:
         """Render the prompt, sample each response from the backend, and record it."""
+        _warn_of_hosted_tools(incoming, request)
         spans = [CallSpan(incoming.address, request, model, i, trained=trained) for i in range(request.choices)]
         incoming.spans += spans
         chat, prompts = self._chats[model], await self.render(incoming, request, model)
@@ -133,3 +138,14 @@ class Responder:
         if request.stream:
             return EventStream(self._sampler.stream(jobs, spans, dialect.stream_writer(context)))
         return JSONResponse(dialect.write_response(context, await self._sampler.respond_to_all(jobs, spans)))
+
+
+def _warn_of_hosted_tools(incoming: IncomingRequest, request: ChatRequest) -> None:
+    """Log the tools of a provider that the model is not shown."""
+    for path, reason in request.notes.items():
+        if reason != NO_SEARCH:
+            continue
+        agent = incoming.address.agent
+        if (times := incoming.session.logged.count((agent, path))) is not None:
+            who = "an agent without a name" if agent is None else f"agent {agent!r}"
+            logger.warning("%s offers %s%s: %s", who, path, times, reason, extra=COUNTED)

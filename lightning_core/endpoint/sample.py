@@ -22,7 +22,7 @@ from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.recorded import recorded_deltas
 from lightning_core.endpoint.sessions import Session
 from lightning_core.endpoint.streaming import HeldText, RunningText, cut
-from lightning_core.errors import ContextOverflowError
+from lightning_core.errors import ContextOverflowError, PolicyRequestError
 from lightning_core.trace import Call, pack
 
 _ANY_OBJECT = {"type": "object"}
@@ -124,8 +124,11 @@ class Sampler:
         text, choice.stop = cut(chat.text(choice.token_ids), request.stop)
         # The recorded message, since the ids of tool calls are random.
         message = _read(job, text) if recorded is None else dict(recorded.response or {})
-        if not stopped_by_text and not request.prompts:
-            chat.remember(job.prompt, choice.token_ids, message, job.session.memory)
+        if not request.prompts:
+            key = None
+            if not stopped_by_text:
+                key = chat.remember(job.prompt, choice.token_ids, message, job.session.memory)
+            job.session.prompts.add(job.address.agent, job.prompt, message, key)
         if message.get("tool_calls"):
             choice.finish_reason = "tool_calls"
         choice.message = message

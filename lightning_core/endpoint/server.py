@@ -198,15 +198,19 @@ class PolicyEndpoint:
         *,
         seed: int | None = None,
         recorded: RecordedResponses | None = None,
+        max_calls: int | None = None,
     ) -> None:
         """Admit requests with ``key`` as requests of the rollout ``root``. ``recorded``: responses to answer with.
+
+        ``max_calls``: most model calls of its agents.
 
         With ``seed``, the seed of a response depends only on it, on the prompt and on how often the rollout sent that prompt
         before, not on other rollouts.
         """
         run = find_rollout(root.rollout)
         secret = None if run is None else run.secret
-        self._sessions.open(key, Session(root=root, routing=routing, seed=seed, secret=secret, recorded=recorded))
+        session = Session(root=root, routing=routing, seed=seed, secret=secret, recorded=recorded, max_calls=max_calls)
+        self._sessions.open(key, session)
 
     def silence(self, key: str) -> float:
         """Seconds since the rollout last called a model or sent a record; 0 during a call, and for a rollout that has ended."""

@@ -13,13 +13,15 @@ from typing import Any
 
 from lightning_core.capture.address import Address
 from lightning_core.chat.chat import Memory
+from lightning_core.chat.conversations import Conversations, SampledConversations
 from lightning_core.chat.messages import Message
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.recorded import RecordedResponses
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.waiting import LoopLag, WaitingTime
-from lightning_core.errors import OverloadError, PolicyRequestError, Repeats
+from lightning_core.errors import CallLimitError, OverloadError, PolicyRequestError, Repeats
 from lightning_core.propagation.providers import KEY_HEADERS
+from lightning_core.trace import REWARD_FUNCTION
 
 RequestKey = tuple[str | None, str, bytes]
 """Agent, path, and a digest of the body: equal for a request and its retries. The digest is empty if the body was not read."""
@@ -40,9 +42,15 @@ class Session:
     memory: Memory = field(default_factory=Memory)
     conversations: dict[str, Sequence[Message]] = field(default_factory=dict[str, Sequence[Message]])
     """The messages up to each response that a later request can name, by the id of the response's call."""
+    prompts: Conversations = field(init=False)
+    """The agents' latest conversations, which explain later prompts that do not continue them."""
     child_spans: int = 0
     """The number of spans that child processes recorded."""
     waiting: WaitingTime = field(default_factory=WaitingTime)
+    max_calls: int | None = None
+    """Most model calls of its agents."""
+    calls: int = 0
+    """Model calls of its agents, without those that failed for reasons outside them."""
     active: float = field(default_factory=time.monotonic)
     """Time of the last request, record or response, by the monotonic clock."""
     work: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
@@ -56,6 +64,21 @@ class Session:
     closed: bool = False
     provisional: bool = False
     """A call was answered before it was known which model must answer it; see `known_agents`."""
+
+    def __post_init__(self) -> None:
+        self.prompts = Conversations(rollout=self.root.rollout)
+
+    def open_call(self, agent: str | None) -> bool:
+        """Count a model call of ``agent``, unless it is the reward function; return whether it counts.
+
+        Raises `CallLimitError` after `max_calls`.
+        """
+        if agent == REWARD_FUNCTION:
+            return False
+        if self.max_calls is not None and self.calls >= self.max_calls:
+            raise CallLimitError(self.max_calls)
+        self.calls += 1
+        return True
 
 
 class Sessions:
@@ -72,6 +95,7 @@ class Sessions:
         """The failures that were logged, of all rollouts."""
         self.lag = LoopLag()
         """The lag of the endpoint's event loop."""
+        self._sampled = SampledConversations()
 
     @staticmethod
     def new_key() -> str:
@@ -82,6 +106,7 @@ class Sessions:
         """Admit ``key``."""
         session.logged = self.logged
         session.waiting = WaitingTime(self.lag.seconds)
+        session.prompts.sampled = self._sampled
         self._by_key[key] = session
 
     def forget(self, key: str) -> Session | None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from lightning_core.config import Config
-from lightning_core.errors import ConfigError, InfrastructureError, RewardError, TrainingError
+from lightning_core.errors import ConfigError, InfrastructureError, RewardError, TimeLimitError, TrainingError
 from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.attempt import Group, Rollout
 from lightning_core.rollouts.selection import check_agents
@@ -64,11 +64,19 @@ def check_finished(rollouts: Sequence[Rollout], lost: Sequence[str]) -> None:
 
 def check_rewarded(rollouts: Sequence[Rollout], lost: Sequence[str]) -> None:
     """Raise `TrainingError` if no rollout has a reward. ``lost``: as for `check_finished`."""
-    if not any(r.has_reward for r in rollouts):
-        raise TrainingError(
-            f"all {len(rollouts) + len(lost)} rollouts failed; the first error: {_first(rollouts, lost)}. If the agent can fail at every "
-            "task, return a reward instead of raising"
+    if any(r.has_reward for r in rollouts):
+        return
+    if any(r.status == "max_calls" for r in rollouts):
+        advice = "Raise rollouts.max_calls, or give rewards with reward() before the agent is done"
+    elif any((r.error or "").startswith(TimeLimitError.__name__) for r in rollouts):
+        advice = (
+            "Raise rollouts.timeout_seconds, or set rollouts.max_calls if the agent ends only when the model says so"
         )
+    else:
+        advice = "If the agent can fail at every task, return a reward instead of raising"
+    raise TrainingError(
+        f"all {len(rollouts) + len(lost)} rollouts failed; the first error: {_first(rollouts, lost)}. {advice}"
+    )
 
 
 def _first(rollouts: Sequence[Rollout], lost: Sequence[str]) -> str:

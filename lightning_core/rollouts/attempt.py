@@ -48,7 +48,7 @@ class Rollout:
     @property
     def has_reward(self) -> bool:
         """Whether it returned, or gave a reward before it failed."""
-        return self.status == "ok" or (self.status == "failed" and self.trace.reward is not None)
+        return self.status == "ok" or (self.status in ("failed", "max_calls") and self.trace.reward is not None)
 
     @property
     def reward(self) -> float:

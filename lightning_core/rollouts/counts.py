@@ -9,17 +9,17 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from lightning_core.chat.conversations import CHANGES, cause_of
 from lightning_core.config import Config
 from lightning_core.config.signal_sections import hidden_counts, signal_sections
 from lightning_core.credit import Credit, Episode
 from lightning_core.records.solved import is_solved
 from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.attempt import Group, Rollout
-from lightning_core.trace import Call, Trace
 from lightning_core.transitions import Row, Transition, discarded_calls
 
 _CONTEXTS = ("new", "clean", "realigned", "forked")
-_REASONS = LEFT_OUT - {"infrastructure", "invalid"}
+_REASONS = {*LEFT_OUT, "max_calls"} - {"infrastructure", "invalid"}
 """Statuses with a metric that a step has only if it is not 0."""
 _SUMS = (
     "reward_sum",
@@ -44,6 +44,7 @@ def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0, solved: float 
     finished = [r for r in rollouts if r.status not in LEFT_OUT]
     calls = [c for r in rollouts for c in r.trace.calls]
     statuses = Counter(r.status for r in rollouts)
+    causes = Counter(cause for c in calls if c.context == "new" and (cause := cause_of(c.context_reason)))
     return {
         "reward_sum": math.fsum(r.reward for r in finished),
         "reward_squares": math.fsum(r.reward**2 for r in finished),
@@ -55,7 +56,8 @@ def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0, solved: float 
         "rollouts_left_out": len(rollouts) + lost - len(finished),
         "rollouts_without_calls": sum(not any(c.trained for c in r.trace.calls) for r in finished),
         **{f"context_{kind}": sum(c.context == kind for c in calls) for kind in _CONTEXTS},
-        "context_rewritten": sum(_rewritten(r.trace) for r in rollouts),
+        "context_rewritten": sum(causes[cause] for cause in CHANGES),
+        **{f"context_new_{cause}": number for cause, number in causes.items()},
         "calls_discarded": sum(len(discarded_calls(r.trace)) for r in rollouts),
         "tokens_sampled": sum(len(c.output_ids) for c in calls if c.output_ids is not None),
     }
@@ -83,25 +85,6 @@ def count_batch(
         ),
         **credit.metrics,
     }
-
-
-def _rewritten(trace: Trace) -> int:
-    """The calls whose history has responses of the agent, but not as they were recorded."""
-    first: dict[str | None, int] = {}
-    found = 0
-    for call in trace.calls:
-        if call.context is None:
-            continue
-        if call.context == "new" and call.context_reason is not None and call.agent in first:
-            found += _responses(call) > first[call.agent]
-        elif call.agent not in first:
-            # Responses in the first prompt are examples.
-            first[call.agent] = _responses(call) if call.context_reason is not None else 0
-    return found
-
-
-def _responses(call: Call) -> int:
-    return sum(message.get("role") == "assistant" for message in call.messages)
 
 
 def count_calls(episodes: Sequence[Episode], credit: Credit, policies: Sequence[str] = ()) -> dict[str, float]:

@@ -28,6 +28,8 @@ class FailureLog:
 
     def raised(self, task: str, outcome: Outcome, error: Exception | None) -> None:
         """Log the lines of the agent or of the reward function that raised ``error``, which ended an attempt at ``task``."""
+        if outcome.status == "max_calls" and (times := self._raised.count(outcome.status)) is not None:
+            logger.warning("task %r: %s%s", task, outcome.error, times, extra=COUNTED)
         carried = None if error is None else next((e for e in chain(error) if isinstance(e, CarriedError)), None)
         # An infrastructure failure that the agent raised is logged as one.
         if carried is None or outcome.status != ("failed" if carried is error else "infrastructure"):

@@ -5,16 +5,17 @@
 1. A request failed for a reason outside the agent and no retry recovered it, or the endpoint is gone: left out. The status names the
    reason: ``stream_error`` (an upstream reported an error inside a stream), ``unauthorized`` (the request had another key), ``late``
    (it did not arrive in time), else ``infrastructure``.
-2. The reward is missing, invalid or given twice: ``invalid``.
-3. The agent used up its own time: ``failed`` once it has an answer of a model, else, or by ``rollouts.on_timeout``, ``timeout``. The
+2. A request was refused because of ``rollouts.max_calls``, and nothing outside the agent failed later: ``max_calls``.
+3. The reward is missing, invalid or given twice: ``invalid``.
+4. The agent used up its own time: ``failed`` once it has an answer of a model, else, or by ``rollouts.on_timeout``, ``timeout``. The
    limit on the whole time passed: ``timeout``.
-4. The exception, or one that it was raised from, is an infrastructure failure, or says that a shared client is closed: ``infrastructure``.
-5. It is a time-out, and a model call of the agent had no answer yet: ``timeout``.
-6. The last request of an agent was refused: ``overflow`` if its prompt filled the context, else ``refused``.
-7. Any other exception: ``failed``.
+5. The exception, or one that it was raised from, is an infrastructure failure, or says that a shared client is closed: ``infrastructure``.
+6. It is a time-out, and a model call of the agent had no answer yet: ``timeout``.
+7. The last request of an agent was refused: ``overflow`` if its prompt filled the context, else ``refused``.
+8. Any other exception: ``failed``.
 
-``failed`` alone is the agent's: it counts, with the reward so far, else 0. The others are left out, and repeated if another attempt may end
-otherwise.
+``failed`` and ``max_calls`` are the agent's: they count, with the reward so far, else 0. The others are left out, and repeated if another
+attempt may end otherwise.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from lightning_core.errors import (
+    CallLimitError,
     CaptureError,
     ContextOverflowError,
     InfrastructureError,
@@ -104,6 +106,11 @@ def classify(evidence: Evidence) -> Outcome:
     if evidence.endpoint_gone:
         cause = "" if error is None else f": {describe(error)}"
         return Outcome(status="infrastructure", error=f"the policy endpoint has stopped{cause}")
+    limited = next((c.refused for c in evidence.calls if (c.error or "").startswith(CallLimitError.__name__)), None)
+    if limited is not None and (
+        error is None or isinstance(error, TimeLimitError) or not any(map(_is_outside, chain(error)))
+    ):
+        return Outcome(status="max_calls", error=limited if error is None else f"{limited} (then {describe(error)})")
     if error is None:
         return Outcome(status="ok")
     why = describe(error)

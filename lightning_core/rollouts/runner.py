@@ -7,6 +7,7 @@ Each attempt, and each call of the reward function, gets its own copy of the tas
   reward function.
 - ``failed`` if it raises, or exceeds the time limit. This is a genuine outcome: its reward is the sum of the rewards so
   far, else 0.
+- ``max_calls`` if it made all of its model calls. It counts as ``failed`` does, with the reward that it returned, if any.
 - ``infrastructure`` if the endpoint, an upstream server, the reward function or capture fails. The attempt is retried up
   to ``retries`` times. After that the rollout is counted, and left out of the baseline and the loss; it is never a
   reward of 0.
@@ -223,6 +224,7 @@ class Runner:
                     self._own_routing(routing),
                     seed=job.seed + attempt,
                     recorded=None if job.recorded is None else job.recorded(),
+                    max_calls=self._settings.max_calls,
                 )
                 work = Assignment(
                     task=task,

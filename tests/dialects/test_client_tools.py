@@ -14,6 +14,7 @@ import pytest
 
 from lightning_core import trace_to_transitions, transitions_to_rows
 from lightning_core.capture import ActiveRollout, scope
+from lightning_core.records.ledger import trace_ledger
 from lightning_core.testing import playground, tool_call
 
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: WORD"}
@@ -208,29 +209,75 @@ def test_the_same_tool_may_be_given_again_as_in_chat_completions():
     assert len(prompts(run)) == 3
 
 
+BODIES: dict[str, dict[str, Any]] = {
+    "/chat/completions": {"messages": ASK},
+    "/responses": {"input": ASK},
+    "/messages": {"messages": ASK, "max_tokens": 9},
+    "/models/policy:generateContent": {"contents": [{"parts": [{"text": "go"}]}]},
+}
+"""The least body of each format."""
+
+
 @pytest.mark.parametrize(
-    ("path", "tools"),
+    ("path", "tools", "name"),
     [
-        ("/responses", [WEB, READ]),
+        ("/responses", [WEB, READ], "web_search"),
         (
             "/messages",
             [{"type": "web_search_20250305", "name": "web_search"}, {"name": "read", "input_schema": SCHEMA}],
+            "web_search_20250305",
         ),
-        ("/models/policy:generateContent", [{"googleSearch": {}}, {"functionDeclarations": [{"name": "read"}]}]),
+        (
+            "/models/policy:generateContent",
+            [{"googleSearch": {}}, {"functionDeclarations": [{"name": "read"}]}],
+            "googleSearch",
+        ),
     ],
 )
-def test_a_search_of_the_provider_is_left_out_beside_functions_and_refused_alone(path: str, tools: list[Any]):
-    body = {
-        "/responses": {"input": ASK},
-        "/messages": {"messages": ASK, "max_tokens": 9},
-        "/models/policy:generateContent": {"contents": [{"parts": [{"text": "go"}]}]},
-    }[path]
+def test_a_search_of_the_provider_is_left_out_with_a_warning_beside_functions(
+    path: str, tools: list[Any], name: str, caplog: pytest.LogCaptureFixture
+):
     with as_agent(["a", "b"]) as run:
-        post(run, path, {**body, "tools": tools})
-        with pytest.raises(AssertionError, match="tools has only"):
-            post(run, path, {**body, "tools": tools[:1]})
+        for _ in range(2):
+            post(run, path, {**BODIES[path], "tools": tools})
     assert "earch" not in prompts(run)[0]
     assert len(notes(run)) == 1
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("agent 'agent' offers tools.")
+    assert name in warning
+    assert "it is not shown this one" in warning
+
+
+HOSTED = [
+    ("/chat/completions", [{"type": "web_search"}], "web_search"),
+    ("/responses", [WEB], "web_search"),
+    ("/responses", [{"type": "code_interpreter", "container": {"type": "auto"}}], "code_interpreter"),
+    ("/responses", [{"type": "file_search", "vector_store_ids": ["v"]}, READ], "file_search"),
+    ("/responses", [{"type": "mcp", "server_label": "s", "server_url": "http://s.example"}, READ], "mcp"),
+    ("/messages", [{"type": "web_search_20250305", "name": "web_search"}], "web_search_20250305"),
+    ("/messages", [{"type": "code_execution_20250825", "name": "code_execution"}], "code_execution_20250825"),
+    ("/models/policy:generateContent", [{"googleSearch": {}}], "googleSearch"),
+    ("/models/policy:generateContent", [{"codeExecution": {}}], "codeExecution"),
+]
+
+
+@pytest.mark.parametrize(("path", "tools", "name"), HOSTED, ids=[f"{path}-{name}" for path, _, name in HOSTED])
+def test_a_tool_that_a_provider_runs_is_refused_by_name_and_is_not_the_agents_failure(
+    path: str, tools: list[Any], name: str
+):
+    """Even if the agent swallows the error: its reward does not depend on the policy."""
+    with playground([], train=["agent"], strict=False) as run, scope("agent"):
+        headers = {"authorization": f"Bearer {run.api_key}"}
+        body = {"model": "policy", **BODIES[path], "tools": tools}
+        answer = httpx.post(f"{run.endpoint}{path}", json=body, headers=headers)
+    assert answer.status_code == 400
+    (failure,) = run.infrastructure
+    assert name in failure
+    assert "or put it under agents.frozen with a model of the provider" in failure
+    assert run.permanent == {failure}, "no other attempt avoids it"
+    (entry,) = trace_ledger(run.trace)
+    assert entry.kind == "refused"
+    assert name in entry.detail
 
 
 def test_a_chat_client_s_free_form_call_has_its_input_with_and_without_streaming():

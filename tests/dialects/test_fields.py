@@ -129,7 +129,7 @@ def test_a_refusal_names_the_field_and_the_reason(endpoint: PolicyEndpoint, wire
             assert error["param"] == name
         for nothing in (None, *refusal.unless):
             assert client.post(wire.PATH, json=body(nothing)).status_code == 200
-    assert run.infrastructure == []
+    assert all(failure.startswith("HostedToolError: ") for failure in run.infrastructure)
 
 
 DROPPED = [(wire, name) for wire in DIALECTS for name in sorted(wire.FIELDS.dropped)]
@@ -325,4 +325,4 @@ def test_a_wrong_value_is_refused_with_its_name(
         assert answer.json()["error"]["type"] == "invalid_request_error"
     else:
         assert answer.json()["error"]["param"] == name
-    assert run.infrastructure == []
+    assert all(failure.startswith("HostedToolError: ") for failure in run.infrastructure)

@@ -179,7 +179,7 @@ def test_a_nested_field_is_refused_by_its_path(
     assert path in answer.json()["error"]["message"]
     if wire is not messages:
         assert answer.json()["error"]["param"] == path
-    assert run.infrastructure == []
+    assert all(failure.startswith("HostedToolError: ") for failure in run.infrastructure)
     (call,) = run.trace.calls
     assert path in (call.refused or "")
 

@@ -75,7 +75,7 @@ def all_calls_end(endpoint: PolicyEndpoint, run: ActiveRollout, client: httpx.Cl
     while session.waiting.requests and time.monotonic() < deadline:
         time.sleep(0.01)
     assert (session.waiting.requests, session.work, spans.open) == (0, set(), set())
-    assert run.infrastructure == []
+    assert all(failure.startswith("HostedToolError: ") for failure in run.infrastructure)
 
 
 def answer(prompt: str) -> str:
@@ -106,7 +106,7 @@ def test_requests_as_the_sdk_describes_them(wire: Dialect, params: Any):
             response = client.post(wire.PATH, content=body, timeout=LONGEST)
             statuses[response.status_code] = statuses.get(response.status_code, 0) + 1
             assert response.status_code in (200, 400), response.text
-            assert run.infrastructure == []
+            assert all(failure.startswith("HostedToolError: ") for failure in run.infrastructure)
             if response.status_code == 400:
                 assert response.json()["error"]["message"]
                 assert "Error:" not in response.json()["error"]["message"], "an exception of ours without a message"

@@ -21,10 +21,7 @@ from lightning_core.rollouts.counts import (
     seconds_to_metrics,
 )
 from lightning_core.trace import Reward
-from tests.credit.episodes import call, episode
-
-ANSWER = {"role": "assistant", "content": "answer"}
-QUESTION = {"role": "user", "content": "question"}
+from tests.credit.episodes import episode
 
 
 def rollout(*calls: Call, reward: float = 0.0, status: Any = "ok") -> Rollout:
@@ -55,20 +52,6 @@ def test_the_standard_deviation_is_that_of_all_groups_together() -> None:
     counts = {"rows": 1, "rollouts_trained": 1, **add_counts(*groups)}
     assert counts_to_metrics(counts)["reward_std"] == pytest.approx(np.std([0, 1, 1, 3]))
     assert counted(*[rollout(reward=0.1)] * 3)["reward_std"] == pytest.approx(0, abs=1e-6)
-
-
-def test_a_history_that_the_agent_changed_is_counted() -> None:
-    reason = "earlier responses differ"
-    first = call("a", "r", "w", 0, context="new")
-    kept = call("b", "r", "w", 1, context="clean", messages=(QUESTION, ANSWER, QUESTION))
-    changed = replace(kept, context="new", context_reason=reason)
-    assert counted(rollout(first, kept))["context_rewritten"] == 0
-    assert counted(rollout(first, changed))["context_rewritten"] == 1
-    examples = call("a", "r", "w", 0, context="new", context_reason=reason, messages=(QUESTION, ANSWER, QUESTION))
-    again = replace(examples, id="b", sequence=1)
-    assert counted(rollout(examples, again))["context_rewritten"] == 0, "two prompts with the same examples"
-    other = replace(changed, agent="reader")
-    assert counted(rollout(first, other))["context_rewritten"] == 0, "another agent's first call"
 
 
 def two_policies() -> list[Episode]:

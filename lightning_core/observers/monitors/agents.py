@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lightning_core.chat.conversations import ADVICE, CHANGES
 from lightning_core.config.monitor_registry import HeldOut, History, Share, Steps, monitor
 from lightning_core.observers.monitors.reading import last, mean, period, share, total
 
@@ -96,7 +97,8 @@ def forked_contexts(history: History, held_out: HeldOut, *, steps: Steps = 3, at
             f"{fraction}. The chat template renders earlier turns differently in later prompts, such as without their reasoning. Set "
             "policy.chat_template_kwargs so that it keeps them, if the template allows it"
         )
+    most = max(CHANGES, key=lambda cause: total(lines, f"context_new_{cause}"))
     return (
-        f"{fraction}. The agent changes its history: it edits, shortens or rebuilds earlier responses. Send responses back as they were "
-        "received"
+        f"{fraction}. The agent changes its history, most often with the cause {most!r}: {ADVICE[most]}. lightning-rl trace names the "
+        "first message that differs"
     )

@@ -1,7 +1,7 @@
 """Automatic intermediate rewarding (AIR; arXiv 2508.03680, §3.4).
 
-Outcomes of tools, truncation, lengths and response formats become rewards of the calls that caused them. A tool's outcome is matched
-to the call that requested the tool by the tool call's id (`tool_outcomes`), never by time.
+Outcomes of tools, truncation, lengths and response formats become rewards of the calls that caused them. `tool_outcomes` matches each
+tool's outcome to the call that requested the tool.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Outcomes of tools, each matched to the model call that requested the tool.
 
-Outcomes are matched by the tool call's id, never by time; without
-a match, the outcome belongs to no call.
+An outcome is matched by the tool call's id; where ids differ or are missing, by name, arguments and order. Some clients replace the ids
+of a response, and some frameworks run a tool without its id. Without a match, the outcome belongs to no call.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lightning_core.trace import TOOL_ARGUMENTS, TOOL_CALL_ID, TOOL_RESULT, Call, Trace
+from lightning_core.trace import TOOL_ARGUMENTS, TOOL_CALL_ID, TOOL_RESULT, Call, Event, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,41 +30,109 @@ class ToolOutcome:
     result: str | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Request:
+    """A tool call in a response."""
+
+    call: Call
+    id: str | None
+    tool: str
+    arguments: Any
+    """Parsed, if they are JSON."""
+    text: str
+
+
 def tool_outcomes(trace: Trace) -> tuple[ToolOutcome, ...]:
     """The tool outcomes of a rollout: executed tools by start, then the others in call order.
 
     ``trace``: the trace of a complete rollout. A response with several tool calls has several outcomes.
     """
-    requested = {str(request["id"]): (call, request) for call in trace.calls for request in _tool_calls(call)}
+    requests = [request for call in trace.calls for request in _requests(call)]
+    events = [event for event in trace.events if event.kind == "tool"]
+    matched = _match(events, requests)
     outcomes: list[ToolOutcome] = []
-    for event in trace.events:
-        if event.kind != "tool":
-            continue
-        call, _ = requested.get(str(event.attributes.get(TOOL_CALL_ID)), (None, None))
+    for event in events:
+        request = matched.get(event.id)
         outcomes.append(
             ToolOutcome(
                 tool=event.name,
-                call=None if call is None else call.id,
-                agent=event.agent if call is None else call.agent,
+                call=None if request is None else request.call.id,
+                agent=event.agent if request is None else request.call.agent,
                 status="ok" if event.error is None else "error",
                 error=event.error,
                 arguments=event.attributes.get(TOOL_ARGUMENTS),
                 result=event.attributes.get(TOOL_RESULT),
             )
         )
-    used = {str(e.attributes.get(TOOL_CALL_ID)) for e in trace.events if e.kind == "tool"}
-    for identity, (call, request) in requested.items():
-        if identity not in used:
-            function = request["function"]
-            arguments = function.get("arguments")
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-            outcomes.append(
-                ToolOutcome(tool=str(function["name"]), call=call.id, agent=call.agent, status="unused", arguments=text)
-            )
+    used = {*matched.values()}
+    outcomes += [
+        ToolOutcome(tool=r.tool, call=r.call.id, agent=r.call.agent, status="unused", arguments=r.text)
+        for r in requests
+        if r not in used
+    ]
     return tuple(outcomes)
 
 
-def _tool_calls(call: Call) -> list[Mapping[str, Any]]:
-    """The tool calls in a response that have an id and a function name."""
-    found = (call.response or {}).get("tool_calls") or ()
-    return [t for t in found if t.get("id") and (t.get("function") or {}).get("name")]
+def _match(events: list[Event], requests: list[_Request]) -> dict[str, _Request]:
+    """The request that each event executes, by the event's id: the first that is left, by the strictest of `_TESTS`."""
+    matched: dict[str, _Request] = {}
+    left = list(requests)
+    for fits in _TESTS:
+        for event in events:
+            request = None if event.id in matched else next((r for r in left if fits(event, r)), None)
+            if request is not None:
+                matched[event.id] = request
+                left.remove(request)
+    for event in events:  # a framework may execute one request again
+        if event.id not in matched and (again := next((r for r in requests if _same_id(event, r)), None)) is not None:
+            matched[event.id] = again
+    return matched
+
+
+def _same_id(event: Event, request: _Request) -> bool:
+    return request.id is not None and request.id == event.attributes.get(TOOL_CALL_ID)
+
+
+def _same_content(event: Event, request: _Request) -> bool:
+    arguments = event.attributes.get(TOOL_ARGUMENTS)
+    return (
+        event.name == request.tool
+        and request.call.start_ns <= event.start_ns
+        and (arguments is None or _parsed(arguments) == request.arguments)
+    )
+
+
+_TESTS: tuple[Callable[[Event, _Request], bool], ...] = (
+    lambda event, request: _same_id(event, request) and _same_content(event, request),
+    _same_id,
+    lambda event, request: event.agent == request.call.agent and _same_content(event, request),
+    _same_content,
+)
+"""Whether an event executes a request, strictest first. Ids may repeat within a rollout."""
+
+
+def _requests(call: Call) -> list[_Request]:
+    """The tool calls in a response that have a function name."""
+    found: list[_Request] = []
+    for tool_call in (call.response or {}).get("tool_calls") or ():
+        function: Mapping[str, Any] = tool_call.get("function") or {}
+        if name := function.get("name"):
+            arguments, identity = function.get("arguments"), tool_call.get("id")
+            found.append(
+                _Request(
+                    call=call,
+                    id=str(identity) if identity else None,
+                    tool=str(name),
+                    arguments=_parsed(arguments),
+                    text=arguments if isinstance(arguments, str) else json.dumps(arguments),
+                )
+            )
+    return found
+
+
+def _parsed(arguments: Any) -> Any:
+    """``arguments`` as a JSON value, or unchanged if they are not JSON."""
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from lightning_core.chat.conversations import ADVICE, Cause, cause_of
 from lightning_core.errors import plural
 from lightning_core.records.shared_state import SharedState
 from lightning_core.tools.doctor.finding import Checks, Observed
@@ -21,31 +22,31 @@ checks: Checks[Trial] = Checks("Conversations")
 def contexts(t: Trial) -> Iterator[Observed]:
     """The relation of prompts to earlier calls. `clean` and `realigned` calls continue the row of the call before; `forked` and
     `new` ones start a new row, whose whole prompt is computed again in the update. An agent that rewrites its
-    history pays this for each call. Append messages to the history as they were returned."""
+    history pays this for each call, as does one with a clock in its system prompt. The first message that differs is
+    named."""
     if not t.calls:
         return
     kinds = Counter(c.context for c in t.calls)
     counts = ", ".join(f"{kinds[kind]} {kind}" for kind in _KINDS if kinds[kind])
     rows = f"; {t.rows} rows for {plural(len(t.calls), 'call')}" if t.rows else ""
     yield Observed("info", f"{counts}{rows}")
-    for (kind, reason), count in Counter(_reasons(t)).most_common():
-        breaks = kind in ("new", "forked")
-        yield Observed(
-            "warning" if breaks else "info",
-            f"{plural(count, 'call')} {kind}: {reason}",
-            "pass earlier messages back as they were returned, and append new ones" if breaks else "",
-        )
+    for (kind, cause), reasons in _reasons(t).items():
+        if cause is None:
+            breaks, advice = kind == "forked", "pass earlier messages back as they were returned, and append new ones"
+        else:
+            breaks, advice = cause in ADVICE, ADVICE.get(cause, "")
+        first = reasons[0] if len(set(reasons)) == 1 else f"the first: {reasons[0]}"
+        text = f"{plural(len(reasons), 'call')} {kind}: {first}"
+        yield Observed("warning" if breaks else "info", text, advice if breaks else "")
 
 
-def _reasons(t: Trial) -> Iterator[tuple[str | None, str]]:
-    """The reasons calls do not continue their agent's previous call. A first call may start with example responses."""
-    for rollout in t.rollouts:
-        seen: set[str | None] = set()
-        for call in rollout.trace.calls:
-            if call.trained and call.error is None:
-                if call.context_reason is not None and call.agent in seen:
-                    yield call.context, call.context_reason
-                seen.add(call.agent)
+def _reasons(t: Trial) -> Mapping[tuple[str | None, Cause | None], list[str]]:
+    """The reasons calls do not continue their agent's earlier calls, by context and cause, the most frequent first."""
+    found: dict[tuple[str | None, Cause | None], list[str]] = {}
+    for call in (c for rollout in t.rollouts for c in rollout.trace.calls):
+        if call.trained and call.error is None and call.context_reason is not None:
+            found.setdefault((call.context, cause_of(call.context_reason)), []).append(call.context_reason)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
 
 @checks.check("shared state")

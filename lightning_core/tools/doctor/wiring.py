@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from lightning_core.capture.elsewhere import CONNECTION, NO_MODEL_NAMED
 from lightning_core.capture.selectors import matches
+from lightning_core.dialects.fields import NO_SEARCH
 from lightning_core.errors import plural
 from lightning_core.records.ledger import selectable_names
 from lightning_core.records.store import LEFT_OUT
@@ -94,17 +95,29 @@ def refused(t: Trial) -> Iterator[Observed]:
 
 @checks.check("dropped fields")
 def dropped(t: Trial) -> Iterator[Observed]:
-    """Fields of requests without effect on a model that is sampled here, such as `top_k`."""
-    fields = [e.detail for e in t.ledger if e.kind == "dropped"]
-    if fields:
-        yield Observed("info", f"fields without effect: {listed(list(dict.fromkeys(fields)))}")
+    """Fields of requests without effect on a model that is sampled here, such as `top_k`, and tools of a provider, which the
+    model is not shown."""
+    fields = dict.fromkeys(e.detail for e in t.ledger if e.kind == "dropped")
+    tools = [field for field in fields if field.endswith(NO_SEARCH)]
+    if tools:
+        advice = "remove these tools, or give the agent functions that do the same"
+        yield Observed("warning", f"tools of the provider: {listed(tools)}", advice)
+    if others := [field for field in fields if field not in tools]:
+        yield Observed("info", f"fields without effect: {listed(others)}")
 
 
 @checks.check("failures")
 def failures(t: Trial) -> Iterator[Observed]:
-    """Rollouts that raised an error or exceeded the time limit (they count with the reward so far, else 0), or that the
-    infrastructure failed (they are left out). With the script, an agent may fail because of the answer `ok`; a problem is then
-    only that all rollouts fail before any answer, or that all end by `sys.exit` or at `input()`, which reads nothing in a run."""
+    """Rollouts that raised an error, exceeded the time limit or reached `rollouts.max_calls` (they count with the reward so
+    far, else 0), or that ended for a reason outside the agent (they are left out). With the script, an agent may fail because
+    of the answer `ok`; a problem is then only that all rollouts fail before any answer, or that all end by `sys.exit` or at
+    `input()`, which reads nothing in a run."""
+    at_limit = [r for r in t.rollouts if r.status == "max_calls"]
+    if at_limit:
+        text = f"{len(at_limit)} of {plural(len(t.rollouts), 'rollout')} reached rollouts.max_calls"
+        yield Observed(
+            "warning", text, "raise it if the agent needs more model calls, or end its loop after a number of turns"
+        )
     for left_out, meaning in ((False, "failed"), (True, "were left out")):
         statuses = LEFT_OUT - {"invalid"} if left_out else {"failed"}
         affected = [r for r in t.rollouts if r.status in statuses]

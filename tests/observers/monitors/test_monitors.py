@@ -120,9 +120,9 @@ def test_groups_of_one_attempt_are_no_fault_with_a_rule_that_credits_them() -> N
 
 
 def test_a_changed_history_and_a_changing_template_have_different_causes() -> None:
-    (agent,) = raised(run_of(*[{"context_clean": 2, "context_rewritten": 30}] * 3), {})
+    (agent,) = raised(run_of(*[{"context_clean": 2, "context_rewritten": 30, "context_new_clock": 20}] * 3), {})
     (template,) = raised(run_of(*[{"context_clean": 2, "context_forked": 30}] * 3), {})
-    assert "The agent changes its history" in agent.message
+    assert "The agent changes its history, most often with the cause 'clock': compute the time once" in agent.message
     assert "The chat template renders" in template.message
 
 

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
+import anthropic
+import openai
 import pytest
+from google import genai
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import ToolException, tool
 from langchain_openai import ChatOpenAI
 
 from lightning_core import Trace, reward, rollout
+from lightning_core.capture import scope
 from lightning_core.capture.integration import Installed
 from lightning_core.errors import CaptureError
 from lightning_core.signals.air.tool_outcomes import ToolOutcome, tool_outcomes
-from lightning_core.testing import Playground
+from lightning_core.testing import Playground, playground
+from lightning_core.testing import tool_call as written
 from lightning_core.trace import Event
 from tests.test_transitions import call
+
+Requested = list[tuple[dict[str, Any], str | None]]
+"""Arguments and id of the tool calls in a response, as a client reads them."""
 
 
 def tool_call(identity: str, name: str, arguments: Any = "{}") -> dict[str, Any]:
@@ -89,6 +101,68 @@ def test_a_real_agents_tools_and_rewards(playground: Playground) -> None:
         (0.25, None, "solver"),
     ]
     assert trace.reward is None
+
+
+def ask_chat(url: str, key: str) -> Requested:
+    tools: Any = [{"type": "function", "function": {"name": "divide", "parameters": {"type": "object"}}}]
+    with openai.OpenAI(base_url=url, api_key=key) as client:
+        answer = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "go"}], tools=tools)
+    calls: Any = answer.choices[0].message.tool_calls
+    return [(json.loads(c.function.arguments), c.id) for c in calls]
+
+
+def ask_responses(url: str, key: str) -> Requested:
+    tools: Any = [{"type": "function", "name": "divide", "parameters": {"type": "object"}}]
+    with openai.OpenAI(base_url=url, api_key=key) as client:
+        output: Any = client.responses.create(model="m", input="go", tools=tools).output
+    return [(json.loads(item.arguments), item.id) for item in output]
+
+
+def ask_messages(url: str, key: str) -> Requested:
+    tools: Any = [{"name": "divide", "input_schema": {"type": "object"}}]
+    with anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key=key) as client:
+        answer = client.messages.create(
+            model="m", max_tokens=999, messages=[{"role": "user", "content": "go"}], tools=tools
+        )
+    blocks: Any = answer.content
+    return [(block.input, block.id) for block in blocks]
+
+
+def ask_gemini(url: str, key: str) -> Requested:
+    tools: Any = [{"function_declarations": [{"name": "divide"}]}]
+    with genai.Client(api_key=key, http_options={"base_url": url.removesuffix("/v1")}) as client:
+        answer = client.models.generate_content(model="m", contents="go", config={"tools": tools})
+    return [(c.args or {}, c.id) for c in answer.function_calls or ()]
+
+
+@pytest.mark.parametrize("ask", [ask_chat, ask_responses, ask_messages, ask_gemini])
+@pytest.mark.parametrize("rename", [lambda i: None, lambda i: f"mine-{i}", lambda i: "0"], ids=["none", "new", "equal"])
+def test_a_client_may_replace_the_ids_and_run_tools_in_another_order(
+    ask: Callable[[str, str], Requested], rename: Callable[[int], str | None]
+) -> None:
+    """The response has two equal calls and a third; the tools run last first, after a tool that the program calls itself."""
+    text = "".join(written("divide", a=a, b=b) for a, b in ((2, 4), (2, 4), (2, 0)))
+    with playground([text, "unused"], train=["solver"], integrations=["langgraph"]) as run, scope("solver"):
+        raising = divide.model_copy(update={"handle_tool_error": False})
+        raising.invoke({"a": 2, "b": 4})
+        requested = ask(run.endpoint or "", run.api_key or "")
+        for i, (arguments, _) in reversed(list(enumerate(requested))):
+            with suppress(ToolException):
+                raising.invoke({"type": "tool_call", "name": "divide", "args": arguments, "id": rename(i)})
+    (made,) = run.trace.calls
+    found = [(o.status, o.call) for o in tool_outcomes(run.trace)]
+    assert found == [("ok", None), ("error", made.id), ("ok", made.id), ("ok", made.id)]
+
+
+def test_an_id_that_a_model_gives_again_belongs_to_each_response_in_turn() -> None:
+    """Some models number their calls from 0 in each response."""
+    ask = {"role": "assistant", "tool_calls": [tool_call("0", "look", '{"a": 1}')]}
+    other = {"role": "assistant", "tool_calls": [tool_call("0", "look", '{"a": 2}')]}
+    calls = tuple(call(i, "a", [1], [2], response=r) for i, r in enumerate((ask, other, ask), 1))
+    events = tuple(replace(tool_event(i, "look", "0"), attributes={"gen_ai.tool.call.id": "0", "gen_ai.tool.call.arguments": text})
+                   for i, text in ((4, '{"a":2}'), (5, '{"a": 1}')))  # fmt: skip
+    trace = Trace(rollout="r", task_id="t", task=None, calls=calls, events=events, rewards=())
+    assert [(o.call, o.status) for o in tool_outcomes(trace)] == [("c2", "ok"), ("c1", "ok"), ("c3", "unused")]
 
 
 def test_a_reward_for_a_call_that_is_not_there_is_not_lost_silently() -> None:

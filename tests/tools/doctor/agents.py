@@ -147,6 +147,17 @@ def rewrites(task: dict[str, Any]) -> float:
     return healthy(task)
 
 
+def clock(task: dict[str, Any]) -> float:
+    """Two turns; each prompt has the time."""
+    asked = [user(task["prompt"])]
+    for _ in range(2):
+        asked.append(
+            {"role": "assistant", "content": talk([{"role": "system", "content": f"now: {time.time_ns()}"}, *asked])}
+        )
+        asked.append(user("go on"))
+    return 1.0
+
+
 @trainable("doctored")
 def bypass(task: dict[str, Any]) -> float:
     """A client of its own that opens a socket."""

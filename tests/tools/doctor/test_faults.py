@@ -124,8 +124,14 @@ def test_groups_that_are_equal_at_a_low_temperature_are_named(with_model: Examin
 
 def test_a_history_that_is_rewritten_each_turn_is_named(with_script: Examine) -> None:
     (contexts,) = named(with_script("rewrites"), "contexts")
-    assert "4 calls new: the prompt has assistant messages that were not sampled" in contexts.found
+    assert "4 calls new: the first: rewritten: message 0 (user) was 'say " in contexts.found
     assert "as they were returned" in contexts.advice
+
+
+def test_a_clock_in_the_system_prompt_is_named(with_script: Examine) -> None:
+    (contexts,) = named(with_script("clock"), "contexts")
+    assert "4 calls new: the first: clock: message 0 (system) was 'now: " in contexts.found
+    assert contexts.advice.startswith("compute the time once for each rollout")
 
 
 def test_an_agent_that_raises_is_named_with_its_error(with_model: Examine) -> None:

@@ -1,0 +1,221 @@
+"""Names the cause for which a prompt does not continue its agent's conversation, and the first message that differs.
+
+A reason is ``CAUSE: DETAIL``. Nothing is compared while prompts continue.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any, Literal, get_args
+
+from lightning_core.chat.chat import RenderedPrompt
+from lightning_core.chat.messages import Message, compared, functions_of, keys, text_of
+
+Cause = Literal["clock", "tools", "roles", "shortened", "rewritten", "stopped", "handoff", "leaked", "examples"]
+"""``clock``: a message differs in numbers and dates only; ``tools``: the tools or the schema of the response differ; ``roles``: a message
+came back from another role; ``shortened``: earlier messages are missing; ``rewritten``: any other change of earlier messages;
+``stopped``: a stop string ended the earlier response; ``handoff``: another agent's conversation; ``leaked``: another rollout's;
+``examples``: responses from none of these."""
+CHANGES: tuple[Cause, ...] = ("clock", "tools", "roles", "shortened", "rewritten", "stopped")
+"""The causes in a conversation of the agent itself."""
+ADVICE: Mapping[Cause, str] = {
+    "clock": "compute the time once for each rollout, or put it into the newest message",
+    "tools": "give all calls of a conversation the same tools and response schema",
+    "roles": "send each message back under the role that it had",
+    "shortened": "each summary or cut of a history is a row; make it rarely, or pass the whole history",
+    "rewritten": "pass earlier messages back as they were returned, and append new ones",
+    "stopped": "let the model end its responses, without stop strings in the request",
+    "leaked": "give each rollout its own thread, session or checkpointer, or set rollouts.fresh: true",
+}
+"""By cause; the others are as intended."""
+
+_MOST_CONVERSATIONS = 8
+"""Conversations that are kept for each agent."""
+_MOST_KEYS = 1 << 16
+_OTHER_ROLE = {"user": "assistant", "assistant": "user"}
+_BEFORE, _AFTER = 20, 40
+"""Characters that are shown before and after the first difference."""
+_DATES = re.compile(
+    r"\d+|\b(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?"
+    r"|dec(?:ember)?|(?:mon|tues|wednes|thurs|fri|satur|sun)day|mon|tue|wed|thu|fri|sat|sun|am|pm)\b",
+    re.IGNORECASE,
+)
+"""Numbers, months, days of the week and halves of a day."""
+
+
+class SampledConversations:
+    """The conversations that rollouts sampled lately, by key."""
+
+    def __init__(self) -> None:
+        self._rollouts: OrderedDict[str, str] = OrderedDict()
+
+    def add(self, key: str, rollout: str) -> None:
+        """Note that ``rollout`` sampled the conversation ``key`` (`messages.keys`)."""
+        self._rollouts[key] = rollout
+        if len(self._rollouts) > _MOST_KEYS:
+            self._rollouts.popitem(last=False)
+
+    def is_from_another(self, key: str, rollout: str) -> bool:
+        """Whether a rollout other than ``rollout`` sampled the conversation ``key`` last."""
+        return self._rollouts.get(key, rollout) != rollout
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Conversation:
+    messages: tuple[Message, ...]
+    """With the last response."""
+    setting: str
+    given: int
+    """The number of responses in its first prompt, such as examples."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Conversations:
+    """The latest conversations of one rollout, by agent."""
+
+    rollout: str
+    sampled: SampledConversations = field(default_factory=SampledConversations)
+    """Of all rollouts."""
+    _latest: dict[str | None, tuple[_Conversation, ...]] = field(default_factory=dict[Any, Any])
+
+    def add(self, agent: str | None, prompt: RenderedPrompt, response: Message, key: str | None) -> None:
+        """Record a response, and the key of its conversation (`Chat.remember`), if it has one."""
+        latest = self._latest.get(agent, ())
+        continued = None
+        if prompt.context != "new":
+            continued = next((c for c in reversed(latest) if _ends_inside(c.messages, prompt.messages)), None)
+        if prompt.context == "new" and cause_of(prompt.reason) not in CHANGES:
+            given = len(_responses(prompt.messages))
+        else:
+            given = min((c.given for c in latest if continued in (None, c)), default=0)
+        made = _Conversation((*prompt.messages, response), prompt.tools, given)
+        self._latest[agent] = (*(c for c in latest if c is not continued), made)[-_MOST_CONVERSATIONS:]
+        if key is not None:
+            self.sampled.add(key, self.rollout)
+
+    def explain(self, agent: str | None, prompt: RenderedPrompt) -> str:
+        """The reason ``prompt``, which has responses, continues no conversation of ``agent``."""
+        responses = _responses(prompt.messages)
+        earlier = [c for c in reversed(self._latest.get(agent, ())) if len(responses) > c.given]
+        if earlier:
+            return _change(max(earlier, key=lambda c: _common(c.messages, prompt.messages)), prompt)
+        others = [(a, m) for a, cs in self._latest.items() if a != agent for c in cs for m in c.messages[-1:]]
+        for i in responses:
+            for other, response in others:
+                if _same_response(response, prompt.messages[i]):
+                    who = "an agent without a name" if other is None else f"agent {other!r}"
+                    return _reason("handoff", f"message {i} (assistant) is a response of {who}", prompt.messages[i])
+        recorded = keys(prompt.messages, prompt.tools)
+        for i in responses:
+            if self.sampled.is_from_another(recorded[i], self.rollout):
+                return _reason("leaked", f"message {i} (assistant) was sampled in another rollout", prompt.messages[i])
+        first = responses[0]
+        return _reason(
+            "examples", f"message {first} (assistant) was not sampled in this rollout", prompt.messages[first]
+        )
+
+
+def cause_of(reason: str | None) -> Cause | None:
+    """The cause in a reason of `Conversations.explain`; None for other reasons."""
+    name = (reason or "").partition(":")[0]
+    return next((cause for cause in get_args(Cause) if cause == name), None)
+
+
+def _reason(cause: Cause, detail: str, message: Message) -> str:
+    return f"{cause}: {detail}: {_excerpt(_shown(message), 0)}"
+
+
+def _change(earlier: _Conversation, prompt: RenderedPrompt) -> str:
+    """The first difference between ``earlier`` and the start of ``prompt``."""
+    before, now = earlier.messages, prompt.messages
+    at = _common_start(before, now)
+    if at == len(before):
+        if earlier.setting == prompt.tools:
+            return _reason("stopped", f"message {at - 1} (assistant) ended at a stop string of the request", before[-1])
+        return f"tools: {_setting_change(earlier.setting, prompt.tools)}"
+    known = {(m["role"], _shown(m)) for m in before if _shown(m)}
+    for i, message in enumerate(now):
+        role, text = message["role"], _shown(message)
+        other = _OTHER_ROLE.get(role)
+        if (role, text) not in known and (other, text) in known:
+            return _reason("roles", f"message {i} is from the {role}, and was from the {other}", message)
+    role = before[at]["role"]
+    if at == len(now):
+        return f"shortened: message {at} ({role}) and later ones are missing: {_excerpt(_shown(before[at]), 0)}"
+    was, text = _shown(before[at]), _shown(now[at])
+    difference = _first_difference(was, text)
+    where = f"message {at} ({now[at]['role']})"
+    changed = f"{where} was {_excerpt(was, difference)} and is now {_excerpt(text, difference)}"
+    if was == text:
+        return f"rewritten: {where} has the same text, but another role, name or tool_call_id: {_excerpt(text, 0)}"
+    if role == now[at]["role"] and _DATES.sub("0", was) == _DATES.sub("0", text):
+        return f"clock: {changed}"
+    if len(now) < len(before):
+        return f"shortened: {changed}; there were {len(before)} messages, and now there are {len(now)}"
+    return f"rewritten: {changed}"
+
+
+def _setting_change(before: str, now: str) -> str:
+    """The difference between two settings of prompts with the same messages (`Chat.render`)."""
+    (tools_before, schema_before, _), (tools, schema, _) = json.loads(before), json.loads(now)
+    if tools_before != tools:
+        old, new = ([_tool_name(tool) for tool in listed] for listed in (tools_before, tools))
+        if old == new:
+            return f"the same messages have other definitions of the tools {new}"
+        return f"the same messages had the tools {old} and now have {new}"
+    return "the same messages have another " + ("schema of the response" if schema_before != schema else "model")
+
+
+def _tool_name(tool: Any) -> str:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return str(function.get("name")) if isinstance(function, dict) else str(tool)[:_AFTER]
+
+
+def _responses(messages: Sequence[Message]) -> list[int]:
+    return [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+
+
+def _same_response(response: Message, message: Message) -> bool:
+    return text_of(response).strip() == text_of(message).strip() and functions_of(response) == functions_of(message)
+
+
+def _ends_inside(conversation: Sequence[Message], messages: Sequence[Message]) -> bool:
+    """Whether the response that ends ``conversation`` is at its place in ``messages``."""
+    return len(conversation) <= len(messages) and _same_response(conversation[-1], messages[len(conversation) - 1])
+
+
+def _same(pair: tuple[Message, Message]) -> bool:
+    return compared(pair[0]) == compared(pair[1])
+
+
+def _common(one: Iterable[Message], other: Iterable[Message]) -> int:
+    return sum(map(_same, zip(one, other, strict=False)))
+
+
+def _common_start(one: Iterable[Message], other: Iterable[Message]) -> int:
+    return sum(1 for _ in takewhile(_same, zip(one, other, strict=False)))
+
+
+def _shown(message: Message) -> str:
+    """The text of ``message`` and its tool calls."""
+    calls = functions_of(message)
+    return f"{text_of(message).strip()}{json.dumps(calls, ensure_ascii=False) if calls else ''}"
+
+
+def _first_difference(one: str, other: str) -> int:
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one.startswith(other[low:middle], low) else (low, middle - 1)
+    return low
+
+
+def _excerpt(text: str, at: int) -> str:
+    """``text`` around the index ``at``, quoted."""
+    start, end = max(0, at - _BEFORE), at + _AFTER
+    return f"'{'…' * (start > 0)}{' '.join(text[start:end].split())}{'…' * (end < len(text))}'"

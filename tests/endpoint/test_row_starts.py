@@ -1,0 +1,151 @@
+"""A prompt that does not continue its agent's conversation has a reason: its cause, and the first message that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import openai
+import pytest
+from langchain_openai import ChatOpenAI
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import MessagesState, StateGraph
+
+from lightning_core.capture import ActiveRollout, scope
+from lightning_core.rollouts.counts import count_rollouts
+from lightning_core.testing import open_playground, playground
+from tests.rollouts.test_counts import rollout
+
+Message = dict[str, Any]
+
+
+def system(text: str) -> Message:
+    return {"role": "system", "content": text}
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def said(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def reasons(run: ActiveRollout) -> list[str | None]:
+    return [call.context_reason for call in run.trace.calls]
+
+
+def client_of(run: ActiveRollout) -> openai.OpenAI:
+    return openai.OpenAI(base_url=run.endpoint, api_key=run.api_key)
+
+
+def tool(name: str) -> Message:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+
+def conversation(*prompts: Sequence[Message], settings: Sequence[Message] = ({}, {})) -> list[str | None]:
+    """The reasons of ``prompts`` of one agent."""
+    with playground(["first", "second", "third"], train=["a"]) as run, scope("a"), client_of(run) as client:
+        for messages, more in zip(prompts, [*settings, {}], strict=False):
+            client.chat.completions.create(model="m", messages=list(messages), **more)  # type: ignore[call-overload]
+    return reasons(run)
+
+
+GO = [user("go"), said("first"), user("more")]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "settings", "reason"),
+    [
+        ([[user("go")], GO], ({}, {}), None),
+        (
+            [[system("It is Monday, 12:03:04."), user("go")], [system("It is Tuesday, 9:15:30."), *GO]],
+            ({}, {}),
+            "clock: message 0 (system) was 'It is Monday, 12:03:04.' and is now 'It is Tuesday, 9:15:30.'",
+        ),
+        (
+            [[user("go")], GO],
+            ({"tools": [tool("add")]}, {"tools": [tool("add"), tool("search")]}),
+            "tools: the same messages had the tools ['add'] and now have ['add', 'search']",
+        ),
+        (
+            [[user("go")], [user("go"), said("firs"), user("more")]],
+            ({"stop": ["t"]}, {}),
+            "stopped: message 1 (assistant) ended at a stop string of the request: 'firs'",
+        ),
+        (
+            [[system("You answer."), user("go")], [system("You ask."), said("go"), user("first")]],
+            ({}, {}),
+            "roles: message 1 is from the assistant, and was from the user: 'go'",
+        ),
+        (
+            [[user("go")], GO, [user("(a summary)"), said("second"), user("more")]],
+            ({}, {}),
+            "shortened: message 0 (user) was 'go' and is now '(a summary)'; there were 4 messages, and now there are 3",
+        ),
+        (
+            [[user("go")], [user("go"), said("First!"), user("more")]],
+            ({}, {}),
+            "rewritten: message 1 (assistant) was 'first' and is now 'First!'",
+        ),
+    ],
+    ids=lambda value: value.partition(":")[0] if isinstance(value, str) else "",
+)
+def test_the_first_message_that_differs_is_named_with_the_cause(
+    prompts: list[list[Message]], settings: tuple[Message, ...], reason: str | None
+) -> None:
+    assert conversation(*prompts, settings=settings)[-1] == reason
+
+
+def test_another_agents_history_is_a_handoff_and_examples_are_neither() -> None:
+    prompts: dict[str, list[Any]] = {
+        "a": [system("You route."), user("go")],
+        "b": [system("You work."), *GO],
+        "c": [user("2 + 2"), said("4"), user("3 + 3")],
+    }
+    with playground(["first", "second", "third"], train=["a", "b"]) as run, client_of(run) as client:
+        for agent, messages in prompts.items():
+            with scope(agent):
+                client.chat.completions.create(model="m", messages=messages)
+    assert reasons(run) == [
+        None,
+        "handoff: message 2 (assistant) is a response of agent 'a': 'first'",
+        "examples: message 1 (assistant) was not sampled in this rollout: '4'",
+    ]
+
+
+def graph(prompt: Callable[[], str], saver: Any = None) -> Any:
+    """LangGraph's template of an agent: the system prompt is made in the node."""
+
+    def model(state: MessagesState) -> dict[str, Any]:
+        chat = ChatOpenAI(model="m", api_key="sk-of-the-agent", max_retries=0)  # type: ignore[arg-type]
+        return {"messages": [chat.invoke([("system", prompt()), *state["messages"]])]}
+
+    return StateGraph(MessagesState).add_node("model", model).set_entry_point("model").compile(checkpointer=saver)
+
+
+def test_a_clock_in_a_system_prompt_and_a_shared_checkpointer_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    saver = InMemorySaver()
+    clock = graph(lambda: f"You help. System time: {datetime.now(tz=UTC).isoformat()}", saver)
+    fixed = graph(lambda: "You help.", InMemorySaver())
+    runs: list[ActiveRollout] = []
+    with open_playground(lambda prompt: "an answer") as opened:
+        for _ in range(2):
+            with opened.rollout(train=["model"]) as run:
+                fixed.invoke({"messages": [user("hello")]}, {"configurable": {"thread_id": "1"}})
+                for text in ("go", "more"):
+                    clock.invoke({"messages": [user(text)]}, {"configurable": {"thread_id": run.rollout}})
+            runs.append(run)
+    first, second = ([r and r.partition(":")[0] for r in reasons(run)] for run in runs)
+    assert first == [None, None, "clock"]
+    assert second == ["leaked", None, "clock"]
+    counts = count_rollouts([rollout(*run.trace.calls) for run in runs])
+    assert {name: n for name, n in counts.items() if name.startswith("context_new")} == {
+        "context_new": 6,
+        "context_new_clock": 2,
+        "context_new_leaked": 1,
+    }
+    assert counts["context_rewritten"] == 2
+    (warning,) = [record.getMessage() for record in caplog.records if "leaked" in record.getMessage()]
+    assert "give each rollout its own thread, session or checkpointer, or set rollouts.fresh: true" in warning
