@@ -16,8 +16,9 @@ from lightning_core.chat.chat import Memory
 from lightning_core.chat.messages import Message
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.recorded import RecordedResponses
+from lightning_core.endpoint.roles import Roles
 from lightning_core.endpoint.routing import Routing
-from lightning_core.errors import OverloadError, PolicyRequestError, Repeats
+from lightning_core.errors import ConfigError, OverloadError, PolicyRequestError, Repeats
 from lightning_core.propagation.providers import KEY_HEADERS
 
 RequestKey = tuple[str | None, str, bytes]
@@ -54,6 +55,10 @@ class Session:
     recorded: RecordedResponses | None = None
     """The responses to answer with in place of the model, while there are any."""
     closed: bool = False
+    roles: Roles = field(default_factory=Roles)
+    """The roles of the calls without a name of their own."""
+    problem: ConfigError | None = None
+    """The error that stops the run, of a call that has no agent."""
     provisional: bool = False
     """A call was answered before it was known which model must answer it; see `known_agents`."""
 

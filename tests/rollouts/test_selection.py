@@ -119,6 +119,56 @@ def test_a_misspelt_frozen_name_never_reaches_a_provider(program: Program) -> No
     assert program.provider.requests == []
 
 
+@pytest.mark.parametrize(
+    ("train", "frozen"),
+    [(["worker"], {}), (["researcher*", "worker"], {}), (["worker", "writer-2", "rewriter"], {"judge": "base"})],
+)
+def test_a_name_that_nobody_had_yet_is_a_warning(
+    program: Program, caplog: pytest.LogCaptureFixture, train: list[str], frozen: dict[str, str]
+) -> None:
+    """The scripted policy leads to no other agent; the supervisor's own model does."""
+
+    def solve(task: Any) -> float:
+        with scope("supervisor", kind="node"):
+            route = program.ask()
+        with scope("writer-1", kind="node"):
+            program.ask()
+        if route == "ok":
+            with scope("worker", kind="node"):
+                program.ask()
+        return 1.0
+
+    groups = program.run(solve, agents={"train": train, "frozen": frozen})
+    assert agents_of(groups) == {("supervisor", False), ("writer-1", False), ("worker", True)}
+    assert "the agents so far are ['supervisor', 'writer-1']" in caplog.text
+    for name in {*train, *frozen} - {"worker"}:
+        assert f"'{name}'" in caplog.text.rpartition("the agents so far")[2]
+
+
+def test_a_misspelt_name_stops_the_run_once_its_agent_spoke(program: Program) -> None:
+    def solve(task: Any) -> float:
+        with scope("supervisor", kind="node"):
+            route = program.ask()
+        if route == "ok":
+            with scope("team", kind="node"), scope("researcher", kind="node"):
+                program.ask()
+        return 1.0
+
+    with pytest.raises(ConfigError, match=r"agents.train names 'reseacher'.*Did you mean 'researcher'"):
+        program.run(solve, agents={"train": ["supervisor-1", "reseacher"]})
+    with pytest.raises(ConfigError, match=r"agents.train names 'team/reseacher'.*Did you mean 'researcher'"):
+        program.run(solve, agents={"train": ["team/reseacher"]})
+
+
+def test_other_agents_are_not_paid_for_long_if_no_trained_agent_is_reached(program: Program) -> None:
+    """The run has 40 rollouts; 16 are answered by the providers of the others."""
+    with pytest.raises(ConfigError, match=r"agents.train names 'critic'.*No trained agent made a call in 16 attempts"):
+        program.run(
+            two_speakers(program), agents={"train": ["critic"]}, rollouts={"concurrency": 1}, eval={"samples": 20}
+        )
+    assert len(program.provider.requests) == 32
+
+
 def test_an_agent_that_speaks_after_others_is_found_without_a_provider(program: Program) -> None:
     """The attempt in which it was not known yet is repeated, and not recorded."""
 

@@ -57,7 +57,7 @@ def not_reached(t: Trial) -> Iterator[Observed]:
     """A trained agent that made no call in the trial. It exists, but these tasks do not need it, or another agent calls the model
     for it. Examine more tasks with `--tasks`."""
     callers = {c.agent for c in t.calls if c.agent is not None}
-    for name in sorted(s for s in t.config.agents.named if not any(matches(s, agent) for agent in callers)):
+    for name in sorted(s for s in t.config.agents.trained_names if not any(matches(s, agent) for agent in callers)):
         if t.error is None:
             yield Observed(
                 "warning",
