@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 _MOST_UNREACHED = 16
 """Most attempts without a call of a trained agent, if names in the configuration are unknown."""
 
-_SIMILAR = 0.75
+_SIMILAR = 0.8
 """Similarity from which on a name counts as misspelt: ``clasifier``, but not ``rewriter`` for ``writer-1``."""
 
 Verdict = Literal["keep", "repeat"] | ConfigError
@@ -91,12 +91,7 @@ class KnownAgents:
         policy = routing.policy_of(agent, address.mark)
         self._trained_spoke = self._trained_spoke or policy is not None
         if policy is not None and address.inherited and routing.select != "all":
-            problem = _note_role(session, agent, body)
-            if agent == routing.program:
-                session.problem = problem
-            elif problem is not None and not self._roles_shown:
-                self._roles_shown = True
-                logger.warning("all roles of the program %r are trained as one agent: %s", agent, problem)
+            self._note_program_role(session, agent, body)
         if policy is not None or routing.frozen_model(agent) is not None or names_served_model:
             return Decision(address=address, policy=policy)
         if routing.select == "marked" and not self._marks(routing):
@@ -110,6 +105,14 @@ class KnownAgents:
             session.provisional = True
             return Decision(address=address, policy=None, here=next(iter(routing.policies.values()), POLICY))
         return Decision(address=address, policy=None)
+
+    def _note_program_role(self, session: Session, agent: str | None, body: Mapping[str, Any]) -> None:
+        """Several roles of a program stop the run, or are shown once if the configuration or a mark names the program: it is one agent."""
+        if agent == session.routing.program:
+            session.problem = _note_role(session, agent, body)
+        elif not self._roles_shown and (problem := _note_role(session, agent, body)):
+            self._roles_shown = True
+            logger.warning("all roles of the program %r are trained as one agent: %s", agent, problem)
 
     def verdict(self, session: Session) -> Verdict:
         """Whether the calls of a finished attempt were answered by the right models.

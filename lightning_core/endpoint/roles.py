@@ -168,27 +168,31 @@ def _start(text: str) -> str:
 
 
 def _criterion(role: Role, roles: Sequence[Role]) -> str:
-    """Fields of a rule in `agents.named` that match ``role`` and no other, as YAML."""
-    others = [other for other in roles if other is not role]
-    call = role.last
-    if call.prompt and (part := _distinctive(call.prompt, [o.last.prompt for o in others])):
+    """Fields of a rule in `agents.named` that match ``role`` and, if possible, no other, as YAML."""
+    call, others = role.last, [other.last for other in roles if other is not role]
+    texts = [other.prompt or other.opening for other in others]
+    model = f"model: {as_yaml(call.model)}"
+    tools = f"tools: [{', '.join(map(as_yaml, sorted(call.tools)))}]"
+    if call.prompt and (part := _distinctive(call.prompt, texts)):
         return f"contains: {as_yaml(part)}"
-    if call.model and all(other.last.model != call.model for other in others):
-        return f"model: {as_yaml(call.model)}"
-    fields = [f"tools: [{', '.join(map(as_yaml, sorted(call.tools)))}]"]
-    if call.prompt:
-        fields.insert(0, f"contains: {as_yaml(_distinctive(call.prompt, []))}")
-    return ", ".join(fields)
+    if call.model and all(other.model != call.model for other in others):
+        return model
+    if not any(call.tools <= other.tools if call.tools else not other.tools for other in others):
+        return tools
+    if not call.prompt and (part := _distinctive(call.opening, texts)):
+        return f"contains: {as_yaml(part)}"
+    part = _distinctive(call.prompt or call.opening, [])
+    return f"contains: {as_yaml(part)}, {model}, {tools}" if part else f"{model}, {tools}"
 
 
-def _distinctive(prompt: str, others: Sequence[str]) -> str:
-    """Words of ``prompt`` that none of ``others`` contains, from its beginning or from where it differs; empty if there are none."""
-    words = [(match.start(), match.end()) for match in _WORD.finditer(prompt)]
-    same = max((len(_common(prompt.split(), other.split())) for other in others), default=0)
+def _distinctive(text: str, others: Sequence[str]) -> str:
+    """Words of ``text`` that none of ``others`` contains, from its beginning or from where it differs; empty if there are none."""
+    words = [(match.start(), match.end()) for match in _WORD.finditer(text)]
+    same = max((len(_common(text.split(), other.split())) for other in others), default=0)
     for start in dict.fromkeys((0, max(0, same - 2), same)):
         for count in range(min(4, len(words)), 9):
             chosen = words[start : start + count]
-            part = prompt[chosen[0][0] : chosen[-1][1]] if chosen else ""
+            part = text[chosen[0][0] : chosen[-1][1]] if chosen else ""
             if part and not any(part in other for other in others):
                 return part
     return ""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from lightning_core.capture.elsewhere import CONNECTION, NO_MODEL_NAMED
-from lightning_core.capture.selectors import matches
+from lightning_core.capture.selectors import as_yaml, matches
 from lightning_core.errors import plural
 from lightning_core.records.ledger import selectable_names
 from lightning_core.tools.doctor.finding import Checks, Observed
@@ -33,7 +33,9 @@ def stopped(t: Trial) -> Iterator[Observed]:
     if t.error is not None and not t.is_explained:
         names = selectable_names(t.ledger)
         yield Observed(
-            "problem", f"a run stops here: {t.error}", f"names for agents.train: {', '.join(names)}" if names else ""
+            "problem",
+            f"a run stops here: {t.error}",
+            f"names for agents.train: {', '.join(map(as_yaml, names))}" if names else "",
         )
 
 
