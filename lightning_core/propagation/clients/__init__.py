@@ -25,6 +25,8 @@ __all__ = ["install_client"]
 _CLIENTS: tuple[tuple[str, tuple[tuple[str, Wrapper], ...]], ...] = (
     ("httpx", httpx_clients.WRAPS),
     ("httpx2", httpx_clients.WRAPS),  # the successor of httpx; the openai package uses it from 3.0 on
+    ("httpcore", httpx_clients.POOL_WRAPS),
+    ("httpcore2", httpx_clients.POOL_WRAPS),
     ("requests", requests_client.WRAPS),
     ("aiohttp", aiohttp_client.WRAPS),
     ("urllib3", urllib3_pools.WRAPS),
