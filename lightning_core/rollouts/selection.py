@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from lightning_core.capture.elsewhere import IGNORED, NO_MODEL_NAMED
+from lightning_core.capture.elsewhere import IGNORED, IN_PROCESS, NO_MODEL_NAMED
 from lightning_core.capture.marks import marked_agents
 from lightning_core.capture.run import OTHER_HOSTS
 from lightning_core.capture.selectors import find_selector, is_pattern, matches
@@ -33,8 +33,15 @@ _ANSWERED_HERE = (TRAINED, NOT_TRAINED)
 _ADVICE = {
     NO_MODEL_NAMED: "name a model in the request's body (any name: it decides nothing for a trained agent)",
     IGNORED: "remove the host from rollouts.ignore_hosts",
+    IN_PROCESS: "use a transport with a network, such as the client's default, if that is not meant",
 }
 """Advice on requests that went elsewhere, by reason, besides the general advice."""
+_UNRECORDED = {
+    NO_MODEL_NAMED: "sends requests to %s that name no model, but look like model calls otherwise; they are not recorded. If they are "
+    "model calls, %s",
+    IN_PROCESS: "makes model calls to %s that its client answers itself; they are not recorded: %s",
+}
+"""Warnings about requests of trained agents that may be model calls, by reason."""
 
 
 def routing_of(config: Config, phase: Phase) -> Routing:
@@ -129,13 +136,10 @@ def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool 
                 f"{sorted(name or '(no agent)' for name in speaking)!r}; train one of these, or add tasks that reach the others.{failed}"
             )
         raise no_calls(rollouts)
-    unnamed = {(e.agent, e.where) for t in traces for e in trace_ledger(t) if e.detail == NO_MODEL_NAMED}
-    for name, host in sorted((name, host) for name, host in unnamed if name in trained):
-        logger.warning(
-            "the trained agent %r sends requests to %s that name no model, but look like model calls otherwise; they are not recorded. "
-            "If they are model calls, %s",
-            *(name, host, _ADVICE[NO_MODEL_NAMED]),
-        )
+    for reason, text in _UNRECORDED.items():
+        found = {(e.agent or "", e.where) for t in traces for e in trace_ledger(t) if e.detail == reason}
+        for name, host in sorted((name, host) for name, host in found if name in trained):
+            logger.warning("the trained agent %r " + text, name, host, _ADVICE[reason])
     _warn_of_unseen(config, known, traces)
     auxiliary_only = {name for name in trained for rule in config.agents.auxiliary if f"{name}/{rule.name}" in speaking}
     for name in sorted(trained - speaking - auxiliary_only):
