@@ -47,7 +47,7 @@ def _agent_name(name: str) -> str:
     return name
 
 
-class NamedCalls(Section):
+class NamedCallsSection(Section):
     """A name for calls that have none: no mark in code, no framework's agent or node, no name in the URL. It precedes
     the name of the program that makes them, and that of `solve`. A call must match all fields that are set. Calls that match rules
     of different names stop the run. Several rules may have one name."""
@@ -62,7 +62,7 @@ class NamedCalls(Section):
     """Names of tools, with `*` as wildcard, that the request offers, besides others; `[]`: it offers none; null: any."""
 
     @model_validator(mode="after")
-    def _matches_something(self) -> NamedCalls:
+    def _matches_something(self) -> NamedCallsSection:
         if self.contains is None and self.model is None and self.tools is None:
             raise PydanticCustomError(
                 INVALID_VALUE, "expected contains, model or tools, or the rule matches every call"
@@ -87,7 +87,7 @@ class Agents(Section):
     """Calls of trained agents that are answered by the policy, but not trained on, such as the titles and summaries
     that a command-line agent requests for itself. They are listed as `AGENT/NAME`."""
 
-    named: list[NamedCalls] = []
+    named: list[NamedCallsSection] = []
     """Names for calls without one, by system prompt, requested model or tools, in any process and language."""
 
     @property

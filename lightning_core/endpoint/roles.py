@@ -1,4 +1,4 @@
-"""Tells the roles of a program apart whose calls have no name.
+"""Distinguishes the roles of a program whose calls have no name.
 
 A system prompt may vary although one agent calls: it has a clock, the state of the task, or documents. Two calls have one role if
 
