@@ -93,7 +93,7 @@ def _recorded(options: argparse.Namespace) -> str:
     config = load_config(options.config, options.overrides)
     tasks = training_tasks(config)[-options.last if options.last else 0 :]
     respond = import_callable(options.respond, key="respond")
-    rewards = asyncio.run(record(load_agent(config), tasks, respond, config.agents.named, options.out))
+    rewards = asyncio.run(record(load_agent(config), tasks, respond, config.agents.trained_names, options.out))
     known = [value for value in rewards if value is not None]
     solved = f"{sum(value >= config.eval.solved for value in known)} of {len(tasks)} tasks solved"
     failed = f", {len(tasks) - len(rewards)} failed" if len(rewards) < len(tasks) else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,11 @@ class Program:
         self.provider = provider
         self.folder = folder
 
-    def ask(self, prompt: str = "hi", model: str = "gpt") -> str:
-        body = {"model": model, "messages": [{"role": "user", "content": prompt}]}
+    def ask(self, prompt: str = "hi", model: str = "gpt", *, system: str = "", tools: Sequence[str] = ()) -> str:
+        messages = [{"role": "system", "content": system}] if system else []
+        body: dict[str, Any] = {"model": model, "messages": [*messages, {"role": "user", "content": prompt}]}
+        if tools:
+            body["tools"] = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in tools]
         response = httpx.post(f"{self.provider.url}/chat/completions", json=body)
         response.raise_for_status()
         return str(response.json()["choices"][0]["message"]["content"])

@@ -11,6 +11,8 @@ AGENT_HEADER = "lightning-agent"
 """Header: the agent's name, percent-encoded."""
 MARK_HEADER = "lightning-mark"
 """Header: present if the agent is marked in code; the policy that the mark names, percent-encoded, or empty."""
+INHERITED_HEADER = "lightning-inherited"
+"""Header: present if the agent is the one that started the program, which gave the call no name."""
 
 _TRACEPARENT = re.compile(r"^00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}$")
 
@@ -26,6 +28,8 @@ class Address:
     agent: str | None = None
     mark: str | None = None
     """The policy that the agent's mark names, empty if it names none; None if the agent is not marked in code."""
+    inherited: bool = False
+    """Whether the name is that of the program that makes the call, which has no name of its own."""
 
     def to_headers(self) -> dict[str, str]:
         """This address as headers: W3C ``traceparent``, and the agent's name and mark."""
@@ -33,6 +37,8 @@ class Address:
         for name, value in ((AGENT_HEADER, self.agent), (MARK_HEADER, self.mark)):
             if value is not None:
                 headers[name] = quote(value, safe="")
+        if self.inherited:
+            headers[INHERITED_HEADER] = "1"
         return headers
 
     @classmethod
@@ -44,4 +50,4 @@ class Address:
         agent, mark = (
             None if value is None else unquote(value) for value in map(headers.get, (AGENT_HEADER, MARK_HEADER))
         )
-        return cls(rollout=match[1], span=match[2], agent=agent, mark=mark)
+        return cls(rollout=match[1], span=match[2], agent=agent, mark=mark, inherited=INHERITED_HEADER in headers)

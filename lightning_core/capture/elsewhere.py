@@ -10,5 +10,8 @@ UNREAD = "body not readable"
 """It is not on the path of a known API, and its body cannot be read without consuming it."""
 CONNECTION = "connection by other code"
 """It was not made by a patched client."""
+IN_PROCESS = "answered by its own transport"
+"""It has the shape of a model call, but its client did not send it over the network that the patches see: its transport or adapter
+calls an app in this process, is a mock, or has a network of its own."""
 STRAY = "refused: "
 """Beginning of the reason of a call that was refused, because it belongs to no live rollout, or not to exactly one agent."""

@@ -26,7 +26,7 @@ class TrainSpec:
 
 def register_mark(name: object, policy: object = None) -> TrainSpec:
     """Register the mark ``name``. Raises `ConfigError` for an invalid name, and for a second policy of one name."""
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not (name := name.strip()):
         raise ConfigError(f"an agent's name must be a non-empty string, found {name!r}")
     if policy is not None and not isinstance(policy, str):
         raise ConfigError(f"policy must be the name of a policy, found {policy!r}")

@@ -201,7 +201,7 @@ class ActiveRollout:
     def declare(self, names: Iterable[str]) -> None:
         """Record the names of agents that exist in the program, whether or not they make calls."""
         with self._lock:
-            self._declared.update(names)
+            self._declared.update(name.strip() for name in names)
 
     @property
     def declared(self) -> frozenset[str]:

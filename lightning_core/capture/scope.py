@@ -132,6 +132,7 @@ def is_current_agent(name: str) -> bool:
 def _is_agent(scope: Scope, name: str) -> bool:
     if not scope.marked or not scope.has_span:
         return False
+    name = name.strip()
     # A path selects an agent under another name than its own.
     return scope.address.agent in (name, scope.run.select((*scope.path, name)))
 
@@ -144,13 +145,13 @@ def is_current_scope(name: str) -> bool:
 
 def is_inside(scope: Scope, name: str) -> bool:
     """Whether ``name`` is the innermost agent or node of ``scope``, or its agent by mark or selection."""
-    return (scope.has_span and scope.name == name) or _is_agent(scope, name)
+    return (scope.has_span and scope.name == name.strip()) or _is_agent(scope, name)
 
 
 def is_selected(name: str) -> bool:
     """Whether the configuration selects an agent or node ``name`` that is opened here."""
     scope = find_scope()
-    return scope is not None and scope.run.select((*scope.path, name)) is not None
+    return scope is not None and scope.run.select((*scope.path, name.strip())) is not None
 
 
 def next_sequence() -> int:
@@ -216,6 +217,7 @@ def run_as(name: str, *, owned: bool = False) -> Generator[None]:
 
 def named_scope(outer: Scope, name: str, *, owned: bool) -> Scope:
     """The scope of `run_as` in the scope ``outer``. For resolvers."""
+    name = name.strip()
     path = (*outer.path, name)
     selector = outer.run.select(path)
     principal = outer.principal if owned and selector is None else None
@@ -241,6 +243,7 @@ def open_scope(
 
     ``kind``: as for `scope`. ``start_ns``: when it started; None: now. The caller ends the span.
     """
+    name = name.strip()
     path = outer.path if kind in _INSIDE_AGENT else (*outer.path, name)
     selector = None if kind in _INSIDE_AGENT else outer.run.select(path)
     is_named = kind == "agent" or (

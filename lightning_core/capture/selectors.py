@@ -6,6 +6,7 @@ created at run time can be listed: ``researcher-*`` selects ``researcher-1`` and
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable
 from functools import cache
@@ -44,6 +45,16 @@ def is_known(selector: str, known: Collection[str]) -> bool:
         return True
     parts = selector.split("/")
     return len(parts) > 1 and all(is_known(part, known) for part in parts)
+
+
+_PLAIN = re.compile(r"[A-Za-z_](?:[\w ./-]*[\w./-])?")
+_YAML_WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
+
+
+def as_yaml(text: str) -> str:
+    """``text`` as it is written inside a YAML list, on one line."""
+    plain = _PLAIN.fullmatch(text) is not None and text.lower() not in _YAML_WORDS
+    return text if plain else json.dumps(text, ensure_ascii=False)
 
 
 @cache

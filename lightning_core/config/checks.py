@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lightning_core.config.algorithm import CLIPS, Algorithm
-from lightning_core.config.checks_agents import check_chosen_agents
+from lightning_core.config.checks_agents import check_chosen_agents, check_named_calls
 from lightning_core.config.checks_monitors import check_monitors
 from lightning_core.config.checks_trainer import check_trainer
 from lightning_core.config.command import CommandSection
@@ -34,7 +34,7 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
                 f"goes with a source 'module:callable' only, but {source.source!r} is a file",
             )
     for name in c.agents.frozen:
-        if name in c.agents.named:
+        if name in c.agents.trained_names:
             yield ("agents", "frozen", name), "the agent is in agents.train too; remove it from one of them"
     if c.agents.train == ():
         yield ("agents", "train"), "the list is empty; remove the key to train the marked agents"
@@ -52,6 +52,7 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             "like all others",
         )
     yield from check_chosen_agents(c)
+    yield from check_named_calls(c)
     yield from check_credit(c.credit, group_size=c.rollouts.group_size, refill=c.rollouts.refill)
     rules = _reward_rules(c)
     for signal in signal_sections().values():
@@ -152,10 +153,11 @@ def _check_agents(c: Sections) -> Iterator[tuple[KeyPath, str]]:
                     f"agent {agent!r} is in policies.{owners[agent]}.agents too; list it once, under one policy",
                 )
             owners.setdefault(agent, name)
-    if c.policies and set(c.agents.named) != owners.keys():
+    if c.policies and set(c.agents.trained_names) != owners.keys():
         yield (
             ("agents", "train"),
-            f"found {list(c.agents.named) or c.agents.train!r}, but the agents of the policies are {list(owners)!r}; remove the key",
+            f"found {list(c.agents.trained_names) or c.agents.train!r}, but the agents of the policies are {list(owners)!r}; "
+            "remove the key",
         )
 
 

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from lightning_core.capture.folders import path_problem
 from lightning_core.config.problems import INVALID_VALUE
-from lightning_core.config.types import Names, PathText, Section
+from lightning_core.config.types import CommandArguments, Names, PathText, Section
 
 _FIELDS = r"""(?:\[[^\[\]{}'"]+\])*"""
 PLACEHOLDER = re.compile(
@@ -60,7 +60,7 @@ class ContainerSection(Section):
     """The image."""
     runtime: Literal["docker", "podman"] = "docker"
     """The program that runs it."""
-    args: Names = ()
+    args: CommandArguments = ()
     """Further arguments for `docker run` or `podman run`, as strings: `["--memory=4g"]`."""
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from lightning_core.config.agents import Agents
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.command import CommandSection
 from lightning_core.config.credit import Arguments, CreditSection
@@ -22,6 +23,7 @@ from lightning_core.config.signal_keys import with_signal_keys
 from lightning_core.config.trainer import Ray, TrainerSection
 from lightning_core.config.types import (
     CallableName,
+    CommandArguments,
     Count,
     CountOrZero,
     ModelName,
@@ -34,10 +36,6 @@ from lightning_core.config.types import (
 )
 
 _TASK_FILES = (".jsonl", ".json", ".parquet")
-
-
-def _one_or_several(names: object) -> object:
-    return [names] if isinstance(names, str) and names != "all" else names
 
 
 def _task_source(text: str) -> str:
@@ -84,50 +82,6 @@ class Tasks(Section):
     then does not show whether the policy generalizes."""
 
 
-class Auxiliary(Section):
-    """Calls to exclude from training. A call must match all fields that are set."""
-
-    name: str
-    """The name to list them under, such as `title`."""
-    agent: str | None = None
-    """The name of the agent, with `*` as wildcard; null: any."""
-    model: str | None = None
-    """The requested model, with `*` as wildcard: `*-haiku-*`; null: any."""
-    contains: str | None = None
-    """A text in the system prompt or the last message; null: any."""
-
-    @model_validator(mode="after")
-    def _matches_something(self) -> Auxiliary:
-        if self.agent is None and self.model is None and self.contains is None:
-            raise PydanticCustomError(
-                INVALID_VALUE, "expected agent, model or contains, or the rule matches every call"
-            )
-        return self
-
-
-class Agents(Section):
-    """The agents to train, by name.
-    A name is the name of a `@trainable` mark, or of a framework's node or agent. A `*` matches any characters of a name:
-    `researcher-*` stands for `researcher-1` and `researcher-2`, which may be created at run time. An exact name takes
-    precedence over a pattern, a longer pattern over a shorter one, and `frozen` over `train`."""
-
-    train: Annotated[Names | Literal["all"] | None, BeforeValidator(_one_or_several)] = None
-    """Names of the agents to train, or a single one; `all`: every agent that is not under `frozen`, with or without a
-    name; null: the agents listed under `policies`, or else those marked with `@trainable`, or else the only one that makes model
-    calls. `team/writer` is the agent or node `writer` inside `team`. `*` is a wildcard."""
-    frozen: dict[str, str] = {}
-    """Agents that are not trained: a mapping from agent name, with `*` as wildcard, to model name. A model that is not
-    served here is requested from the agent's own provider, or from `policy.upstream`."""
-    auxiliary: list[Auxiliary] = []
-    """Calls of trained agents that are answered by the policy, but not trained on, such as the titles and summaries
-    that a command-line agent requests for itself. They are listed as `AGENT/NAME`."""
-
-    @property
-    def named(self) -> tuple[str, ...]:
-        """The names in `train`."""
-        return self.train if isinstance(self.train, tuple) else ()
-
-
 class UpstreamSection(Section):
     """An OpenAI-compatible server for models that the policy endpoint does not serve."""
 
@@ -144,7 +98,7 @@ class Vllm(Section):
     url: Annotated[str, Field(pattern=r"^https?://")] | None = None
     """URL of a running server, such as `http://localhost:8000`, started as described in docs/vllm.md; null: a server is
     started for the run and stopped afterwards."""
-    args: Names = ()
+    args: CommandArguments = ()
     """Additional arguments for `vllm serve`, as strings: `["--gpu-memory-utilization", "0.45"]`. Only without `url`."""
 
 

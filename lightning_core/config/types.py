@@ -81,8 +81,11 @@ CountOrZero = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Beta = Annotated[float, Ge(0), Lt(1)]
-Names = Annotated[tuple[str, ...], Field(strict=False)]
+AgentName = Annotated[str, AfterValidator(str.strip)]
+"""A name or a pattern, without the newline at the end of a folded text in YAML."""
+Names = Annotated[tuple[AgentName, ...], Field(strict=False)]
 """A list in YAML, a tuple in Python."""
+CommandArguments = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class Section(BaseModel):

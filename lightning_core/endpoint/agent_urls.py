@@ -81,7 +81,11 @@ def name_agent(headers: Mapping[str, str], name: str | None, key: KeyAddress, ro
     inside = address is not None and address.rollout == rollout
     agent = key.agent if name is None else name
     addressed = Address(
-        rollout=rollout, span=key.span or "0" * 16, agent=agent, mark=key.mark if agent == key.agent else mark_of(agent)
+        rollout=rollout,
+        span=key.span or "0" * 16,
+        agent=agent,
+        mark=key.mark if agent == key.agent else mark_of(agent),
+        inherited=name is None and key.agent is not None,
     ).to_headers()
     if inside or key.span is None:
         del addressed["traceparent"]

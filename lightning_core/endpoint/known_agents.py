@@ -3,25 +3,39 @@
 No call reaches a provider because of a wrong selection:
 
 - Until every configured name is known to exist (it made a call, is marked, or was declared by an integration), calls of agents that are
-  not configured are answered here. The attempt is repeated once all names are known; if some stay unknown, the run stops.
+  not configured are answered here. Then the attempt is repeated. If a name stays unknown, the run stops if no agent has a name, or if an
+  agent has a similar one. Otherwise the policy may have led the program astray, so the attempt is repeated with the agents' own models.
 - If nothing is selected or marked, every call is answered by the policy. If the program has a single agent, it is trained.
   If a mark appears during the first attempts, those are repeated; if it appears later, or if there are several agents, the run stops.
+
+A call without a name of its own gets that of a rule under ``agents.named``, else that of the program that makes it. Several roles of calls
+without a name stop the run: they are not one agent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import logging
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from lightning_core.capture import find_rollout
 from lightning_core.capture.address import Address
-from lightning_core.capture.marks import marked_agents
-from lightning_core.capture.selectors import is_known
+from lightning_core.capture.marks import mark_of, marked_agents
+from lightning_core.capture.selectors import as_yaml, is_known, matches
+from lightning_core.endpoint.roles import describe_call
 from lightning_core.endpoint.routing import DEFAULT_AGENT, Routing
 from lightning_core.endpoint.sessions import Session
-from lightning_core.errors import ConfigError, did_you_mean
+from lightning_core.errors import ConfigError, PolicyRequestError, did_you_mean
 from lightning_core.trace import POLICY, REWARD_FUNCTION
+
+logger = logging.getLogger(__name__)
+
+_MOST_UNREACHED = 16
+"""Most attempts without a call of a trained agent, if names in the configuration are unknown."""
+
+_SIMILAR = 0.8
+"""Similarity from which on a name counts as misspelt: ``clasifier``, but not ``rewriter`` for ``writer-1``."""
 
 Verdict = Literal["keep", "repeat"] | ConfigError
 
@@ -47,13 +61,24 @@ class KnownAgents:
         """The agents without a mark whose attempts count."""
         self._marked: set[str] = set()
         self._declared: set[str] = set()
+        self._awaited: set[str] = set()
+        """The selectors that no agent had in an attempt in which the policy answered for others."""
+        self._roles_shown = False
+        self._trained_spoke = False
+        self._attempts = 0
+        """The number of attempts since then without a trained agent."""
 
-    def decide(self, session: Session, address: Address, *, names_served_model: bool) -> Decision:
-        """The agent of the call at ``address``, and the policy that answers it.
+    def decide(
+        self, session: Session, address: Address, body: Mapping[str, Any], *, names_served_model: bool
+    ) -> Decision:
+        """The agent of the call at ``address`` with the request ``body``, and the policy that answers it.
 
-        ``names_served_model``: the request names another model served here than a policy, so no provider is involved.
+        ``names_served_model``: the request names another model served here than a policy, so no provider is involved. Raises
+        `PolicyRequestError` for a call that rules of several names match.
         """
         routing = session.routing
+        if address.agent is None or address.inherited:
+            address = _named(session, address, body)
         if address.agent is None and routing.unnamed is not None:
             address = replace(address, agent=routing.unnamed)
         agent = address.agent
@@ -64,11 +89,16 @@ class KnownAgents:
             if address.mark is not None:
                 self._marked.add(agent)
         policy = routing.policy_of(agent, address.mark)
+        self._trained_spoke = self._trained_spoke or policy is not None
+        if policy is not None and address.inherited and routing.select != "all":
+            self._note_program_role(session, agent, body)
         if policy is not None or routing.frozen_model(agent) is not None or names_served_model:
             return Decision(address=address, policy=policy)
         if routing.select == "marked" and not self._marks(routing):
             session.provisional = True
             self._unselected.add(agent or DEFAULT_AGENT)
+            if agent is None:
+                session.problem = _note_role(session, DEFAULT_AGENT, body)
             return Decision(address=replace(address, agent=agent or DEFAULT_AGENT), policy=POLICY)
         self._note_declared(address.rollout)
         if self._unknown(routing):
@@ -76,17 +106,29 @@ class KnownAgents:
             return Decision(address=address, policy=None, here=next(iter(routing.policies.values()), POLICY))
         return Decision(address=address, policy=None)
 
+    def _note_program_role(self, session: Session, agent: str | None, body: Mapping[str, Any]) -> None:
+        """Several roles of a program stop the run, or are shown once if the configuration or a mark names the program: it is one agent."""
+        if agent == session.routing.program:
+            session.problem = _note_role(session, agent, body)
+        elif not self._roles_shown and (problem := _note_role(session, agent, body)):
+            self._roles_shown = True
+            logger.warning("all roles of the program %r are trained as one agent: %s", agent, problem)
+
     def verdict(self, session: Session) -> Verdict:
         """Whether the calls of a finished attempt were answered by the right models.
 
         ``repeat``: not all, but another attempt will have them. An error: the selection is wrong.
         """
         routing = session.routing
+        if session.problem is not None:
+            return session.problem
         if routing.select == "marked" and self._kept and (marks := self._marks(routing)):
             return late_mark(marks, self._kept)
-        if not session.provisional:
-            return "keep"
         self._note_declared(session.root.rollout)
+        if self._awaited and (error := self._misspelt(routing, self._awaited)):
+            return error
+        if not session.provisional:
+            return self._unreached(routing) or "keep"
         if routing.select == "marked":
             if self._marks(routing):
                 return "repeat"
@@ -94,10 +136,34 @@ class KnownAgents:
                 return several_agents(self._unselected)
             self._kept |= self._unselected
             return "keep"
-        if not self._unknown(routing):
-            return "repeat"
+        if unknown := self._unknown(routing):
+            known = self._known()
+            if error := self._misspelt(routing, unknown):
+                return ConfigError(f"{error} The endpoint forwarded no call.")
+            self._awaited.update(unknown)
+            logger.warning(
+                "no agent has the name %s yet; the agents so far are %r. Calls of agents that are not trained now go to their own models. "
+                "The run stops if %d attempts end without a call of a trained agent",
+                *(", ".join(map(repr, unknown)), sorted(known), _MOST_UNREACHED),
+            )
+        return "repeat"
+
+    def _misspelt(self, routing: Routing, selectors: Collection[str]) -> ConfigError | None:
+        """The error for those of ``selectors`` that are certainly wrong."""
+        known = self._known()
+        named = {"train": routing.trained, "frozen": routing.frozen.keys()}
+        wrong = {key: [name for name in names if name in selectors] for key, names in named.items()}
+        return misspelt_names(known, routing.trained | routing.frozen.keys(), **wrong)
+
+    def _unreached(self, routing: Routing) -> ConfigError | None:
+        """The error if no trained agent was reached although the others were answered by their own models."""
+        if not self._awaited or self._trained_spoke:
+            return None
+        self._attempts += 1
+        if self._attempts < _MOST_UNREACHED:
+            return None
         error = unknown_names(self._known(), train=routing.trained, frozen=routing.frozen)
-        return ConfigError(f"{error} The endpoint forwarded no call.")
+        return ConfigError(f"{error} No trained agent made a call in {self._attempts} attempts.")
 
     def _note_declared(self, rollout: str) -> None:
         run = find_rollout(rollout)
@@ -111,12 +177,62 @@ class KnownAgents:
         return self._seen | marked_agents().keys() | self._declared
 
     def _unknown(self, routing: Routing) -> list[str]:
-        return unknown_selectors(routing.trained | routing.frozen.keys(), self._known()) if routing.confirm else []
+        if not routing.confirm:
+            return []
+        return unknown_selectors((routing.trained | routing.frozen.keys()) - self._awaited, self._known())
+
+
+def _named(session: Session, address: Address, body: Mapping[str, Any]) -> Address:
+    """``address`` with the name that the rules give a call; as it is if none matches."""
+    names = session.routing.names_of(body)
+    if len(names) > 1:
+        session.problem = ConfigError(
+            f"agents.named: the rules of {names!r} match the same call ({describe_call(body)}); add fields that tell them apart, or give "
+            "them one name"
+        )
+        raise PolicyRequestError(str(session.problem))
+    return replace(address, agent=names[0], mark=mark_of(names[0]), inherited=False) if names else address
+
+
+def _note_role(session: Session, agent: str | None, body: Mapping[str, Any]) -> ConfigError | None:
+    """Count the role of a call without a name of its own; returns the error if there are several."""
+    if session.routing.auxiliary_rule(agent, body) is None:
+        session.roles.add(body)
+    return session.roles.problem()
 
 
 def unknown_selectors(selectors: Iterable[str], known: Collection[str]) -> list[str]:
     """The ``selectors`` that match none of the names ``known``; see `is_known`."""
     return sorted(s for s in selectors if not is_known(s, known))
+
+
+def misspelt_names(
+    known: Collection[str], taken: Collection[str] = (), **selectors: Iterable[str]
+) -> ConfigError | None:
+    """`unknown_names` if no agent has a name, or one has a similar name; None if the unknown agents may still appear.
+
+    ``taken``: selectors; the agents that they match are not meant by another one.
+    """
+    unknown = unknown_selectors((name for names in selectors.values() for name in names), known)
+    if not unknown or (known and not _has_similar(unknown, known, taken)):
+        return None
+    return unknown_names(known, **selectors)
+
+
+def _has_similar(unknown: Iterable[str], known: Collection[str], selectors: Collection[str]) -> bool:
+    """Whether one of ``unknown`` may be misspelt for a name in ``known``.
+
+    Those that one of ``selectors`` matches are meant by it, and a name with another number is another agent. Of a path, the unknown parts
+    count.
+    """
+    free = [name for name in known if not any(matches(selector, name) for selector in selectors)]
+    stems = set(map(_stem, free))
+    parts = [part for name in unknown for part in {name, *name.split("/")} if not is_known(part, known)]
+    return bool(did_you_mean([_stem(part) for part in parts if _stem(part) not in stems], free, cutoff=_SIMILAR))
+
+
+def _stem(name: str) -> str:
+    return name.rstrip("0123456789-_ *")
 
 
 def unknown_names(known: Collection[str], **selectors: Iterable[str]) -> ConfigError:
@@ -132,7 +248,10 @@ def unknown_names(known: Collection[str], **selectors: Iterable[str]) -> ConfigE
             "models under agents.frozen. To train every agent, set agents: {train: all}."
         )
     if not known:
-        advice = "Mark one in code with @trainable, or remove agents.train if the program has a single agent: that is trained."
+        advice = (
+            "Mark one in code with @trainable, name its calls by a rule under agents.named that matches them, or remove agents.train if "
+            "the program has a single agent: that is trained."
+        )
         return ConfigError(f"{wrong}, but no agent of this program has a name. {advice}")
     return ConfigError(f"{wrong}, but the agents of this program are {sorted(known)!r}. {advice}")
 
@@ -150,6 +269,6 @@ def several_agents(names: Iterable[str]) -> ConfigError:
     agents = sorted(set(names))
     return ConfigError(
         f"no agent is selected for training, and the program has several: {agents!r}. Name those to train, such as "
-        f"agents: {{train: [{agents[0]}]}}, mark them in code with @trainable, or train all with agents: {{train: all}}. "
+        f"agents: {{train: [{as_yaml(agents[0])}]}}, mark them in code with @trainable, or train all with agents: {{train: all}}. "
         "The endpoint forwarded no call."
     )

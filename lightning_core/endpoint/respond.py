@@ -66,7 +66,10 @@ class Responder:
         """The agent of the call. An auxiliary call of a trained agent gets its own name, and is not trained on."""
         models, policies = self._backend.models, {POLICY, *incoming.session.routing.policies.values()}
         decision = self._known_agents.decide(
-            incoming.session, incoming.address, names_served_model=requested in models and requested not in policies
+            incoming.session,
+            incoming.address,
+            incoming.body,
+            names_served_model=requested in models and requested not in policies,
         )
         rule = incoming.session.routing.auxiliary_rule(decision.address.agent, incoming.body)
         if rule is None or decision.policy is None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from lightning_core.capture.selectors import find_selector, matches
+from lightning_core.endpoint.request_body import conversation, instructions, system_prompt, text_of_message, tool_names
 from lightning_core.trace import POLICY, REWARD_FUNCTION
 
 DEFAULT_AGENT = "agent"
@@ -29,7 +30,31 @@ class AuxiliaryCalls:
             return False
         if self.model is not None and not fnmatchcase(str(body.get("model", "")), self.model):
             return False
-        return self.contains is None or any(self.contains in text for text in _instructions(body))
+        return self.contains is None or any(self.contains in text for text in instructions(body))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedCalls:
+    """A name for calls without one; see `agents.named` in the configuration."""
+
+    name: str
+    contains: str | None = None
+    model: str | None = None
+    tools: Sequence[str] | None = None
+
+    def matches(self, body: Mapping[str, Any]) -> bool:
+        """Whether a request with the JSON ``body`` gets the name."""
+        if self.model is not None and not fnmatchcase(str(body.get("model", "")), self.model):
+            return False
+        if self.tools is not None:
+            offered = tool_names(body)
+            if not self.tools and offered:
+                return False
+            if not all(any(matches(tool, name) for name in offered) for tool in self.tools):
+                return False
+        if self.contains is None:
+            return True
+        return self.contains in (system_prompt(body) or "".join(map(text_of_message, conversation(body)[:1])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +72,9 @@ class Routing:
     auxiliary: Sequence[AuxiliaryCalls] = ()
     unnamed: str | None = None
     """The agent of calls without a name, such as a child process's: the agent that the rollout was opened for."""
+    named: Sequence[NamedCalls] = ()
+    program: str | None = None
+    """The name of the program that is the agent, if the configuration gives it no name of its own."""
     confirm: bool = False
     """Forward no call of an agent that is not listed before all names in ``trained`` and ``frozen`` are known to exist."""
     temperature: float | None = None
@@ -80,26 +108,6 @@ class Routing:
         """The name of the first rule in ``auxiliary`` that matches a request, or None."""
         return next((rule.name for rule in self.auxiliary if rule.matches(agent, body)), None)
 
-
-def _instructions(body: Mapping[str, Any]) -> list[str]:
-    """The texts of the system prompt and of the last message, in any wire format."""
-    parts: list[Any] = [body.get(name) for name in ("system", "instructions", "systemInstruction", "prompt")]
-    for name in ("messages", "input", "contents"):
-        value = body.get(name)
-        if isinstance(value, list) and value:
-            items = cast("list[Any]", value)
-            parts += [
-                item for item in items if isinstance(item, Mapping) and item.get("role") in ("system", "developer")
-            ]
-            parts.append(items[-1])
-        else:
-            parts.append(value)
-    return [text for part in parts for text in _texts(part)]
-
-
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, Mapping):
-        value = list(cast("Mapping[str, Any]", value).values())
-    return [text for item in cast("list[Any]", value) for text in _texts(item)] if isinstance(value, list) else []
+    def names_of(self, body: Mapping[str, Any]) -> list[str]:
+        """The different names of the rules in ``named`` that match a request."""
+        return list(dict.fromkeys(rule.name for rule in self.named if rule.matches(body)))

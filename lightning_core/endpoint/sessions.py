@@ -17,9 +17,10 @@ from lightning_core.chat.conversations import Conversations, SampledConversation
 from lightning_core.chat.messages import Message
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.recorded import RecordedResponses
+from lightning_core.endpoint.roles import Roles
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.waiting import LoopLag, WaitingTime
-from lightning_core.errors import CallLimitError, OverloadError, PolicyRequestError, Repeats
+from lightning_core.errors import CallLimitError, ConfigError, OverloadError, PolicyRequestError, Repeats
 from lightning_core.propagation.providers import KEY_HEADERS
 from lightning_core.trace import REWARD_FUNCTION
 
@@ -62,6 +63,10 @@ class Session:
     recorded: RecordedResponses | None = None
     """The responses to answer with in place of the model, while there are any."""
     closed: bool = False
+    roles: Roles = field(default_factory=Roles)
+    """The roles of the calls without a name of their own."""
+    problem: ConfigError | None = None
+    """The error that stops the run, of a call that has no agent."""
     provisional: bool = False
     """A call was answered before it was known which model must answer it; see `known_agents`."""
 

@@ -5,9 +5,9 @@ With ``input`` or ``prompt`` instead it is one unless the path names another ser
 Instead of ``model`` the path may name the model, as for Gemini, Azure and Bedrock.
 
 Paths of the endpoint's own wire formats are recognized by their suffix, so bodies that cannot be read without consuming them (streams,
-bodies compressed with other than gzip or deflate) are recognized there and nowhere else. ``/messages`` and ``/responses`` are paths of
-other services too: the body must have the fields of the format, and one that is not read or names no model needs a version or provider
-before the suffix, as in ``/v1/messages``.
+bodies compressed with other than gzip or deflate) are recognized there and nowhere else. Others need ``model`` or a conversation.
+``/messages`` and ``/responses`` are paths of other services too: the body must have the fields of the format, and one that is not read or
+names no model needs a version or provider before the suffix, as in ``/v1/messages``.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def find_route(method: str, path: str, body: Body) -> str | None:
         return f"/models/{gemini[1]}"
     route = None if path.endswith(_OTHER_FORMATS) else next(filter(path.endswith, _ROUTES), None)
     if route is not None and route not in _COMMON_WORDS:
-        return route
+        fields = (_MODEL, "messages") if route == "/chat/completions" else (_MODEL, *_READ)
+        return route if isinstance(body, Unseen) or _mentions(body, fields) else None
     if isinstance(body, Unseen):
         return route if route == "/completions" or _VERSIONED.search(path) else None
     if _BEDROCK_CONVERSE.search(path):

@@ -88,7 +88,7 @@ def open_agents(
     upstream = config.policy.upstream
     target = None if upstream is None else upstream_target(upstream.base_url, upstream.api_key_env)
     settings = config.rollouts.model_copy(update={"concurrency": concurrency or config.rollouts.concurrency})
-    agents = frozenset(config.agents.named) | frozenset(config.agents.frozen)
+    agents = frozenset(config.agents.trained_names) | frozenset(config.agents.frozen)
     limits = Limits()
     # Every rollout must be able to send requests, and some agents send several at a time.
     limits = replace(limits, requests=max(limits.requests, 4 * settings.concurrency))

@@ -8,16 +8,17 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from lightning_core.capture.elsewhere import IGNORED, NO_MODEL_NAMED
+from lightning_core.capture.elsewhere import IGNORED, IN_PROCESS, NO_MODEL_NAMED
 from lightning_core.capture.marks import marked_agents
 from lightning_core.capture.run import OTHER_HOSTS
 from lightning_core.capture.selectors import find_selector, is_pattern, matches
 from lightning_core.config import Config
 from lightning_core.config.checks_agents import chosen_agents
+from lightning_core.config.command import CommandSection
 from lightning_core.config.resolve import agents_policies
 from lightning_core.credit import Episode
-from lightning_core.endpoint.known_agents import unknown_names, unknown_selectors
-from lightning_core.endpoint.routing import DEFAULT_AGENT, AuxiliaryCalls, Routing
+from lightning_core.endpoint.known_agents import misspelt_names, unknown_names, unknown_selectors
+from lightning_core.endpoint.routing import DEFAULT_AGENT, AuxiliaryCalls, NamedCalls, Routing
 from lightning_core.errors import ConfigError, TrainingError, did_you_mean, plural
 from lightning_core.propagation.providers import is_listed
 from lightning_core.records.agent_paths import ambiguous_paths
@@ -32,8 +33,15 @@ _ANSWERED_HERE = (TRAINED, NOT_TRAINED)
 _ADVICE = {
     NO_MODEL_NAMED: "name a model in the request's body (any name: it decides nothing for a trained agent)",
     IGNORED: "remove the host from rollouts.ignore_hosts",
+    IN_PROCESS: "use a transport with a network, such as the client's default, if that is not meant",
 }
 """Advice on requests that went elsewhere, by reason, besides the general advice."""
+_UNRECORDED = {
+    NO_MODEL_NAMED: "sends requests to %s that name no model, but look like model calls otherwise; they are not recorded. If they are "
+    "model calls, %s",
+    IN_PROCESS: "makes model calls to %s that its client answers itself; they are not recorded: %s",
+}
+"""Warnings about requests of trained agents that may be model calls, by reason."""
 
 
 def routing_of(config: Config, phase: Phase) -> Routing:
@@ -44,15 +52,22 @@ def routing_of(config: Config, phase: Phase) -> Routing:
     agents, trains_all = config.agents, config.agents.train == "all"
     return Routing(
         select="all" if trains_all else "marked" if agents.train is None else "named",
-        trained=frozenset(agents.named),
+        trained=frozenset(agents.trained_names),
         policies=agents_policies(config),
         frozen=agents.frozen,
         auxiliary=[AuxiliaryCalls(**rule.model_dump()) for rule in agents.auxiliary],
+        named=[NamedCalls(**rule.model_dump()) for rule in agents.named],
+        program=_program(config),
         confirm=True,
         unnamed=DEFAULT_AGENT if trains_all else None,
         temperature=temperature,
         max_tokens=config.rollouts.max_tokens,
     )
+
+
+def _program(config: Config) -> str | None:
+    command = config.agent
+    return command.agent if isinstance(command, CommandSection) and command.name is None else None
 
 
 def trained_agents(config: Config, traces: Iterable[Trace]) -> frozenset[str]:
@@ -61,7 +76,7 @@ def trained_agents(config: Config, traces: Iterable[Trace]) -> frozenset[str]:
     A configured pattern stands for the agents with calls in ``traces`` that it matches, unless ``agents.frozen`` lists them.
     """
     routing = routing_of(config, "train")
-    named = frozenset(name for name in config.agents.named if not is_pattern(name))
+    named = frozenset(name for name in config.agents.trained_names if not is_pattern(name))
     calls = [c for t in traces for c in t.calls if c.agent]
     return named | {c.agent for c in calls if c.agent and (c.trained or _is_named(routing, c.agent))}
 
@@ -80,15 +95,16 @@ def _is_named(routing: Routing, agent: str) -> bool:
 def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool = False) -> None:
     """Check the agents of the first rollouts. ``measured``: nothing is trained, so all agents may be frozen.
 
-    Raises `ConfigError` if a configured name does not exist, or a trained agent sends its requests elsewhere, and `TrainingError` if no
-    trained agent made a call. Logs a warning for a trained agent that was not reached.
+    Raises `ConfigError` if a configured name is misspelt, or if no agent has it and no trained agent made a call, or if a trained agent
+    sends its requests elsewhere, and `TrainingError` if no trained agent made a call. Logs a warning for names that no agent had.
     """
     traces = [r.trace for r in rollouts]
     known = known_agents(traces)
     failed = next((f" The first failed rollout: {r.error}" for r in rollouts if r.status == "failed"), "")
+    train, frozen = config.agents.trained_names, tuple(config.agents.frozen)
     auxiliary = [rule.agent for rule in config.agents.auxiliary if rule.agent is not None]
-    if unknown_selectors((*config.agents.named, *config.agents.frozen, *auxiliary), known):
-        error = unknown_names(known, train=config.agents.named, frozen=config.agents.frozen, auxiliary=auxiliary)
+    error = misspelt_names(known, (*train, *frozen), train=train, frozen=frozen)
+    if error := error or misspelt_names(known, auxiliary=auxiliary):
         raise ConfigError(f"{error}{failed}")
     policies = agents_policies(config)
     for name, mark in marked_agents().items():
@@ -112,19 +128,19 @@ def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool 
     ):
         return  # such as a teacher's evaluation
     if not trained & speaking:
+        if unknown_selectors(train, known):
+            raise ConfigError(f"{unknown_names(known, train=train, frozen=frozen)}{failed}")
         if trained and speaking and not trained & (ran | {e.agent for t in traces for e in t.events}):
             raise TrainingError(
                 f"no trained agent was reached in {len(traces)} rollouts: {sorted(trained)!r}. Calls came from "
                 f"{sorted(name or '(no agent)' for name in speaking)!r}; train one of these, or add tasks that reach the others.{failed}"
             )
         raise no_calls(rollouts)
-    unnamed = {(e.agent, e.where) for t in traces for e in trace_ledger(t) if e.detail == NO_MODEL_NAMED}
-    for name, host in sorted((name, host) for name, host in unnamed if name in trained):
-        logger.warning(
-            "the trained agent %r sends requests to %s that name no model, but look like model calls otherwise; they are not recorded. "
-            "If they are model calls, %s",
-            *(name, host, _ADVICE[NO_MODEL_NAMED]),
-        )
+    for reason, text in _UNRECORDED.items():
+        found = {(e.agent or "", e.where) for t in traces for e in trace_ledger(t) if e.detail == reason}
+        for name, host in sorted((name, host) for name, host in found if name in trained):
+            logger.warning("the trained agent %r " + text, name, host, _ADVICE[reason])
+    _warn_of_unseen(config, known, traces)
     auxiliary_only = {name for name in trained for rule in config.agents.auxiliary if f"{name}/{rule.name}" in speaking}
     for name in sorted(trained - speaking - auxiliary_only):
         outside = _elsewhere(traces, name) if name in ran else ""
@@ -137,9 +153,20 @@ def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool 
         logger.warning("the trained agent %r %s in %s", name, reached, plural(len(traces), "rollout"))
 
 
+def _warn_of_unseen(config: Config, known: Collection[str], traces: Sequence[Trace]) -> None:
+    """Log a warning for patterns and frozen names that no agent had, and for rules that matched no call."""
+    rollouts, agents = plural(len(traces), "rollout"), config.agents
+    for key, names in (("train", filter(is_pattern, agents.trained_names)), ("frozen", agents.frozen)):
+        for name in unknown_selectors(names, known):
+            logger.warning("agents.%s names %r, which no agent had in %s", key, name, rollouts)
+    speaking = {c.agent for t in traces for c in t.calls}
+    for name in sorted({rule.name for rule in config.agents.named} - speaking):
+        logger.warning("agents.named: no call matched the rules of %r in %s", name, rollouts)
+
+
 def _check_chosen(config: Config, trained: Collection[str], known: Collection[str], failed: str) -> None:
     """Lists that choose some of the trained agents. With patterns in ``agents.train`` other agents may appear later."""
-    may_appear = any(map(is_pattern, config.agents.named))
+    may_appear = any(map(is_pattern, config.agents.trained_names))
     for key, names in chosen_agents(config).items():
         unknown = unknown_selectors(names, {*known, *trained})
         if unknown and not may_appear:

@@ -160,7 +160,9 @@ def measure(
         open_agents(config, load_agent(config), backend, chats, reward_function=load_reward(config)) as agents,
     ):
         return asyncio.run(
-            _measure(agents, config, load_tasks(config.tasks.train), points, forked or config.agents.named, batch)
+            _measure(
+                agents, config, load_tasks(config.tasks.train), points, forked or config.agents.trained_names, batch
+            )
         )
 
 

@@ -162,7 +162,6 @@ def test_two_selectors_overlap_if_a_name_can_match_both(first: str, second: str,
 def test_a_pattern_that_no_agent_matches_stops_the_run(program: Program) -> None:
     with pytest.raises(ConfigError, match=r"agents.train names 'reviewer-\*', but the agents of this program are"):
         program.run(spawning(program), agents={"train": ["reviewer-*"]})
-    assert program.provider.requests == []
 
 
 @pytest.mark.parametrize(

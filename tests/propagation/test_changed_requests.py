@@ -170,4 +170,7 @@ def test_a_transport_of_another_library_is_counted(playground: Playground, serve
     ):
         client.post(URL, json=BODY)
     host = server.url.removeprefix("http://")
-    assert elsewhere(run) == {("writer", host, "connection by other code"): 1}
+    assert elsewhere(run) == {
+        ("writer", host, "connection by other code"): 1,
+        ("writer", "api.openai.com", "answered by its own transport"): 1,
+    }

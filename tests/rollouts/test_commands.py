@@ -285,3 +285,31 @@ def test_folders_that_cannot_be_filled_are_no_failure_of_the_agent(tmp_path: Pat
     os.mkfifo(tmp_path / "project/pipe")
     with pytest.raises(InfrastructureError, match=r"could not be filled: .*is a named pipe"):
         roll_out(tmp_path, program("", workspace=str(tmp_path / "project")))
+
+
+ROLES = """
+for role in ("writer", "judge"):
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps({ "model": "any", "messages": [{ "role": "system", "content": "You are a " + role },
+            { "role": "user", "content": "hi" }] }).encode(),
+        { "Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"] },
+    )
+    urllib.request.urlopen(request).read()
+print(json.dumps({ "reward": 1 }))
+"""
+
+
+def test_the_roles_of_a_program_are_one_agent_only_if_it_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A program has no mark and no framework: the configuration tells its roles apart."""
+    with pytest.raises(ConfigError, match=r"2 roles in one rollout: .*'You are a writer'.*'You are a judge'"):
+        roll_out(tmp_path, program(ROLES, name=None))
+    (rollout,) = roll_out(tmp_path, program(ROLES))
+    assert [(c.agent, c.trained) for c in rollout.trace.calls] == [("coder", True)] * 2
+    assert caplog.text.count("all roles of the program 'coder' are trained as one agent: ") == 1
+    named = [{"name": role, "contains": f"You are a {role}"} for role in ("writer", "judge")]
+    agents = {"train": ["writer"], "frozen": {"judge": "base"}, "named": named}
+    (rollout,) = roll_out(tmp_path, {**program(ROLES), "agents": agents})
+    assert [(c.agent, c.trained) for c in rollout.trace.calls] == [("writer", True), ("judge", False)]

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from lightning_core import load_config, trainable
 from lightning_core.capture import declare_agents, note_elsewhere, scope
@@ -85,6 +86,93 @@ def test_all_includes_calls_without_a_name(program: Program) -> None:
     assert agents_of(program.run(solve, agents={"train": "all"})) == {("agent", True)}
 
 
+CUSTOMER, CLERK = "You are a customer. Complain.", "You are a clerk. Help the customer."
+
+
+def simulated_user(program: Program) -> Callable[[Any], float]:
+    """A program of two roles without names."""
+
+    def solve(task: Any) -> float:
+        program.ask("Hi, how can I help?", system=CUSTOMER)
+        program.ask("It is broken.", system=CLERK, tools=["refund"])
+        return 1.0
+
+    return solve
+
+
+def test_roles_without_names_stop_the_run_and_the_rules_of_the_message_name_them(program: Program) -> None:
+    with pytest.raises(ConfigError, match=r"2 roles in one rollout: 1\. .*You are a customer.*tools refund") as error:
+        program.run(simulated_user(program))
+    assert program.provider.requests == []
+    agents = yaml.safe_load(str(error.value).partition("agents: ")[2].partition(". Give")[0])
+    groups = program.run(simulated_user(program), agents=agents)
+    assert agents_of(groups) == {("role-1", True), ("role-2", False)}
+    assert [r.body["messages"][0]["content"] for r in program.provider.requests] == [CLERK] * 2
+    same = [{**rule, "name": "shop"} for rule in agents["named"]]
+    assert agents_of(program.run(simulated_user(program), agents={"named": same})) == {("shop", True)}
+
+
+def test_rules_name_the_calls_that_have_no_name(program: Program, caplog: pytest.LogCaptureFixture) -> None:
+    def solve(task: Any) -> float:
+        simulated_user(program)(task)
+        program.ask("Rate it.", model="gpt-4o-2026")
+        with scope("writer", kind="node"):
+            program.ask(system=CUSTOMER)
+        return 1.0
+
+    named = [
+        {"name": "user", "contains": "You are a customer"},
+        {"name": "judge", "model": "gpt-4o*", "tools": []},
+        {"name": "clerk", "tools": ["ref*"]},
+        {"name": "unused", "model": "o3"},
+    ]
+    agents = {"train": ["clerk", "writer"], "frozen": {"judge": "base"}, "named": named}
+    groups = program.run(solve, agents=agents)
+    assert agents_of(groups) == {("user", False), ("clerk", True), ("judge", False), ("writer", True)}
+    assert [r.body["messages"][0]["content"] for r in program.provider.requests] == [CUSTOMER] * 2
+    assert "agents.named: no call matched the rules of 'unused' in 2 rollouts" in caplog.text
+
+
+def test_a_call_that_rules_of_two_names_match_stops_the_run(program: Program) -> None:
+    named = [{"name": "user", "contains": "customer"}, {"name": "clerk", "tools": ["refund"]}]
+    with pytest.raises(ConfigError, match=r"rules of \['user', 'clerk'\] match the same call \(.*You are a clerk"):
+        program.run(simulated_user(program), agents={"train": ["clerk"], "named": named})
+    assert {r.body["messages"][0]["content"] for r in program.provider.requests} <= {CUSTOMER}
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"name": "user"}, r"expected contains, model or tools, or the rule matches every call"),
+        ({"name": "us*r", "contains": "x"}, r"expected the name of an agent, without \* and /"),
+        ({"name": "reward function", "contains": "x"}, r"not 'reward function'"),
+        ({"name": "user", "contains": ""}, r"at least 1 character"),
+        ({"name": "other", "model": "gpt"}, r"agents.named\[1\]: matches the same calls as the rule of 'judge'"),
+    ],
+)
+def test_rules_that_cannot_be_meant_are_errors(rule: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config({"policy": {"model": "m"}, "agents": {"named": [{"name": "judge", "model": "gpt"}, rule]}})
+
+
+def test_names_are_compared_without_the_newline_of_a_folded_text(program: Program) -> None:
+    """CrewAI's YAML has ``role: >``."""
+
+    def solve(task: Any) -> float:
+        for name in ("Senior Researcher\n", "Reviewer: drafts\n"):
+            with scope(name):
+                program.ask()
+        return 1.0
+
+    for train in ("Senior Researcher", "Senior Researcher\n"):
+        groups = program.run(solve, agents={"train": [train]})
+        assert agents_of(groups) == {("Senior Researcher", True), ("Reviewer: drafts", False)}
+    with pytest.raises(ConfigError, match="program has several") as error:
+        program.run(solve)
+    proposed = str(error.value).partition("agents: ")[2].partition(", mark")[0]
+    assert yaml.safe_load(proposed) == {"train": ["Reviewer: drafts"]}
+
+
 @pytest.mark.parametrize("declared", [True, False])
 def test_a_misspelt_name_never_reaches_a_provider(program: Program, declared: bool) -> None:
     solve = two_speakers(program)
@@ -117,6 +205,56 @@ def test_a_misspelt_frozen_name_never_reaches_a_provider(program: Program) -> No
     with pytest.raises(ConfigError, match=r"agents.frozen names 'repyl'.*Did you mean 'reply'"):
         program.run(two_speakers(program), agents=agents)
     assert program.provider.requests == []
+
+
+@pytest.mark.parametrize(
+    ("train", "frozen"),
+    [(["worker"], {}), (["researcher*", "worker"], {}), (["worker", "writer-2", "rewriter"], {"judge": "base"})],
+)
+def test_a_name_that_nobody_had_yet_is_a_warning(
+    program: Program, caplog: pytest.LogCaptureFixture, train: list[str], frozen: dict[str, str]
+) -> None:
+    """The scripted policy leads to no other agent; the supervisor's own model does."""
+
+    def solve(task: Any) -> float:
+        with scope("supervisor", kind="node"):
+            route = program.ask()
+        with scope("writer-1", kind="node"):
+            program.ask()
+        if route == "ok":
+            with scope("worker", kind="node"):
+                program.ask()
+        return 1.0
+
+    groups = program.run(solve, agents={"train": train, "frozen": frozen})
+    assert agents_of(groups) == {("supervisor", False), ("writer-1", False), ("worker", True)}
+    assert "the agents so far are ['supervisor', 'writer-1']" in caplog.text
+    for name in {*train, *frozen} - {"worker"}:
+        assert f"'{name}'" in caplog.text.rpartition("the agents so far")[2]
+
+
+def test_a_misspelt_name_stops_the_run_once_its_agent_spoke(program: Program) -> None:
+    def solve(task: Any) -> float:
+        with scope("supervisor", kind="node"):
+            route = program.ask()
+        if route == "ok":
+            with scope("team", kind="node"), scope("researcher", kind="node"):
+                program.ask()
+        return 1.0
+
+    with pytest.raises(ConfigError, match=r"agents.train names 'reseacher'.*Did you mean 'researcher'"):
+        program.run(solve, agents={"train": ["supervisor-1", "reseacher"]})
+    with pytest.raises(ConfigError, match=r"agents.train names 'team/reseacher'.*Did you mean 'researcher'"):
+        program.run(solve, agents={"train": ["team/reseacher"]})
+
+
+def test_other_agents_are_not_paid_for_long_if_no_trained_agent_is_reached(program: Program) -> None:
+    """The run has 40 rollouts; 16 are answered by the providers of the others."""
+    with pytest.raises(ConfigError, match=r"agents.train names 'critic'.*No trained agent made a call in 16 attempts"):
+        program.run(
+            two_speakers(program), agents={"train": ["critic"]}, rollouts={"concurrency": 1}, eval={"samples": 20}
+        )
+    assert len(program.provider.requests) == 32
 
 
 def test_an_agent_that_speaks_after_others_is_found_without_a_provider(program: Program) -> None:

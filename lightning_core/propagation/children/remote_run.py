@@ -56,7 +56,7 @@ class RemoteRollout(ActiveRollout):
     def declare(self, names: Iterable[str]) -> None:
         """See `ActiveRollout.declare`; each name is sent once."""
         with self._lock:
-            new = set(names) - self._declared
+            new = {name.strip() for name in names} - self._declared
             self._declared |= new
         if new:
             self._send("declared", sorted(new))

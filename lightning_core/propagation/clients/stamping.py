@@ -20,9 +20,10 @@ from urllib.parse import SplitResult, urlsplit
 
 from lightning_core.capture.address import AGENT_HEADER, MARK_HEADER
 from lightning_core.capture.caller import Speaker, speaking, spoke
-from lightning_core.capture.elsewhere import IGNORED, NO_MODEL_CALL, NO_MODEL_NAMED, UNREAD
+from lightning_core.capture.elsewhere import IGNORED, IN_PROCESS, NO_MODEL_CALL, NO_MODEL_NAMED, UNREAD
 from lightning_core.capture.recording import note_elsewhere, record
 from lightning_core.capture.run import ActiveRollout, RequestKey, live_runs
+from lightning_core.capture.scope import current_rollout
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION, sign_origin
 from lightning_core.errors import describe
 from lightning_core.propagation.clients.unrouted import refuse_unrouted
@@ -40,14 +41,26 @@ from lightning_core.propagation.shapes import (
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
-_UNANSWERED = frozenset(
-    {"TransportError", "ClientConnectionError", "MaxRetryError", "ProtocolError", "TimeoutError", "HTTPException"}
-)
-"""Classes of httpx, aiohttp, urllib3 (three of them) and `http.client`: errors of a connection, besides `OSError`."""
+_UNANSWERED = frozenset({
+    *("NetworkError", "ProtocolError", "TimeoutException"),  # httpcore and httpx
+    *("ClientConnectionError", "MaxRetryError", "TimeoutError", "HTTPException"),  # aiohttp, urllib3 (two), http.client
+})
+"""Classes of clients: errors of a connection, besides `OSError`."""
 
 _sending: ContextVar[bool] = ContextVar("lightning_sending", default=False)
+_watched: ContextVar[_Watched | None] = ContextVar("lightning_watched", default=None)
 _sent: ContextVar[Redirection | None] = ContextVar("lightning_sent", default=None)
 """The stamp of the request that is being sent."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A request of a client whose transport may answer it without a network."""
+
+    method: str
+    url: str
+    body: Body | Compressed
+    is_sent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +107,8 @@ def redirect(method: str, url: str, headers: Mapping[str, str], body: Body | Com
     ``headers``: with lower-case or case-insensitive names. Raises StrayCallError for a model call whose agent cannot be determined, and for
     any request that may be a model call if its routing fails.
     """
+    if (watched := _watched.get()) is not None:
+        watched.is_sent = True
     with record("client.stamp"):
         speaker = speaking()
         if speaker is None:
@@ -246,6 +261,54 @@ def redirect_again(method: str, url: str, headers: Mapping[str, str], body: Body
         return Changed(origin, plain, redirect(method, origin, plain, body))
     finally:
         _sending.reset(token)
+
+
+@contextmanager
+def watching(method: str, url: str, body: Body | Compressed) -> Generator[None]:
+    """Count the request if its client answers it in the body without a patched client that sends it over the network."""
+    watched = _Watched(method, url, body)
+    token = _watched.set(watched)
+    try:
+        yield
+    finally:
+        _watched.reset(token)
+    if watched.is_sent or _sending.get():
+        return
+    with record("client.watch"):
+        run, target = current_rollout(), _split(without_key(url)[0])
+        if run is not None and not is_listed(target, run.ignore_hosts):
+            plain = _read(method, body)
+            is_call = find_route(method, target.path, plain) is not None
+            _note_elsewhere(target, IN_PROCESS if is_call else _why_elsewhere(method, target.path, plain))
+
+
+async def await_watched(
+    wrapped: Callable[..., Awaitable[Any]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    method: str,
+    url: str,
+    body: Body | Compressed,
+) -> Any:
+    """The result of the asynchronous ``wrapped``, called while `watching`."""
+    with watching(method, url, body):
+        return await wrapped(*args, **kwargs)
+
+
+def watched_endpoint(url: str) -> SplitResult | None:
+    """The URL of the endpoint if the request being watched goes there when it is sent to ``url``, else None."""
+    watched, run = _watched.get(), current_rollout()
+    if watched is None or run is None or run.endpoint is None:
+        return None
+    endpoint, target = _split(run.endpoint), _split(url)
+    if is_same_origin(target, endpoint):
+        return endpoint
+    is_left_alone = is_listed(target, run.ignore_hosts)
+    return (
+        None
+        if is_left_alone or find_route(watched.method, target.path, _read(watched.method, watched.body)) is None
+        else endpoint
+    )
 
 
 @contextmanager

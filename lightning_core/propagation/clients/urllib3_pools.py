@@ -9,7 +9,7 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from lightning_core.capture.patching import Wrapper
@@ -20,6 +20,8 @@ from lightning_core.propagation.shapes import seen_body
 
 def _urlopen(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     method = args[0] if args else kwargs.get("method")
+    if not _sends(instance.ConnectionCls):
+        return wrapped(*args, **kwargs)
     call = attempt(method, lambda: _arguments(instance, args, kwargs), reported=(TypeError,))
     if call is None:
         return wrapped(*args, **kwargs)
@@ -34,6 +36,12 @@ def _urlopen(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], 
         if instance.proxy is None and to.is_same_origin(_absolute(instance, "/")):
             return wrapped(**stamped)
         return _pool(base, os.getpid()).urlopen(**{**stamped, "url": path, "assert_same_host": False})
+
+
+@cache
+def _sends(connection: type) -> bool:
+    """Whether connections of a class send requests by `http.client`; others answer themselves, or send by another connection."""
+    return next(base for base in connection.__mro__ if "endheaders" in vars(base)).__module__ == "http.client"
 
 
 def _arguments(pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

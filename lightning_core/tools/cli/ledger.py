@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import RenderableType
 
+from lightning_core.capture.selectors import as_yaml
 from lightning_core.errors import visible
 from lightning_core.records.ledger import TRAINED, Entry, EntryKind, Ledger, selectable_names
 from lightning_core.tools.cli.console import Column, make_table, one_line
@@ -46,7 +47,7 @@ def format_names(ledger: Iterable[Entry], paths: Mapping[str, Sequence[str]]) ->
     """
     shared = {path: name for name, places in paths.items() for path in places}
     names = [
-        f"{name} (one place only: {', '.join(paths[name])})" if name in paths else name
+        f"{as_yaml(name)} (one place only: {', '.join(map(as_yaml, paths[name]))})" if name in paths else as_yaml(name)
         for name in sorted({shared.get(name, name) for name in selectable_names(ledger)})
     ]
     return visible(

@@ -14,7 +14,10 @@ checks: Checks[Config] = Checks("Configuration")
 @checks.check("summary")
 def summary(c: Config) -> Iterator[Observed]:
     """The agents that the run trains, and its number of rollouts."""
-    r, names = c.rollouts, ", ".join(c.agents.named) or ("all" if c.agents.train == "all" else "the marked agents")
+    r, names = (
+        c.rollouts,
+        ", ".join(c.agents.trained_names) or ("all" if c.agents.train == "all" else "the marked agents"),
+    )
     tuning = c.policy.tuning if c.policy.train_layers is None else f"the top {c.policy.train_layers} layers"
     size = f"{plural(r.tasks_per_step, 'task')} × {plural(r.group_size, 'attempt')}"
     yield Observed("info", f"{c.policy.model} ({tuning}), agents: {names}; {plural(c.trainer.steps, 'step')} of {size}")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from lightning_core.capture.elsewhere import CONNECTION, NO_MODEL_NAMED
-from lightning_core.capture.selectors import matches
+from lightning_core.capture.selectors import as_yaml, matches
 from lightning_core.dialects.fields import NO_SEARCH
 from lightning_core.errors import plural
 from lightning_core.records.ledger import selectable_names
@@ -35,7 +35,9 @@ def stopped(t: Trial) -> Iterator[Observed]:
     if t.error is not None and not t.is_explained:
         names = selectable_names(t.ledger)
         yield Observed(
-            "problem", f"a run stops here: {t.error}", f"names for agents.train: {', '.join(names)}" if names else ""
+            "problem",
+            f"a run stops here: {t.error}",
+            f"names for agents.train: {', '.join(map(as_yaml, names))}" if names else "",
         )
 
 
@@ -59,7 +61,7 @@ def not_reached(t: Trial) -> Iterator[Observed]:
     """A trained agent that made no call in the trial. It exists, but these tasks do not need it, or another agent calls the model
     for it. Examine more tasks with `--tasks`."""
     callers = {c.agent for c in t.calls if c.agent is not None}
-    for name in sorted(s for s in t.config.agents.named if not any(matches(s, agent) for agent in callers)):
+    for name in sorted(s for s in t.config.agents.trained_names if not any(matches(s, agent) for agent in callers)):
         if t.error is None:
             yield Observed(
                 "warning",

@@ -36,14 +36,14 @@ def learning_agents(config: Config, traces: Sequence[Trace]) -> dict[str | None,
     listed = ", ".join(f"{name or '(no agent)'!r} ({number} calls)" for name, number in calls.most_common()) or "none"
     if not chosen:
         selected = (
-            f"agents.train is {list(agents.named)!r}"
-            if agents.named
+            f"agents.train is {list(agents.trained_names)!r}"
+            if agents.trained_names
             else "agents.train is not set, and no agent was trained"
         )
         raise ConfigError(
             f"no call of an agent that learns: {selected}; the rollouts have the agents {listed}. Set agents.train"
         )
-    for selector in agents.named:
+    for selector in agents.trained_names:
         if not any(name is not None and matches(selector, name) for name in chosen):
             logger.warning("agents.train: no call of %r in the chosen rollouts, which have %s", selector, listed)
     return chosen

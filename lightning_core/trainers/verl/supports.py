@@ -17,7 +17,9 @@ _TORCH_KEYS = ("max_batch", "gather_ms", "threads", "measure_change")
 
 def rows_per_rollout(c: Sections) -> int:
     """The average number of rows per rollout that verl's updates have room for."""
-    return c.trainer.rows_per_rollout or (1 if c.trainer.mode == "separate_async" else max(1, len(c.agents.named)))
+    return c.trainer.rows_per_rollout or (
+        1 if c.trainer.mode == "separate_async" else max(1, len(c.agents.trained_names))
+    )
 
 
 def supports(c: Sections) -> Iterator[tuple[KeyPath, str]]:

@@ -129,7 +129,7 @@ def assign_with(store: Store, step: int, config: Config) -> None:
     """Store the credit of a step as training with ``config`` does."""
     traces = [store.trace(r.id) for r in store.rollouts(step=step, phase="train", status="ok")]
     episodes = [
-        Episode(trace=t, transitions=trace_to_transitions(t, agents=config.agents.named), rewards=t.rewards)
+        Episode(trace=t, transitions=trace_to_transitions(t, agents=config.agents.trained_names), rewards=t.rewards)
         for t in traces
     ]
     credit = assign_by_policy(with_air_of(config.credit, episodes, solved=config.eval.solved), policy_rules(config))

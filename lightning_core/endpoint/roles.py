@@ -1,0 +1,230 @@
+"""Distinguishes the roles of a program whose calls have no name.
+
+A system prompt may vary although one agent calls: it has a clock, the state of the task, or documents. Two calls have one role if
+
+- their system prompts are equal but for numbers, weekdays and months, or have one template: most of their words, and the first sentence
+  if it says who the model is; within one conversation the first words are enough. Prompts that alternate (A, B, A, B) outside one
+  conversation are two roles, however similar;
+- one offers all tools of the other, or they are in one conversation;
+- they request one model, or begin with the same message, or are in one conversation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Any
+
+from lightning_core.capture.selectors import as_yaml
+from lightning_core.endpoint.request_body import conversation, system_prompt, text_of_message, tool_names
+from lightning_core.errors import ConfigError, plural
+
+_CONVERSATIONS = 64
+"""Most conversations of a role that are remembered."""
+_SHORT = 12
+"""Prompts of fewer words have no template: a single word makes the role."""
+_TEMPLATE = 0.7
+"""Share of the words that two prompts of one template have in common."""
+_FIRST_WORDS = 5
+_SHOWN = 60
+
+_VARYING = re.compile(
+    r"\d+|\b(?:mon|tues|wednes|thurs|fri|satur|sun)day\b"
+    r"|\b(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)(?:uary|ruary|ch|il|e|y|ust|tember|ober|ember)?\b|\b[ap]m\b",
+    re.IGNORECASE,
+)
+_IDENTITY = re.compile(r"\s*(?:you are|you're|act as|your role is|as an? )[^.!?\n]*", re.IGNORECASE)
+_WORD = re.compile(r"\S+")
+
+_Place = tuple[int, int, int]
+"""The number of messages of a request, and the hashes of the first and the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What tells the role of a call."""
+
+    prompt: str
+    model: str
+    tools: frozenset[str]
+    opening: str
+    """The first message."""
+
+
+class Role:
+    """Calls that one agent makes."""
+
+    def __init__(self, first: _Call, *, calls: int = 0) -> None:
+        self.first = self.last = first
+        self.calls = calls
+        self._tool_sets = {first.tools}
+        self._models = {first.model}
+        self._openings = {hash(first.opening)}
+        self._conversations: deque[tuple[_Place, str]] = deque(maxlen=_CONVERSATIONS)
+        """Where they were last, and with which system prompt."""
+        self.prompts: deque[str] = deque(maxlen=4)
+        """The latest system prompts, each different from the one before it."""
+
+    def includes(self, call: _Call, hashes: Sequence[int]) -> bool:
+        """Whether ``call`` has this role. ``hashes``: of its messages."""
+        continues = self._continued(hashes) is not None
+        if not any(_is_same_prompt(c.prompt, call.prompt, continues=continues) for c in (self.last, self.first)):
+            return False
+        return continues or (
+            any(_is_same_toolbox(tools, call.tools) for tools in self._tool_sets)
+            and (call.model in self._models or hash(call.opening) in self._openings)
+        )
+
+    def add(self, call: _Call, hashes: Sequence[int]) -> None:
+        """Count ``call``."""
+        continued = self._continued(hashes)
+        if continued is not None:
+            self._conversations.remove(continued)
+        # Conversations side by side, each with its own prompt, are no change of prompts.
+        if (continued is None or continued[1] != call.prompt) and call.prompt not in list(self.prompts)[-1:]:
+            self.prompts.append(call.prompt)
+        if hashes:
+            self._conversations.append(((len(hashes), hashes[0], hashes[-1]), call.prompt))
+        self._tool_sets.add(call.tools)
+        self._models.add(call.model)
+        self._openings.add(hash(call.opening))
+        self.calls, self.last = self.calls + 1, call
+
+    def split(self) -> Role | None:
+        """Another role with the prompt that takes turns with the last one, if two did so twice."""
+        a, b = (*self.prompts, "", "")[:2]
+        if list(self.prompts) != [a, b, a, b]:
+            return None
+        self.calls //= 2
+        return Role(replace(self.last, prompt=a), calls=self.calls)
+
+    def _continued(self, hashes: Sequence[int]) -> tuple[_Place, str] | None:
+        """The conversation that a call with these messages goes on with."""
+        for known in self._conversations:
+            count, first, last = known[0]
+            if count < len(hashes) and hashes[0] == first and hashes[count - 1] == last:
+                return known
+        return None
+
+
+class Roles:
+    """The roles that were seen in one rollout."""
+
+    def __init__(self) -> None:
+        self._roles: list[Role] = []
+
+    def add(self, body: Mapping[str, Any]) -> None:
+        """Count a call by its request ``body``."""
+        hashes = [hash(text_of_message(message)) for message in conversation(body)]
+        call = _call_of(body)
+        role = next((role for role in self._roles if role.includes(call, hashes)), None)
+        if role is None:
+            role = Role(call)
+            self._roles.append(role)
+        role.add(call, hashes)
+        if (other := role.split()) is not None:
+            self._roles.append(other)
+
+    def problem(self) -> ConfigError | None:
+        """The error for several roles; None if there is only one."""
+        return several_roles(self._roles) if len(self._roles) > 1 else None
+
+
+def several_roles(roles: Sequence[Role]) -> ConfigError:
+    """The error for several roles without names, with rules that name them."""
+    shown = "; ".join(f"{i}. {_describe(role.last)} ({plural(role.calls, 'call')})" for i, role in enumerate(roles, 1))
+    rules = ", ".join(f"{{name: role-{i}, {_criterion(role, roles)}}}" for i, role in enumerate(roles, 1))
+    return ConfigError(
+        f"the calls of this program have no name, and {len(roles)} roles in one rollout: {shown}. Name the roles and choose those to "
+        f"train, such as agents: {{train: [role-1], named: [{rules}]}}. Give roles that are one agent the same name. A rule under "
+        "agents.auxiliary excludes calls from training that an agent makes for itself, such as titles."
+    )
+
+
+def describe_call(body: Mapping[str, Any]) -> str:
+    """The beginning of the prompt, the model and the tools of a request."""
+    return _describe(_call_of(body))
+
+
+def _call_of(body: Mapping[str, Any]) -> _Call:
+    opening = "".join(map(text_of_message, conversation(body)[:1]))
+    return _Call(system_prompt(body), str(body.get("model") or ""), tool_names(body), opening)
+
+
+def _describe(call: _Call) -> str:
+    prompt = f"system prompt {_start(call.prompt)!r}"
+    if not call.prompt:
+        prompt = f"no system prompt, first message {_start(call.opening)!r}"
+    tools = f"tools {', '.join(sorted(call.tools))}" if call.tools else "no tools"
+    return f"{prompt}, model {call.model or '(none)'}, {tools}"
+
+
+def _start(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
+
+
+def _criterion(role: Role, roles: Sequence[Role]) -> str:
+    """Fields of a rule in `agents.named` that match ``role`` and, if possible, no other, as YAML."""
+    call, others = role.last, [other.last for other in roles if other is not role]
+    texts = [other.prompt or other.opening for other in others]
+    model = f"model: {as_yaml(call.model)}"
+    tools = f"tools: [{', '.join(map(as_yaml, sorted(call.tools)))}]"
+    if call.prompt and (part := _distinctive(call.prompt, texts)):
+        return f"contains: {as_yaml(part)}"
+    if call.model and all(other.model != call.model for other in others):
+        return model
+    if not any(call.tools <= other.tools if call.tools else not other.tools for other in others):
+        return tools
+    if not call.prompt and (part := _distinctive(call.opening, texts)):
+        return f"contains: {as_yaml(part)}"
+    part = _distinctive(call.prompt or call.opening, [])
+    return f"contains: {as_yaml(part)}, {model}, {tools}" if part else f"{model}, {tools}"
+
+
+def _distinctive(text: str, others: Sequence[str]) -> str:
+    """Words of ``text`` that none of ``others`` contains, from its beginning or from where it differs; empty if there are none."""
+    words = [(match.start(), match.end()) for match in _WORD.finditer(text)]
+    same = max((len(_common(text.split(), other.split())) for other in others), default=0)
+    for start in dict.fromkeys((0, max(0, same - 2), same)):
+        for count in range(min(4, len(words)), 9):
+            chosen = words[start : start + count]
+            part = text[chosen[0][0] : chosen[-1][1]] if chosen else ""
+            if part and not any(part in other for other in others):
+                return part
+    return ""
+
+
+def _is_same_prompt(first: str, second: str, *, continues: bool) -> bool:
+    """Whether two system prompts are one, or of one template. ``continues``: they are in one conversation."""
+    if first == second:
+        return True
+    if not first or not second:
+        return False
+    one, other = _VARYING.sub("0", first), _VARYING.sub("0", second)
+    if one == other:
+        return True
+    a, b = one.split(), other.split()
+    start = len(_common(a, b))
+    if continues and start >= _FIRST_WORDS:
+        return True
+    if max(len(a), len(b)) < _SHORT or _identity(one) != _identity(other):
+        return False
+    return (Counter(a) & Counter(b)).total() >= _TEMPLATE * max(len(a), len(b))
+
+
+def _identity(prompt: str) -> str:
+    """The first sentence, if it says who the model is."""
+    match = _IDENTITY.match(prompt)
+    return "" if match is None else " ".join(match[0].split())
+
+
+def _common(a: Sequence[str], b: Sequence[str]) -> list[str]:
+    return [x for x, _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))]
+
+
+def _is_same_toolbox(a: frozenset[str], b: frozenset[str]) -> bool:
+    return a == b or (bool(a and b) and (a <= b or b <= a))
