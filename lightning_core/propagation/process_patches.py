@@ -16,7 +16,7 @@ from types import ModuleType
 
 import wrapt
 
-from lightning_core.capture.caller import repeats
+from lightning_core.capture import bypassed, caller
 from lightning_core.capture.context import is_capturing
 from lightning_core.capture.integration import find_hosts, install
 from lightning_core.capture.patching import Patches
@@ -52,7 +52,8 @@ def process_patches() -> Generator[None]:
         with _lock:
             _installed -= 1
             if not _installed:
-                repeats.clear()
+                caller.repeats.clear()
+                bypassed.repeats.clear()
         patches.undo()
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from lightning_core.capture.address import AGENT_HEADER, MARK_HEADER
+from lightning_core.capture.bypassed import check_reached
 from lightning_core.capture.caller import Speaker, speaking, spoke
 from lightning_core.capture.elsewhere import IGNORED, NO_MODEL_CALL, NO_MODEL_NAMED, UNREAD
 from lightning_core.capture.recording import note_elsewhere, record
@@ -110,6 +111,7 @@ def _redirect_for(
         if _sending.get() and ORIGIN in headers:  # stamped by an outer layer of the client
             return None
         if find_route(method, target.path, _read(method, body)) is not None:
+            check_reached(run, speaker.address.agent, host_of(target))
             spoke()
         keys = () if run.api_key is None else ("authorization", *KEY_HEADERS)
         origin = {name: value for name in (ORIGIN, ORIGIN_AUTHORIZATION) if (value := headers.get(name)) is not None}
@@ -126,6 +128,7 @@ def _redirect_for(
     if route is None:
         _note_elsewhere(target, _why_elsewhere(method, target.path, plain))
         return None
+    check_reached(run, speaker.address.agent, host_of(target))
     spoke()
     if endpoint is None:
         return None
