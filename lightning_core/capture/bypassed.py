@@ -30,8 +30,8 @@ def check_reached(run: ActiveRollout, agent: str | None, host: str) -> None:
         return
     integration, function = bypassed
     message = (
-        f"the integration {integration!r} cannot name the agent of a model call to {host}: the call runs inside {function}, which was not "
-        "reached through the integration's patch. Initialize the other instrumentation where the agent's module is imported, before "
+        f"the integration {integration!r} cannot name the agent of a model call to {host}: the call runs inside {function} and did not "
+        "pass through the integration's patch of it. Initialize the other instrumentation where the agent's module is imported, before "
         "Lightning patches the framework, or switch off its part for this framework"
     )
     if (times := repeats.count((integration, function))) is not None:

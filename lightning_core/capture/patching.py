@@ -53,12 +53,12 @@ class _Wrap:
         return code if is_own else None
 
     def __str__(self) -> str:
-        """The wrapped function, and the module whose code replaced the wrap, for messages."""
+        """The wrapped function, and which module's code replaced the wrap, for messages."""
         is_module = isinstance(self.owner, ModuleType)
         place = self.owner.__name__ if is_module else f"{self.owner.__module__}.{self.owner.__qualname__}"
         now = vars(self.owner).get(self.attribute)
-        module = getattr(now, "__globals__", {}).get("__name__")
-        by = f", replaced by code of {module}" if now is not self.installed and module else ""
+        module = getattr(getattr(now, "_self_wrapper", now), "__globals__", {}).get("__name__")
+        by = f" (replaced by code of {module})" if now is not self.installed and module else ""
         return f"{place}.{self.attribute}{by}"
 
 
