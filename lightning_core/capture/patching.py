@@ -80,13 +80,6 @@ class _Installed(wrapt.FunctionWrapper[..., Any]):
         return self._self_wrap
 
 
-def _without_ours(function: Any) -> Any:
-    """``function`` below the wraps of all `Patches`."""
-    while type(function) is _Installed:
-        function = function.lightning_wrap.original
-    return function
-
-
 def _attribute(owner: Any, name: str) -> Any:
     return getattr(importlib.import_module(owner) if isinstance(owner, str) else owner, name)
 
@@ -120,11 +113,15 @@ class Patches:
                 self._codes.setdefault(code, []).append(wrap)
 
     def wrap_function(self, function: Callable[..., Any], wrapper: Wrapper) -> None:
-        """Wrap ``function`` in each loaded module of its package that refers to it by its name."""
-        package, name = f"{function.__module__.partition('.')[0]}.", function.__name__
+        """Wrap ``function`` in each loaded module of its package that refers to it by its name, itself or wrapped by other code.
+
+        Wraps of other code may call each other, so one call may go through ``wrapper`` twice.
+        """
+        package, name, inner = f"{function.__module__.partition('.')[0]}.", function.__name__, inspect.unwrap(function)
         for module_name, module in list(sys.modules.items()):
-            if module_name.startswith(package) and _without_ours(vars(module).get(name)) is _without_ours(function):
-                self.wrap(module, name, wrapper)
+            if module_name.startswith(package) and (found := vars(module).get(name)) is not None:
+                if inspect.unwrap(found) is inner:
+                    self.wrap(module, name, wrapper)
 
     def find_bypassed(self, running: Iterable[CodeType]) -> str | None:
         """A wrapped function that is among ``running``, although no call ever went through a wrap of it; None if there is none."""

@@ -1,4 +1,4 @@
-"""Instrumentations as their manuals initialize them, with exporters that reach nothing. None of them needs a network."""
+"""Instrumentations as their manuals initialize them; a server of the tests takes what they export."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-NOWHERE = "http://127.0.0.1:9"
-"""A port where nothing listens."""
+SINK = os.environ.get("COEXISTS_SINK", "http://127.0.0.1:9")
+"""The URL of a server that answers everything with an empty object."""
 
 
 def sentry() -> None:
     import sentry_sdk
 
-    sentry_sdk.init(dsn="http://key@127.0.0.1:9/1", traces_sample_rate=1.0, send_default_pii=True)
+    sentry_sdk.init(dsn=f"{SINK.replace('//', '//key@')}/1", traces_sample_rate=1.0, send_default_pii=True)
 
 
 def langfuse() -> None:
     from langfuse import Langfuse
     from langfuse.langchain import CallbackHandler
 
-    Langfuse(public_key="pk-lf-1", secret_key="sk-lf-1", base_url=NOWHERE)
+    Langfuse(public_key="pk-lf-1", secret_key="sk-lf-1", base_url=SINK)
     _add_callback(CallbackHandler())
     _openinference()
 
@@ -28,7 +28,7 @@ def langfuse() -> None:
 def openlit() -> None:
     import openlit
 
-    openlit.init(otlp_endpoint=NOWHERE, disable_metrics=True)
+    openlit.init(otlp_endpoint=SINK, disable_metrics=True)
 
 
 def traceloop() -> None:
@@ -58,7 +58,7 @@ def datadog() -> None:
 def phoenix() -> None:
     from phoenix.otel import register
 
-    register(endpoint=f"{NOWHERE}/v1/traces", auto_instrument=True, verbose=False)
+    register(endpoint=f"{SINK}/v1/traces", auto_instrument=True, verbose=False)
 
 
 def openinference() -> None:
@@ -72,19 +72,21 @@ def openinference() -> None:
 def mlflow() -> None:
     import mlflow
 
-    mlflow.set_tracking_uri(f"{NOWHERE}/mlflow")
-    for name in ("openai", "langchain", "autogen"):
-        getattr(mlflow, name).autolog()
+    mlflow.set_tracking_uri(f"{SINK}/mlflow")
+    mlflow.openai.autolog()
+    mlflow.langchain.autolog()
+    mlflow.autogen.autolog()
 
 
 def weave() -> None:
+    os.environ |= {"WANDB_BASE_URL": SINK, "WF_TRACE_SERVER_URL": SINK, "WANDB_API_KEY": "k" * 40}
     import weave
 
-    weave.init("agents")
+    weave.init("us/agents")
 
 
 def langsmith() -> None:
-    os.environ |= {"LANGSMITH_TRACING": "true", "LANGSMITH_API_KEY": "k", "LANGSMITH_ENDPOINT": NOWHERE}
+    os.environ |= {"LANGSMITH_TRACING": "true", "LANGSMITH_API_KEY": "k", "LANGSMITH_ENDPOINT": SINK}
     from agents import add_trace_processor
     from langsmith.wrappers import OpenAIAgentsTracingProcessor
 

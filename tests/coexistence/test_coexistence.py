@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+from collections.abc import Iterator
 from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,32 @@ def record(executor: str, folder: Path, instrument: str = "", since: str = "") -
     done = warm.run(("-m", "tests.coexistence.case", executor), cwd=folder, env=environment, imported=IMPORTED)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+class Sink(BaseHTTPRequestHandler):
+    """Takes what instrumentations export."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    do_GET = do_PUT = do_POST
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sink() -> Iterator[None]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Sink) as server, pytest.MonkeyPatch.context() as environment:
+        environment.setenv("COEXISTS_SINK", f"http://127.0.0.1:{server.server_port}")
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield
+        server.shutdown()
 
 
 @pytest.fixture(scope="session")
