@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 SINK = os.environ.get("COEXISTS_SINK", "http://127.0.0.1:9")
-"""The URL of a server that answers everything with an empty object."""
+"""The URL of a server that accepts everything."""
 
 
 def sentry() -> None:

@@ -30,7 +30,11 @@ IMPORTED = (
     "lightning_openai_agents._patches",
     "tests.rollouts.executor_runs",
 )
-QUIET = {"DO_NOT_TRACK": "1", "WANDB_ERROR_REPORTING": "false", "DD_INSTRUMENTATION_TELEMETRY_ENABLED": "false"}
+QUIET = {
+    "DO_NOT_TRACK": "1",
+    "WANDB_ERROR_REPORTING": "false",
+    "DD_INSTRUMENTATION_TELEMETRY_ENABLED": "false",
+}
 
 
 def record(executor: str, folder: Path, instrument: str = "", since: str = "") -> dict[str, Any]:
@@ -42,6 +46,9 @@ def record(executor: str, folder: Path, instrument: str = "", since: str = "") -
     return json.loads(done.stdout.splitlines()[-1])
 
 
+ANSWER = b'{"data": {}}'
+
+
 class Sink(BaseHTTPRequestHandler):
     """Takes what instrumentations export."""
 
@@ -49,9 +56,9 @@ class Sink(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("content-length", 0)))
         self.send_response(200)
         self.send_header("content-type", "application/json")
-        self.send_header("content-length", "2")
+        self.send_header("content-length", str(len(ANSWER)))
         self.end_headers()
-        self.wfile.write(b"{}")
+        self.wfile.write(ANSWER)
 
     do_GET = do_PUT = do_POST
 
