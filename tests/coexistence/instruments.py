@@ -78,13 +78,6 @@ def mlflow() -> None:
     mlflow.autogen.autolog()
 
 
-def weave() -> None:
-    os.environ |= {"WANDB_BASE_URL": SINK, "WF_TRACE_SERVER_URL": SINK, "WANDB_API_KEY": "k" * 40}
-    import weave
-
-    weave.init("us/agents")
-
-
 def langsmith() -> None:
     os.environ |= {"LANGSMITH_TRACING": "true", "LANGSMITH_API_KEY": "k", "LANGSMITH_ENDPOINT": SINK}
     from agents import add_trace_processor
@@ -126,7 +119,6 @@ INSTRUMENTS: dict[str, Callable[[], None]] = {
         phoenix,
         openinference,
         mlflow,
-        weave,
         langsmith,
     )
 }

@@ -46,7 +46,7 @@ def record(executor: str, folder: Path, instrument: str = "", since: str = "") -
     return json.loads(done.stdout.splitlines()[-1])
 
 
-ANSWER = b'{"data": {}}'
+ANSWER = b"{}"
 
 
 class Sink(BaseHTTPRequestHandler):

@@ -219,7 +219,9 @@ def redirect_again(method: str, url: str, headers: Mapping[str, str], body: Body
         return None
     authorization = headers.get("authorization")
     at_endpoint = sent.is_same_origin(url)
-    if at_endpoint and authorization == sent.set.get("authorization"):
+    # Tracers such as Datadog's put their own span into a request.
+    is_ours = headers.get("traceparent") == sent.set.get("traceparent")
+    if at_endpoint and is_ours and authorization == sent.set.get("authorization"):
         return None
     origin = sent.set.get(ORIGIN, url) if at_endpoint else url
     stamp = {name.lower() for name in sent.set}
