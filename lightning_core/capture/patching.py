@@ -119,9 +119,8 @@ class Patches:
         """
         package, name, inner = f"{function.__module__.partition('.')[0]}.", function.__name__, inspect.unwrap(function)
         for module_name, module in list(sys.modules.items()):
-            if module_name.startswith(package) and (found := vars(module).get(name)) is not None:
-                if inspect.unwrap(found) is inner:
-                    self.wrap(module, name, wrapper)
+            if module_name.startswith(package) and inspect.unwrap(vars(module).get(name, str)) is inner:
+                self.wrap(module, name, wrapper)
 
     def find_bypassed(self, running: Iterable[CodeType]) -> str | None:
         """A wrapped function that is among ``running``, although no call ever went through a wrap of it; None if there is none."""

@@ -49,7 +49,7 @@ def main(executors: Sequence[str]) -> None:
             for executor in executors
             for task, rollout in zip(tasks, run(endpoint, solve, tasks, executor=executor, **options), strict=True)
         }
-    print(json.dumps(shapes))
+    sys.stdout.write(json.dumps(shapes))
 
 
 if __name__ == "__main__":

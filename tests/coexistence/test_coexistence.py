@@ -43,7 +43,7 @@ def record(executor: str, folder: Path, instrument: str = "", since: str = "") -
     environment |= {"COEXISTS_WITH": instrument, "COEXISTS_SINCE": since, "PYTHONPATH": str(ROOT), "HOME": str(folder)}
     done = warm.run(("-m", "tests.coexistence.case", executor), cwd=folder, env=environment, imported=IMPORTED)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout[done.stdout.index('{"openai_agents') :])
 
 
 ANSWER = b"{}"

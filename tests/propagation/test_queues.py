@@ -625,7 +625,9 @@ def test_a_worker_returns_to_no_scope(playground: Playground) -> None:
     assert seen == ["writer", None]
 
 
-def test_a_connection_pool_of_several_agents_is_no_queue_of_work(playground: Playground, server: RecordingServer) -> None:
+def test_a_connection_pool_of_several_agents_is_no_queue_of_work(
+    playground: Playground, server: RecordingServer
+) -> None:
     """As of an exporter that all agents share."""
 
     def work(prompt: str) -> None:
