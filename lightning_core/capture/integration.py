@@ -8,8 +8,8 @@ versions of the framework are stated.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import logging
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -208,7 +208,7 @@ class Installed:
         Such an integration is active and cannot see its host: other code has replaced the wrap, or calls the function that it wraps.
         """
         running: list[CodeType] = []
-        frame: FrameType | None = sys._getframe()
+        frame: FrameType | None = inspect.currentframe()
         while frame is not None:
             running.append(frame.f_code)
             frame = frame.f_back
