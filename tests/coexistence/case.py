@@ -41,7 +41,7 @@ def shape(rollout: Rollout) -> Any:
 
 
 def main(executors: Sequence[str]) -> None:
-    options: dict[str, Any] = {"concurrency": 2, "timeout_seconds": 60, "agents": ROUTING.trained, "routing": ROUTING}
+    options: dict[str, Any] = {"concurrency": 2, "timeout_seconds": 110, "agents": ROUTING.trained, "routing": ROUTING}
     tasks = [{"id": f"{name} {n}", "program": name} for name in PROGRAMS for n in range(2)]
     with patched(), serve(answer) as endpoint:
         shapes = {
