@@ -1,6 +1,6 @@
-# make demo | demo-sql | test | models | test-numeric | test-pythons | test-lowest | test-frameworks | test-trackers | test-vllm | test-verl |
+# make demo | demo-sql | test | models | test-numeric | test-pythons | test-lowest | test-frameworks | test-trackers | test-coexistence | test-vllm | test-verl |
 # test-parity | test-containers | test-view | test-first-hour | docs | lint | agents | agents-short; test-long | test-numeric-long | test-pythons-long |
-# test-lowest-long | test-verl-long: each makes its environment first, once, and again when what it is made from changes.
+# test-lowest-long | test-coexistence-long | test-verl-long: each makes its environment first, once, and again when what it is made from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
 #   make demo ARGS="trainer.steps=5"   settings for the training run
 # pip, which installs torch, listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build. uv installs the rest, in seconds.
@@ -11,6 +11,7 @@ VENV := .venv
 LOWEST := .venv-lowest
 FRAMEWORKS := .venv-frameworks
 TRACKERS := .venv-trackers
+COEXISTENCE := .venv-coexistence
 CLUSTER := .venv-cluster
 DOCS := .venv-docs
 BIN := $(VENV)/bin
@@ -35,7 +36,7 @@ TEMPLATES := trl==1.16.0
 # Tasks and checker of examples/bfcl; of its dependencies, that part needs only mpmath, which comes with torch.
 BFCL := bfcl-eval==2026.3.23
 
-.PHONY: demo demo-sql test test-long models test-numeric test-numeric-long test-pythons test-pythons-long test-lowest test-lowest-long test-frameworks test-trackers test-vllm test-verl test-verl-long \
+.PHONY: demo demo-sql test test-long models test-numeric test-numeric-long test-pythons test-pythons-long test-lowest test-lowest-long test-frameworks test-trackers test-coexistence test-coexistence-long test-vllm test-verl test-verl-long \
 	test-parity test-containers test-view test-first-hour agents agents-short docs lint environment
 
 demo: $(INSTALLED)
@@ -87,6 +88,14 @@ test-frameworks: $(FRAMEWORKS)/first/.installed $(FRAMEWORKS)/second/.installed
 # another event loop and HTTP parser for uvicorn.
 test-trackers: $(TRACKERS)/.installed
 	$(TRACKERS)/bin/python -m pytest tests/trackers $(ARGS)
+
+# Agents beside Sentry, Langfuse, Datadog's and other instrumentations, which are initialized before or after Lightning's patches. An
+# environment of its own, since they bring nearly a hundred instrumentations. The long form has worker processes too.
+test-coexistence: $(COEXISTENCE)/.installed
+	$(ONE_THREAD) $(COEXISTENCE)/bin/python -m pytest $(TWICE) -m "not long" tests/coexistence $(ARGS)
+
+test-coexistence-long: $(COEXISTENCE)/.installed
+	$(ONE_THREAD) $(COEXISTENCE)/bin/python -m pytest $(TWICE) tests/coexistence $(ARGS)
 
 # The policy backend on a real vLLM server, in vLLM's build for CPUs.
 test-vllm: $(CLUSTER)/.installed
@@ -169,6 +178,13 @@ $(TRACKERS)/.installed: pyproject.toml tests/trackers/requirements.txt
 	$(TRACKERS)/bin/$(UV) --python $(TRACKERS)/bin/python -r tests/trackers/requirements.txt
 	$(TRACKERS)/bin/$(UV) --python $(TRACKERS)/bin/python --no-deps -e .
 	touch $(TRACKERS)/.installed
+
+# With --no-deps: one of them requires an older openai than another, see overrides.txt.
+$(COEXISTENCE)/.installed: pyproject.toml tests/coexistence/requirements.txt
+	$(PYTHON) -m venv $(COEXISTENCE)
+	$(COEXISTENCE)/bin/python -m pip --disable-pip-version-check --no-input install -q uv
+	$(COEXISTENCE)/bin/$(UV) --python $(COEXISTENCE)/bin/python --no-deps -r tests/coexistence/requirements.txt -e .
+	touch $(COEXISTENCE)/.installed
 
 # The packages of the extra alone: the site reads the source without importing it.
 $(DOCS)/.installed: pyproject.toml

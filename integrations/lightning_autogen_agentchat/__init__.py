@@ -18,7 +18,8 @@ class AutoGenAgentChat:
     """The integration registered as the entry point ``autogen-agentchat``."""
 
     name = "autogen-agentchat"
-    hosts = frozenset({"autogen_agentchat"})
+    # Programs of autogen_core alone never import autogen_agentchat, and their agents have names too.
+    hosts = frozenset({"autogen_agentchat", "autogen_core"})
     deactivates = frozenset[str]()
 
     def install(self, patches: Patches) -> None:

@@ -24,16 +24,10 @@ from lightning_genai_spans._switches import install_switches
 from lightning_genai_spans._tracers import install_tracers
 
 _OURS = "lightning_core"
-_HAVE_AN_INTEGRATION = (
-    "autogen-core",
-    "autogen_core",
-    "openinference.instrumentation.autogen_agentchat",
-    "openinference.instrumentation.langchain",
-    "openinference.instrumentation.openai_agents",
-    "opentelemetry.instrumentation.langchain",
-    "opentelemetry.instrumentation.openai_agents",
+_HAVE_AN_INTEGRATION = frozenset(
+    {"autogen-core", "autogen_core", "autogen_agentchat", "langchain", "langgraph", "openai_agents"}
 )
-"""Tracers whose agents and tools another integration records."""
+"""Frameworks whose agents and tools another integration records: the ends of the names of their instrumentations' tracers."""
 
 
 def install(patches: Patches) -> None:
@@ -60,7 +54,7 @@ def _start(wrapped: Callable[..., Any], instance: Span, args: Any, kwargs: Any) 
         name = "" if instance.instrumentation_scope is None else instance.instrumentation_scope.name
         if name != _OURS:
             parent = _parent(*args, **kwargs)
-            follow(instance, parent, opened_scope(), silent=name in _HAVE_AN_INTEGRATION)
+            follow(instance, parent, opened_scope(), silent=name.rpartition(".")[2] in _HAVE_AN_INTEGRATION)
     return result
 
 

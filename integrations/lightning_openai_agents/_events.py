@@ -29,6 +29,7 @@ class AgentRun:
     def __init__(self) -> None:
         self._agent: Any = None
         self._scope: StepScope | None = None
+        self._in_turn = False
 
     def agent_scope(self, agent: Any) -> StepScope:
         """The scope of ``agent``; opens it, and closes the previous agent's, if ``agent`` is new."""
@@ -49,8 +50,15 @@ class AgentRun:
     @contextmanager
     def turn(self, agent: Any) -> Generator[None]:
         """One turn of ``agent``: its scope is open, but code in it is not the agent."""
-        with self.agent_scope(agent).step(), run_as(f"{agent.name}.turn", owned=True):
+        if self._in_turn:  # the wraps of two references to one function
             yield
+            return
+        self._in_turn = True
+        try:
+            with self.agent_scope(agent).step(), run_as(f"{agent.name}.turn", owned=True):
+                yield
+        finally:
+            self._in_turn = False
 
     def end(self, error: BaseException | None = None) -> None:
         """Close the current agent's scope; ``error`` is the exception that ended the run, if any."""

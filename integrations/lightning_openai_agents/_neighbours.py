@@ -15,12 +15,8 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import agents.run
-import agents.run_internal.agent_runner_helpers
 import agents.run_internal.run_loop
-import agents.run_internal.tool_actions
 import agents.run_internal.tool_execution
-import agents.run_internal.turn_resolution
 from agents import Agent, ToolInputGuardrail, ToolOutputGuardrail
 
 import lightning_openai_agents._events as events
@@ -31,25 +27,19 @@ _Names = Callable[..., str | None]
 
 
 def install(patches: Patches) -> None:
-    run, loop = agents.run, agents.run_internal.run_loop
-    resolution, execution = agents.run_internal.turn_resolution, agents.run_internal.tool_execution
-    for module in (loop, resolution, execution, agents.run_internal.tool_actions):
-        patches.wrap(module, "gather_with_cancel", _gather)
+    loop, execution = agents.run_internal.run_loop, agents.run_internal.tool_execution
+    patches.wrap_function(loop.gather_with_cancel, _gather)
     for guardrail in (ToolInputGuardrail, ToolOutputGuardrail):
         patches.wrap(guardrail, "run", _run_tool_guardrail)
     patches.wrap(Agent, "get_system_prompt", _aside(_instructions))
     patches.wrap(Agent, "get_prompt", _aside(_prompt))
     patches.wrap(Agent, "get_all_tools", _aside(_tool_conditions))
     patches.wrap(execution, "resolve_enabled_function_tools", _aside(_enabled_tools))
-    for module in (loop, resolution):
-        patches.wrap(module, "get_handoffs", _aside(_handoff_conditions))
+    patches.wrap_function(loop.get_handoffs, _aside(_handoff_conditions))
     patches.wrap(loop, "maybe_filter_model_input", _aside(_model_input_filter))
-    for module in (run, loop):
-        patches.wrap(module, "prepare_input_with_session", _aside(_session_input))
-    for module in (run, loop, agents.run_internal.agent_runner_helpers):
-        patches.wrap(module, "save_result_to_session", _aside(_session))
-    for module in (execution, resolution):
-        patches.wrap(module, "function_needs_approval", _aside(_approval))
+    patches.wrap_function(loop.prepare_input_with_session, _aside(_session_input))
+    patches.wrap_function(loop.save_result_to_session, _aside(_session))
+    patches.wrap_function(execution.function_needs_approval, _aside(_approval))
 
 
 @functools.cache

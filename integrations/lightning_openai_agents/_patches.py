@@ -5,10 +5,10 @@ own tasks, tracing processors can be disabled, and a model may be shared by agen
 these are wrapped:
 
 - Public: ``InputGuardrail.run`` and ``OutputGuardrail.run``; ``call_tool`` of the MCP servers, which returns failures as results.
-- Private: ``AgentRunner.run``, called by ``Runner.run`` and ``run_sync``, and ``start_streaming``, called by ``run_streamed``: one
-  run.
-- Private: ``run_single_turn``, ``run_single_turn_streamed`` and ``resolve_interrupted_turn``, where they are called: one turn of
-  one agent.
+- Private: ``AgentRunner._run_impl``, called by ``Runner.run`` and ``run_sync``, and ``start_streaming``, called by ``run_streamed``: one
+  run. Not ``AgentRunner.run``: Sentry calls the bound method that it captured.
+- Private: ``run_single_turn``, ``run_single_turn_streamed`` and ``resolve_interrupted_turn``: one turn of one agent. Wrapped wherever
+  they are referred to: Sentry replaces one reference and calls another.
 - Private: ``_FunctionToolBatchExecutor._execute_single_tool_body``, one call of a function tool, and
   ``maybe_invoke_function_tool_failure_error_function``, which turns the tool's exception into a result for the model.
 - Private: ``_invoke_function_tool_with_metadata``, the body of a function tool, whose results can be kept and repeated. Guardrails and
@@ -49,16 +49,13 @@ _END = object()
 def install(patches: Patches) -> None:
     run, loop = agents.run, agents.run_internal.run_loop
     resolution, execution = agents.run_internal.turn_resolution, agents.run_internal.tool_execution
-    patches.wrap(run, "AgentRunner.run", _run)
+    patches.wrap(run, "AgentRunner._run_impl", _run)
     patches.wrap(run, "start_streaming", _run)
-    patches.wrap(run, "run_single_turn", _run_turn)
-    patches.wrap(loop, "run_single_turn_streamed", _run_turn)
-    for module in (run, loop):
-        patches.wrap(module, "resolve_interrupted_turn", _run_turn)
+    for turn in (loop.run_single_turn, loop.run_single_turn_streamed, resolution.resolve_interrupted_turn):
+        patches.wrap_function(turn, _run_turn)
     patches.wrap(execution, "_FunctionToolBatchExecutor._execute_single_tool_body", _run_tool)
     patches.wrap(execution, "_invoke_function_tool_with_metadata", _invoke_tool)
-    for module in (agents.tool, execution):
-        patches.wrap(module, "maybe_invoke_function_tool_failure_error_function", _handle_tool_failure)
+    patches.wrap_function(agents.tool.maybe_invoke_function_tool_failure_error_function, _handle_tool_failure)
     for server in (MCPServerStdio, MCPServerSse, MCPServerStreamableHttp):
         patches.wrap(server, "call_tool", _call_mcp_tool)
     patches.wrap(resolution, "process_model_response", _process_model_response)

@@ -8,6 +8,7 @@ versions of the framework are stated.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import logging
 import threading
 from collections import Counter
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, entry_points, version
+from types import CodeType, FrameType
 from typing import Any, Protocol
 
 from packaging.requirements import Requirement
@@ -200,6 +202,21 @@ class Installed:
         with self._lock:
             return frozenset(self._counts)
 
+    def find_bypassed(self) -> tuple[str, str] | None:
+        """An integration with a wrapped function that runs on this thread, although its wraps were never reached; and the function.
+
+        Such an integration is active and cannot see its host: other code has replaced the wrap, or calls the function that it wraps.
+        """
+        running: list[CodeType] = []
+        frame: FrameType | None = inspect.currentframe()
+        while frame is not None:
+            running.append(frame.f_code)
+            frame = frame.f_back
+        for name, patches in list(self._patches.items()):
+            if (function := patches.find_bypassed(running)) is not None:
+                return name, function
+        return None
+
     def hosts(self, name: str) -> frozenset[str]:
         """The top-level packages of the integration ``name``."""
         return self._get(name).hosts
@@ -266,6 +283,7 @@ _installed = Installed()
 install = _installed.install
 uninstall = _installed.uninstall
 installed = _installed.installed
+find_bypassed = _installed.find_bypassed
 find_integration = _installed.find
 find_hosts = _installed.hosts
 

@@ -4,16 +4,20 @@
 - ``undo`` restores ``vars()`` of every owner exactly: the raw descriptor is put back (a staticmethod stays one), and an attribute
   that was only inherited is deleted.
 - A third party's wrap on top of ours is left in place; ours below it is disabled permanently.
+- A third party may also replace a wrap, or call the original that it captured earlier. `Patches.find_bypassed` finds this by the original's
+  frame, which no other code can replace.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import wrapt
@@ -31,14 +35,38 @@ class _Wrap:
     inherited: bool
     wrapper: Wrapper
     live: bool = True
+    reached: bool = False
+    """Whether a call went through it."""
     installed: Any = None
+
+    def is_enabled(self, enabled: Callable[[], bool]) -> bool:
+        """Called by wrapt at each call: whether the wrapper runs."""
+        self.reached = True
+        return self.live and enabled()
+
+    @property
+    def code(self) -> CodeType | None:
+        """The code of the original, or None if other functions may have the same: a decorator's, or an inherited method's."""
+        function = inspect.unwrap(getattr(self.original, "__func__", self.original))
+        code = getattr(function, "__code__", None)
+        is_own = isinstance(code, CodeType) and code.co_name == self.attribute and not self.inherited
+        return code if is_own else None
+
+    def __str__(self) -> str:
+        """The wrapped function, and which module's code replaced the wrap, for messages."""
+        is_module = isinstance(self.owner, ModuleType)
+        place = self.owner.__name__ if is_module else f"{self.owner.__module__}.{self.owner.__qualname__}"
+        now = vars(self.owner).get(self.attribute)
+        module = getattr(getattr(now, "_self_wrapper", now), "__globals__", {}).get("__name__")
+        by = f" (replaced by code of {module})" if now is not self.installed and module else ""
+        return f"{place}.{self.attribute}{by}"
 
 
 class _Installed(wrapt.FunctionWrapper[..., Any]):
     """A wrapper made here; its type distinguishes it from a third party's."""
 
     def __init__(self, wrap: _Wrap, enabled: Callable[[], bool]) -> None:
-        super().__init__(wrap.original, wrap.wrapper, enabled=enabled)
+        super().__init__(wrap.original, wrap.wrapper, enabled=lambda: wrap.is_enabled(enabled))
         self._self_wrap = wrap  # wrapt stores ``_self_`` attributes on the wrapper, not on the wrapped
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -62,6 +90,7 @@ class Patches:
     def __init__(self, enabled: Callable[[], bool]) -> None:
         self._enabled = enabled
         self._wraps: list[_Wrap] = []
+        self._codes: dict[CodeType, list[_Wrap]] = {}
         self._undo = ExitStack()
         self._lock = threading.RLock()
 
@@ -77,9 +106,29 @@ class Patches:
             if any(w.owner is owner and w.attribute == name and w.wrapper is wrapper for w in self._wraps):
                 return
             wrap = _Wrap(owner, name, original, name not in vars(owner), wrapper)
-            wrap.installed = _Installed(wrap, lambda: wrap.live and (everywhere or self._enabled()))
+            wrap.installed = _Installed(wrap, (lambda: True) if everywhere else self._enabled)
             setattr(owner, name, wrap.installed)
             self._wraps.append(wrap)
+            if (code := wrap.code) is not None:
+                self._codes.setdefault(code, []).append(wrap)
+
+    def wrap_function(self, function: Callable[..., Any], wrapper: Wrapper) -> None:
+        """Wrap ``function`` in each loaded module of its package that refers to it by its name, itself or wrapped by other code.
+
+        Wraps of other code may call each other, so one call may go through ``wrapper`` twice.
+        """
+        package, name, inner = f"{function.__module__.partition('.')[0]}.", function.__name__, inspect.unwrap(function)
+        for module_name, module in list(sys.modules.items()):
+            if module_name.startswith(package) and inspect.unwrap(vars(module).get(name, str)) is inner:
+                self.wrap(module, name, wrapper)
+
+    def find_bypassed(self, running: Iterable[CodeType]) -> str | None:
+        """A wrapped function that is among ``running``, although no call ever went through a wrap of it; None if there is none."""
+        for code in running:
+            wraps = self._codes.get(code)
+            if wraps is not None and not any(wrap.reached for wrap in wraps):
+                return str(wraps[0])
+        return None
 
     def on_undo(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` in `undo`: it reverts a change that is not a wrap."""
@@ -88,6 +137,7 @@ class Patches:
     def undo(self) -> None:
         """Remove all wraps, last first. Calls in progress finish with the wrap."""
         with self._lock, self._undo:
+            self._codes.clear()
             while self._wraps:
                 wrap = self._wraps.pop()
                 wrap.live = False

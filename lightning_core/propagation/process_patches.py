@@ -16,10 +16,11 @@ from types import ModuleType
 
 import wrapt
 
-from lightning_core.capture.caller import repeats
+from lightning_core.capture import bypassed, caller
 from lightning_core.capture.context import is_capturing
 from lightning_core.capture.integration import find_hosts, install
 from lightning_core.capture.patching import Patches
+from lightning_core.errors import ConfigError
 from lightning_core.propagation.children.processes import install_processes
 from lightning_core.propagation.children.programs import install_programs
 from lightning_core.propagation.children.ray_tasks import install_ray
@@ -41,8 +42,12 @@ _watched: set[str] = set()
 
 @contextmanager
 def process_patches() -> Generator[None]:
-    """Patch HTTP clients, threads, processes and programs for the duration of the body."""
+    """Patch HTTP clients, threads, processes and programs for the duration of the body.
+
+    Raises ConfigError if gevent has replaced Python's threads.
+    """
     global _installed
+    _check_gevent()
     patches = Patches(is_capturing)
     try:
         with _lock:
@@ -53,8 +58,18 @@ def process_patches() -> Generator[None]:
         with _lock:
             _installed -= 1
             if not _installed:
-                repeats.clear()
+                caller.repeats.clear()
+                bypassed.repeats.clear()
         patches.undo()
+
+
+def _check_gevent() -> None:
+    monkey = sys.modules.get("gevent.monkey")
+    if monkey is not None and (monkey.is_module_patched("threading") or monkey.is_module_patched("queue")):
+        raise ConfigError(
+            "found gevent's monkey patches, expected Python's own threads and queues: Lightning follows agents through these. Remove "
+            "gevent.monkey.patch_all() from this process, or run the part of the program that needs it in a process of its own"
+        )
 
 
 def ensure_patched(integrations: Iterable[str]) -> None:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
+from http.client import HTTPConnection
 from typing import Any
 
 from lightning_core.capture.context import (
@@ -79,6 +80,8 @@ def _put(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     if scope is None or not (args or "item" in kwargs):
         return wrapped(*args, **kwargs)
     item = args[0] if args else kwargs["item"]
+    if isinstance(item, HTTPConnection):  # kept in a pool of urllib3: no work
+        return wrapped(*args, **kwargs)
     notes = getattr(instance, _NOTES, None)
     if notes is None:
         notes = vars(instance).setdefault(_NOTES, _Notes(None))

@@ -14,11 +14,13 @@ import threading
 import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
 from lightning_core.capture.context import bind, bind_coroutine, hand_on, inherit, without_scope
 from lightning_core.capture.execution_context import INHERITS
+from lightning_core.capture.import_hooks import when_imported
 from lightning_core.capture.patching import Patches
 
 
@@ -45,7 +47,8 @@ def _submit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
         return wrapped(job, *args[1:], **kwargs)
 
 
-def _create_pool(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+def _start_unscoped(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """Start threads of a pool, whose jobs bring their own scope."""
     with without_scope():
         return wrapped(*args, **kwargs)
 
@@ -77,11 +80,16 @@ _FUNCTIONS = ("func", "callback", "error_callback")
 _POOL_METHODS = ("apply_async", "map", "map_async", "starmap", "starmap_async", "imap", "imap_unordered")
 
 
+def _wrap_anyio(patches: Patches, module: Any) -> None:
+    patches.wrap(module, "WorkerThread.start", _start_unscoped)  # private; seen in anyio 4.5 to 4.16
+
+
 def install_threads(patches: Patches) -> None:
     """Make threads, jobs of thread pools and reused event loops run in the scope that started them."""
     patches.wrap(threading.Thread, "start", _start)
     patches.wrap(ThreadPoolExecutor, "submit", _submit)
-    patches.wrap(ThreadPool, "__init__", _create_pool)
+    patches.wrap(ThreadPool, "__init__", _start_unscoped)
+    when_imported(patches, "anyio._backends._asyncio", partial(_wrap_anyio, patches))
     for name in _POOL_METHODS:
         patches.wrap(ThreadPool, name, _apply)
     patches.wrap(sched.scheduler, "enterabs", _enter_event)

@@ -60,6 +60,24 @@ async def with_autogen(task: Any) -> float:
     return 1.0
 
 
+async def with_autogen_core(task: Any) -> float:
+    from autogen_core import AgentId, BaseAgent, SingleThreadedAgentRuntime
+    from openai import AsyncOpenAI
+
+    class Speaker(BaseAgent):
+        async def on_message_impl(self, message: Any, ctx: Any) -> None:
+            messages: Any = [{"role": "user", "content": message}]
+            await AsyncOpenAI(api_key="k").chat.completions.create(model="gpt", messages=messages)
+
+    runtime = SingleThreadedAgentRuntime()
+    runtime.start()
+    for name in ("plan", "write"):
+        await Speaker.register(runtime, name, lambda: Speaker("speaks"))
+        await runtime.send_message(str(task["id"]), AgentId(name, "default"))
+    await runtime.stop_when_idle()
+    return 1.0
+
+
 def with_host_spans(task: Any) -> float:
     import httpx
     from opentelemetry.sdk.trace import TracerProvider

@@ -34,7 +34,13 @@ def shape(rollout: Rollout) -> Any:
 
 @pytest.mark.parametrize(
     "solve",
-    [programs.with_langgraph, programs.with_openai_agents, programs.with_autogen, programs.with_host_spans],
+    [
+        programs.with_langgraph,
+        programs.with_openai_agents,
+        programs.with_autogen,
+        programs.with_autogen_core,
+        programs.with_host_spans,
+    ],
 )
 def test_a_worker_process_records_what_this_process_does(endpoint: PolicyEndpoint, solve: Callable[[Any], Any]) -> None:
     options = {"concurrency": 2, "timeout_seconds": 100, "agents": ROUTING.trained, "routing": ROUTING}

@@ -131,7 +131,7 @@ class OpenAIAgentsAdapter(HostAdapter):
     def patched_call(self) -> tuple[Any, str]:
         from agents.run import AgentRunner
 
-        return AgentRunner, "run"
+        return AgentRunner, "_run_impl"
 
 
 class TestOpenAIAgents(IntegrationContract):
@@ -152,14 +152,12 @@ def test_private_api() -> None:
     from agents.run_internal import run_loop, tool_execution, turn_resolution
 
     for place, asynchronous, parameters in (
-        (agents.run.AgentRunner.run, True, ["self", "starting_agent"]),
+        (agents.run.AgentRunner._run_impl, True, ["self", "starting_agent"]),
         (agents.run.start_streaming, True, ["starting_input", "streamed_result"]),
-        (agents.run.run_single_turn, True, ["bindings"]),
+        (run_loop.run_single_turn, True, ["bindings"]),
         (run_loop.run_single_turn_streamed, True, ["streamed_result", "bindings"]),
-        (agents.run.resolve_interrupted_turn, True, ["bindings"]),
-        (run_loop.resolve_interrupted_turn, True, ["bindings"]),
+        (turn_resolution.resolve_interrupted_turn, True, ["bindings"]),
         (tool_execution._FunctionToolBatchExecutor._execute_single_tool_body, True, ["func_tool", "tool_call"]),
-        (tool_execution.maybe_invoke_function_tool_failure_error_function, True, ["error"]),
         (agents.tool.maybe_invoke_function_tool_failure_error_function, True, ["error"]),
         (run_loop.get_response_with_retry, True, ["get_response"]),
         (tool_execution.function_needs_approval, True, ["function_tool"]),

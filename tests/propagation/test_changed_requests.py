@@ -105,6 +105,11 @@ def to_gateway(server: RecordingServer, path: str | None = None) -> Change:
     return change
 
 
+def with_own_span(request: Any) -> None:
+    """As tracers do, so that the server's spans are in their trace."""
+    request.headers["traceparent"] = f"00-{'1' * 32}-{'2' * 16}-01"
+
+
 def with_own_key(request: Any) -> None:
     request.headers["Authorization"] = "Bearer late"
 
@@ -112,9 +117,11 @@ def with_own_key(request: Any) -> None:
 @every_way
 def test_a_trained_agent_never_reaches_a_gateway(send: Send, playground: Playground, server: RecordingServer) -> None:
     with playground.rollout(train=["writer"]) as run, scope("writer"):
-        for change in (to_gateway(server), to_gateway(server, "/tenant/openai/chat/completions"), with_own_key):
+        tenant = to_gateway(server, "/tenant/openai/chat/completions")
+        for change in (to_gateway(server), tenant, with_own_key, with_own_span):
             assert json.loads(send(change))["choices"][0]["message"]["content"] == "four"
-    assert [call.agent for call in run.trace.calls] == ["writer"] * 3
+    (agent,) = (event for event in run.trace.events if event.kind == "agent")
+    assert [(call.agent, call.parent) for call in run.trace.calls] == [("writer", agent.id)] * 4
     assert server.requests == []
     assert elsewhere(run) == {}
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes.util
 import os
 import signal
 import subprocess
@@ -48,6 +49,12 @@ def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 def spawn(*words: str) -> None:
     assert os.waitpid(os.posix_spawn(words[0], words, os.environ), 0)[1] == 0
+
+
+def test_programs_of_the_standard_library_are_not_counted() -> None:
+    with rollout() as run:
+        ctypes.util.find_library("c")
+    assert elsewhere(run) == {}
 
 
 def test_every_program_is_counted_once(settings: dict[str, Any]) -> None:

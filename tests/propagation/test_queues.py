@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+import requests
 
 from lightning_core import reward, rollout
 from lightning_core.capture import ActiveRollout, bind, current_scope, outside_rollout, run_as, scope
@@ -622,3 +623,22 @@ def test_a_worker_returns_to_no_scope(playground: Playground) -> None:
             box.put("of nobody")
         thread.join(30)
     assert seen == ["writer", None]
+
+
+def test_a_connection_pool_of_several_agents_is_no_queue_of_work(
+    playground: Playground, server: RecordingServer
+) -> None:
+    """As of an exporter that all agents share."""
+
+    def work(prompt: str) -> None:
+        session.get(server.url)
+        ask(prompt)
+
+    with requests.Session() as session, playground.rollout() as run:
+        for name in AGENTS:
+            with scope(name):
+                # In a thread, which only inherits its scope, and so could be a worker of other agents.
+                worker = threading.Thread(target=work, args=[name])
+                worker.start()
+                worker.join()
+    assert [call.agent for call in run.trace.calls] == list(AGENTS)

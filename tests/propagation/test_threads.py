@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 
 from lightning_core import rollout
 from lightning_core.capture import current_address, current_rollout, scope
+from lightning_core.capture.caller import spoke
 from lightning_core.capture.patching import Patches
 from lightning_core.propagation.threads import install_threads
 
@@ -60,6 +63,19 @@ def test_the_executor_of_an_event_loop() -> None:
             return await asyncio.get_running_loop().run_in_executor(None, speaker)
 
     assert asyncio.run(main()) == "writer"
+
+
+def test_a_job_of_anyio_is_its_submitters_and_its_idle_thread_may_outlive_the_rollout() -> None:
+    def call_a_model() -> str | None:
+        spoke()
+        return speaker()
+
+    async def main() -> Any:
+        with rollout() as run, scope("writer"):
+            assert await anyio.to_thread.run_sync(call_a_model) == "writer"
+        return run
+
+    assert asyncio.run(main()).infrastructure == []
 
 
 def test_outside_a_rollout_threads_are_left_alone() -> None:

@@ -26,6 +26,9 @@ from lightning_core.propagation.clients.stamping import is_sending
 SUBPROCESS = "subprocess"
 """The reason of a request elsewhere: a child process was started, whose requests are not seen here."""
 
+_OF_PYTHON = ("uname", "ldconfig")
+"""Programs of the standard library's own: of `platform`, which HTTP clients use for their user agent, and of `ctypes.util`."""
+
 _counted: ContextVar[bool] = ContextVar("lightning_program_counted", default=False)
 """Whether the program that is being started is counted by a function that calls this one."""
 
@@ -55,7 +58,7 @@ def _count(name_of: Callable[[], str]) -> None:
     if not (_counted.get() or is_sending()):
         with record("program"):
             name = name_of()
-            if name != "uname":  # run by `platform`, which HTTP clients use for their user agent
+            if name not in _OF_PYTHON:
                 note_elsewhere(name, SUBPROCESS)
 
 

@@ -18,6 +18,7 @@ from lightning_core.propagation.clients import (
     httpx_clients,
     requests_client,
     urllib3_pools,
+    websockets_client,
 )
 
 __all__ = ["install_client"]
@@ -40,3 +41,4 @@ def install_client(patches: Patches) -> None:
         if importlib.util.find_spec(module) is not None:
             for attribute, wrapper in wraps:
                 patches.wrap(importlib.import_module(module), attribute, wrapper)
+    websockets_client.install_websockets(patches)

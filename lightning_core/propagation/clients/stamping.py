@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from lightning_core.capture.address import AGENT_HEADER, MARK_HEADER
+from lightning_core.capture.bypassed import check_reached
 from lightning_core.capture.caller import Speaker, speaking, spoke
 from lightning_core.capture.elsewhere import IGNORED, IN_PROCESS, NO_MODEL_CALL, NO_MODEL_NAMED, UNREAD
 from lightning_core.capture.recording import note_elsewhere, record
@@ -41,10 +42,17 @@ from lightning_core.propagation.shapes import (
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
-_UNANSWERED = frozenset({
-    *("NetworkError", "ProtocolError", "TimeoutException"),  # httpcore and httpx
-    *("ClientConnectionError", "MaxRetryError", "TimeoutError", "HTTPException"),  # aiohttp, urllib3 (two), http.client
-})
+_UNANSWERED = frozenset(
+    {
+        *("NetworkError", "ProtocolError", "TimeoutException"),  # httpcore and httpx
+        *(
+            "ClientConnectionError",
+            "MaxRetryError",
+            "TimeoutError",
+            "HTTPException",
+        ),  # aiohttp, urllib3 (two), http.client
+    }
+)
 """Classes of clients: errors of a connection, besides `OSError`."""
 
 _sending: ContextVar[bool] = ContextVar("lightning_sending", default=False)
@@ -138,6 +146,7 @@ def _redirect_for(
         if _sending.get() and ORIGIN in headers:  # stamped by an outer layer of the client
             return None
         if find_route(method, target.path, _read(method, body)) is not None:
+            check_reached(run, speaker.address.agent, host_of(target))
             spoke()
         keys = () if run.api_key is None else ("authorization", *KEY_HEADERS)
         origin = {name: value for name in (ORIGIN, ORIGIN_AUTHORIZATION) if (value := headers.get(name)) is not None}
@@ -153,6 +162,7 @@ def _redirect_for(
     if route is None:
         _note_elsewhere(target, _why_elsewhere(method, target.path, plain))
         return None
+    check_reached(run, speaker.address.agent, host_of(target))
     spoke()
     if endpoint is None:
         return None
@@ -245,7 +255,9 @@ def redirect_again(method: str, url: str, headers: Mapping[str, str], body: Body
         return None
     authorization = headers.get("authorization")
     at_endpoint = sent.is_same_origin(url)
-    if at_endpoint and authorization == sent.set.get("authorization"):
+    # Tracers such as Datadog's put their own span into a request.
+    is_ours = headers.get("traceparent") == sent.set.get("traceparent")
+    if at_endpoint and is_ours and authorization == sent.set.get("authorization"):
         return None
     origin = sent.set.get(ORIGIN, url) if at_endpoint else url
     stamp = {name.lower() for name in sent.set}

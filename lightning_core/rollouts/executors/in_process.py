@@ -85,7 +85,11 @@ class InProcessExecutor:
         return Returned(result=None, answer=answer, score=scored, score_error=failed, score_seconds=seconds)
 
     async def _run(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], running: RunningHere, convert: Callable[[Any], Any]
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        running: RunningHere,
+        convert: Callable[[Any], Any],
     ) -> Any:
         """The converted result of ``function``, the agent or the reward function."""
         call = functools.partial(bind(function), *arguments)
