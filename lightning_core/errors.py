@@ -76,6 +76,10 @@ class RewardError(LightningError, ValueError):
     """A reward is missing, given twice, or not a finite float32 number."""
 
 
+class MissingRewardError(RewardError):
+    """A rollout ended without a reward."""
+
+
 class CreditError(LightningError, ValueError):
     """A credit rule does not support the request or its input."""
 

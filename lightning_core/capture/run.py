@@ -113,6 +113,8 @@ class ActiveRollout:
         """The failures that clients met, by request, until a retry of it has a response."""
         self._sending = 0
         """The number of model requests that clients send or wait for."""
+        self._cancelled = False
+        """Whether the last request that ended was cancelled by its agent, which did not wait for the response."""
         self._unlisted = 0
         """The number of further infrastructure failures."""
         self.rollout = ""
@@ -248,8 +250,8 @@ class ActiveRollout:
     def infrastructure(self) -> list[str]:
         """The first infrastructure failures that no retry recovered. The attempt is repeated."""
         with self._lock:
-            unanswered = [failure for failures in self._unanswered.values() for failure in failures]
-            return [*self._infrastructure, *unanswered, *([f"{self._unlisted} more"] if self._unlisted else [])]
+            more = [f"{self._unlisted} more"] if self._unlisted else []
+            return [*self._infrastructure, *self.unanswered, *more]
 
     def check_requests(self) -> None:
         """Raise `InfrastructureError` if model requests failed and no retry recovered them."""
@@ -271,15 +273,21 @@ class ActiveRollout:
         with self._lock:
             self._sending += 1
 
-    def end_request(self) -> None:
-        """Count the end of a request of `begin_request`, with or without a response."""
+    def end_request(self, *, cancelled: bool) -> None:
+        """Count the end of a request of `begin_request`. ``cancelled``: its agent did not wait for the end."""
         with self._lock:
             self._sending -= 1
+            self._cancelled = cancelled
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests whose clients wait for a response, or were cancelled while they did."""
+        return self._sending + self._cancelled
 
     def count_waiting(self) -> None:
-        """Count ``waiting`` if a client still waits for a response."""
-        if self._sending:
-            self.count("waiting", times=self._sending)
+        """Count ``waiting`` if a client still waits for a response, or was cancelled while it did."""
+        if waiting := self.waiting:
+            self.count("waiting", times=waiting)
 
     def count_unanswered(self, request: RequestKey, detail: str) -> None:
         """Count a model request whose client met the failure ``detail`` before it had a response. See `count_answered`."""
@@ -291,6 +299,12 @@ class ActiveRollout:
     def has_unanswered(self) -> bool:
         """Whether there are failures that `count_answered` may recover."""
         return bool(self._unanswered)
+
+    @property
+    def unanswered(self) -> list[str]:
+        """The failures of `count_unanswered` that no retry has recovered."""
+        with self._lock:
+            return [failure for failures in self._unanswered.values() for failure in failures]
 
     def count_answered(self, request: RequestKey) -> None:
         """Forget the failures of ``request``: a retry of it has a response."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from typing import Any
 
@@ -16,8 +17,10 @@ from starlette.requests import Request
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from lightning_core.endpoint.limits import Limits
-from lightning_core.errors import PolicyRequestError
+from lightning_core.errors import COUNTED, PolicyRequestError, Repeats
 from lightning_core.propagation.compression import SUPPORTED, decompress, encodings
+
+logger = logging.getLogger(__name__)
 
 _MAY_BE_INFINITE = re.compile(rb"\d(?:[eE]\+?\d{3}|\d{299})")
 """Matches every number that may overflow a float."""
@@ -92,6 +95,7 @@ def connection_class(limits: Limits) -> type[asyncio.Protocol]:
     (https://github.com/encode/uvicorn/blob/0.30.0/uvicorn/protocols/http/h11_impl.py#L57).
     """
     parser: Any = AutoHTTPProtocol
+    late = Repeats()
 
     class Connection(parser):  # pyright: ignore[reportUntypedBaseClass]
         _deadline: asyncio.TimerHandle | None = None
@@ -136,6 +140,14 @@ def connection_class(limits: Limits) -> type[asyncio.Protocol]:
 
         def _give_up(self) -> None:
             if not self._answering():
+                if self._header_bytes and (times := late.count("headers")) is not None:
+                    logger.warning(
+                        "a connection was closed%s: the headers of its request did not arrive within %g s. The machine or the agent's "
+                        "event loop may be overloaded: lower rollouts.concurrency",
+                        times,
+                        limits.header_seconds,
+                        extra=COUNTED,
+                    )
                 self.transport.close()
 
     return Connection

@@ -42,6 +42,9 @@ logger = logging.getLogger(__name__)
 _CAUSE_CHARACTERS = 100
 """Failures that begin with the same text have one cause."""
 
+_NEVER_RECOVERED = b"another key"
+"""The digest in the key of failures that no later request can be a retry of: the same client fails again."""
+
 _MESSAGE_CHARACTERS = 2000
 """Most characters of an error message, which may quote a value as long as the body."""
 
@@ -71,8 +74,10 @@ class IncomingRequest:
     def __post_init__(self) -> None:
         self._sender = self.address.agent
         failed = self.session.failed
-        keys = (self._key, (self._sender, self.path, b"")) if failed else ()
-        self.retried = [(key, failure) for key in keys for failure in failed.get(key, ())]
+        unread = (self._sender, self.path, b"")
+        self.retried = [(self._key, failure) for failure in failed.get(self._key, ())] if failed else []
+        # It may be the retry of one request whose body was not read.
+        self.retried += [(unread, failure) for failure in failed.get(unread, ())[:1]]
 
     @property
     def _key(self) -> RequestKey:
@@ -82,10 +87,14 @@ class IncomingRequest:
         """Count a model call of the rollout. Raises `CallLimitError` if it has made all that it may."""
         self.opened = self.session.open_call(self.address.agent)
 
-    def fail(self, error: Exception) -> None:
-        """Count an infrastructure failure, which a retry of the client may recover, in place of a model call."""
+    def close_call(self) -> None:
+        """Undo `open_call`: the request has no response, for a reason outside the agent."""
         self.session.calls -= self.opened
         self.opened = False
+
+    def fail(self, error: Exception) -> None:
+        """Count an infrastructure failure, which a retry of the client may recover, in place of a model call."""
+        self.close_call()
         count_failure(self.session, self._key, error)
 
     def recover(self) -> None:
@@ -195,6 +204,8 @@ class RequestHandler:
             disconnect.cancel()
             if not work.done():
                 await abort(work, "the client closed the connection" if left else "the endpoint is shutting down")
+                if not started:
+                    incoming.close_call()  # its client did not wait for the response
             incoming.session.work.discard(work)
         if not work.cancelled():
             work.result()
@@ -309,7 +320,7 @@ def refuse_unknown_key(request: Request, sessions: Sessions, operation: str) -> 
     )
     address = address_of(request.headers, session)
     record_refusal(session, address, operation, request.url.path, None, error)
-    count_failure(session, (address.agent, request.url.path, b""), error)
+    count_failure(session, (address.agent, request.url.path, _NEVER_RECOVERED), error)
     return error
 
 
@@ -357,6 +368,7 @@ def count_failure(session: Session, key: RequestKey, error: Exception) -> None:
             run.permanent.add(detail)
         run.count_infrastructure_failure(detail, kind=_kind(error))
         session.failed.setdefault(key, []).append(detail)
+        session.failures += 1
 
 
 def _kind(error: Exception) -> str | None:

@@ -58,6 +58,8 @@ class Session:
     """The tasks of the requests being answered."""
     failed: dict[RequestKey, list[str]] = field(default_factory=dict["RequestKey", list[str]])
     """The infrastructure failures that no retry has recovered yet, by request."""
+    failures: int = 0
+    """The number of infrastructure failures, with those that a retry recovered."""
     logged: Repeats = field(default_factory=Repeats)
     """The failures that were logged, of all rollouts."""
     recorded: RecordedResponses | None = None
@@ -148,6 +150,7 @@ class Sessions:
             raise OverloadError(
                 f"the policy endpoint has {self._requests} requests in progress, which is the limit; retry when one has finished"
             )
+        failures = session.failures
         session.waiting.begin()
         self._requests += 1
         session.active = time.monotonic()
@@ -155,7 +158,7 @@ class Sessions:
             yield
         finally:
             session.active = time.monotonic()
-            session.waiting.end(failed=any(session.failed.values()))
+            session.waiting.end(failed=session.failures > failures)
             self._requests -= 1
 
 

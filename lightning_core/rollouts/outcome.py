@@ -7,11 +7,12 @@
    (it did not arrive in time), else ``infrastructure``.
 2. A request was refused because of ``rollouts.max_calls``, and nothing outside the agent failed later: ``max_calls``.
 3. The reward is missing, invalid or given twice: ``invalid``.
-4. The agent used up its own time: ``failed`` once it has an answer of a model, else, or by ``rollouts.on_timeout``, ``timeout``. The
-   limit on the whole time passed: ``timeout``.
+4. The agent used up its own time: ``failed`` once it has an answer of a model; ``timeout`` without one, while a client waits for a
+   response, or by ``rollouts.on_timeout``. The limit on the whole time passed: ``timeout``.
 5. The exception, or one that it was raised from, is an infrastructure failure, or says that a shared client is closed: ``infrastructure``.
 6. It is a time-out, and a model call of the agent had no answer yet: ``timeout``.
-7. The last request of an agent was refused: ``overflow`` if its prompt filled the context, else ``refused``.
+7. The last request was refused, or the last one of an agent, and the exception quotes it: ``overflow`` if its prompt filled the context,
+   else ``refused``.
 8. Any other exception: ``failed``.
 
 ``failed`` and ``max_calls`` are the agent's: they count, with the reward so far, else 0. The others are left out, and repeated if another
@@ -30,6 +31,7 @@ from lightning_core.errors import (
     CaptureError,
     ContextOverflowError,
     InfrastructureError,
+    MissingRewardError,
     ProgramError,
     RewardError,
     TimeLimitError,
@@ -59,6 +61,7 @@ _CLOSED = re.compile(
     re.IGNORECASE,
 )
 """The errors of clients when an object that several rollouts share was closed, or when their rollout has ended."""
+_QUOTED_CHARACTERS = 60
 _OF_UPSTREAM = tuple(f"{kind.__name__}:" for kind in (UpstreamRefusal, UpstreamStreamError))
 """The start of the error of a call whose request an upstream refused; see `errors.describe`."""
 
@@ -107,9 +110,7 @@ def classify(evidence: Evidence) -> Outcome:
         cause = "" if error is None else f": {describe(error)}"
         return Outcome(status="infrastructure", error=f"the policy endpoint has stopped{cause}")
     limited = next((c.refused for c in evidence.calls if (c.error or "").startswith(CallLimitError.__name__)), None)
-    if limited is not None and (
-        error is None or isinstance(error, TimeLimitError) or not any(map(_is_outside, chain(error)))
-    ):
+    if limited is not None and _is_of_limit(error):
         return Outcome(status="max_calls", error=limited if error is None else f"{limited} (then {describe(error)})")
     if error is None:
         return Outcome(status="ok")
@@ -119,7 +120,8 @@ def classify(evidence: Evidence) -> Outcome:
     if isinstance(error, WholeTimeLimitError):
         return _outside(why, "timeout")
     if isinstance(error, TimeLimitError):
-        counts = evidence.on_timeout == "fail" and any(call.error is None for call in evidence.calls)
+        answered = any(call.error is None for call in evidence.calls)
+        counts = evidence.on_timeout == "fail" and answered and not evidence.waits
         return Outcome(status="failed", error=why) if counts else _outside(why, "timeout")
     cause = next(filter(_is_outside, chain(error)), None)
     if cause is not None:
@@ -128,7 +130,7 @@ def classify(evidence: Evidence) -> Outcome:
     if (evidence.waits or any(map(_is_unanswered, last))) and any(map(_is_timeout, chain(error))):
         return _outside(f"{why}, while a model call had no answer", "timeout")
     refusal = next((call for call in last if _is_refused(call)), None)
-    if refusal is not None:
+    if refusal is not None and (refusal is evidence.calls[-1] or _is_quoted(refusal, error)):
         overflows = str(refusal.error).startswith(ContextOverflowError.__name__)
         return Outcome(status="overflow" if overflows else "refused", error=f"{refusal.error} (the agent raised {why})")
     return Outcome(status="failed", error=why)
@@ -136,6 +138,23 @@ def classify(evidence: Evidence) -> Outcome:
 
 def _outside(why: str, status: Status = "infrastructure") -> Outcome:
     return Outcome(status=status, error=why, retry=True)
+
+
+def _is_of_limit(error: BaseException | None) -> bool:
+    """Whether an attempt beyond ``rollouts.max_calls`` ended with ``error`` because of that."""
+    if error is None or isinstance(error, (TimeLimitError, MissingRewardError)):
+        return True
+    return not isinstance(error, RewardError) and not any(map(_is_outside, chain(error)))
+
+
+def _is_quoted(refusal: Call, error: BaseException) -> bool:
+    """Whether a client quotes the refusal in an exception, whose text may escape its quotes."""
+    said = _words(refusal.refused or "")[:_QUOTED_CHARACTERS]
+    return bool(said) and any(said in _words(text_of(cause)) for cause in chain(error))
+
+
+def _words(text: str) -> str:
+    return re.sub(r"\W+", " ", text).strip()
 
 
 def _is_outside(cause: BaseException) -> bool:

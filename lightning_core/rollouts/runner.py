@@ -38,7 +38,7 @@ from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.known_agents import Verdict
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
-from lightning_core.errors import ConfigError, InfrastructureError, RewardError, describe, show
+from lightning_core.errors import ConfigError, InfrastructureError, MissingRewardError, RewardError, describe, show
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout, Task
 from lightning_core.rollouts.concurrency import ConcurrencyLimit, Slot
 from lightning_core.rollouts.executors.choose import choose_executor
@@ -306,7 +306,7 @@ class Runner:
         elif given:
             return
         else:
-            raise RewardError(
+            raise MissingRewardError(
                 f"task {job.task_id!r} ended without a reward: the agent returned {show(result)}. Return a number, call "
                 "reward(value, …), or configure a reward function"
             )

@@ -20,6 +20,8 @@ from lightning_core.propagation.shapes import UNSEEN, Body, Compressed, seen_bod
 
 _SOCKET = "_lightning_socket"
 """Attribute of a connection: its socket to the endpoint."""
+_SENT = "_lightning_sent"
+"""Attribute of a connection: the destination of its request whose response was not read."""
 
 
 def _end_headers(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -38,6 +40,12 @@ def _end_headers(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ..
             instance._buffer[:] = _written(
                 f"{method} {to.split()[1]} {instance._http_vsn_str}", to.headers(dict(headers))
             )
+        setattr(instance, _SENT, to)
+        return wrapped(*args, **kwargs)
+
+
+def _get_response(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with sending(vars(instance).pop(_SENT, None)):
         return wrapped(*args, **kwargs)
 
 
@@ -98,4 +106,7 @@ def _body(body: Any, headers: Mapping[str, str]) -> Body | Compressed:
 
 
 # Private: ``_buffer``, the lines of the request; ``_tunnel_host``, ``_tunnel_port`` and ``_http_vsn_str``. Seen in Python 3.11 to 3.14.
-WRAPS: tuple[tuple[str, Wrapper], ...] = (("HTTPConnection.endheaders", _end_headers),)
+WRAPS: tuple[tuple[str, Wrapper], ...] = (
+    ("HTTPConnection.endheaders", _end_headers),
+    ("HTTPConnection.getresponse", _get_response),
+)

@@ -11,7 +11,7 @@ A stamped request has the rollout's key instead of the client's credentials. Its
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -331,21 +331,32 @@ def sending(to: Redirection | None = None) -> Generator[None]:
     the request to an application in this process. A request to the endpoint that ends without a response, or with one, is counted.
     """
     tokens = _sending.set(True), _sent.set(to)
-    if to is not None:
-        to.run.begin_request()
     try:
-        yield
-        if to is not None and to.run.has_unanswered:
-            to.run.count_answered(to.key)
-    except Exception as error:
-        if to is not None and _is_unanswered(error):
-            to.run.count_unanswered(to.key, f"a model request had no response: {describe(error)}")
-        raise
+        with nullcontext() if to is None else _counted(to):
+            yield
     finally:
-        if to is not None:
-            to.run.end_request()
         _sending.reset(tokens[0])
         _sent.reset(tokens[1])
+
+
+@contextmanager
+def _counted(to: Redirection) -> Generator[None]:
+    """Count the body as a request of the rollout, and how it ended."""
+    run, cancelled = to.run, False
+    run.begin_request()
+    try:
+        yield
+        if run.has_unanswered:
+            run.count_answered(to.key)
+    except Exception as error:
+        if _is_unanswered(error):
+            run.count_unanswered(to.key, f"a model request had no response: {describe(error)}")
+        raise
+    except BaseException:
+        cancelled = True
+        raise
+    finally:
+        run.end_request(cancelled=cancelled)
 
 
 def _is_unanswered(error: Exception) -> bool:

@@ -14,8 +14,8 @@ from typing import Any
 
 _HEADER = struct.Struct("!I")
 _MAX_BYTES = 64 << 20
-STACKS = b"stacks"
-"""The message to a worker that asks for the stacks of its threads; all others are pickles."""
+STATE = b"state"
+"""The message to a worker that asks for its stacks, and for what the clients of its rollout wait for; all others are pickles."""
 
 
 def receive_bytes(connection: socket.socket) -> bytes | None:

@@ -70,6 +70,17 @@ def waits_for_processor(thread: int | None) -> float:
         return 0.0
 
 
+def processor_waits(pid: int) -> float:
+    """The longest of `waits_for_processor` of the process ``pid`` and its descendants that run now."""
+    waits, todo = 0.0, [pid]
+    while todo:
+        process = todo.pop()
+        waits = max(waits, waits_for_processor(process))
+        with contextlib.suppress(OSError, ValueError):
+            todo += map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())
+    return waits
+
+
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):

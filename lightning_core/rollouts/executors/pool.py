@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 from lightning_core.capture.context import without_scope
 from lightning_core.errors import describe
 from lightning_core.rollouts.executors import failures
-from lightning_core.rollouts.executors.channel import STACKS, framed, read_json
+from lightning_core.rollouts.executors.channel import STATE, framed, read_json
 from lightning_core.rollouts.executors.commands import KILL, TERMINATE, CommandSender, not_started
 from lightning_core.rollouts.executors.executor import DisplacedError, ExecutorError
-from lightning_core.rollouts.executors.groups import end_group, waits_for_processor
+from lightning_core.rollouts.executors.groups import end_group, processor_waits
 from lightning_core.rollouts.executors.launcher import command
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ _FORK_SECONDS = 120.0
 """A worker starts in milliseconds, after those that were requested before it."""
 _LAUNCHER_ENDED = "the process that starts workers ended"
 _GRACE_SECONDS = 0.5
-_STACKS_SECONDS = 5.0
+_STATE_SECONDS = 2.0
 _EXIT_SECONDS = 5.0
 _LOW_PRIORITY = 15
 """With it, a process gets a thirtieth of the time of one with the normal priority, 0, if both are busy."""
@@ -50,7 +50,7 @@ class WorkerHandle:
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """Its exit code; negative: the signal that killed it."""
-        self._stacks: asyncio.Future[str] | None = None
+        self._state: asyncio.Future[dict[str, Any]] | None = None
         self.rollouts = 0
         """The number of rollouts that it has run."""
         self.slow = False
@@ -65,23 +65,40 @@ class WorkerHandle:
 
     async def receive(self) -> Any:
         """The next message; None if the worker is gone."""
-        while (message := await read_json(self._reader)) is not None and "stacks" in message:
-            if self._stacks is not None and not self._stacks.done():
-                self._stacks.set_result(message["stacks"])
+        while (message := await read_json(self._reader)) is not None and "state" in message:
+            if self._state is not None and not self._state.done():
+                self._state.set_result(message["state"])
         return message
 
     async def stacks(self) -> str:
         """See `Running.stacks`. Answered while `receive` is awaited, unless the process holds its interpreter lock."""
-        self._stacks = asyncio.get_running_loop().create_future()
-        self.send(STACKS)
         try:
-            return await asyncio.wait_for(self._stacks, _STACKS_SECONDS)
+            return str((await asyncio.wait_for(self._ask(), _STATE_SECONDS))["stacks"])
         except TimeoutError:
             return f"  its process {self.pid} does not answer: compiled code that holds Python's lock, or it has no processor"
 
+    async def requests(self) -> tuple[int, list[str]]:
+        """The number of model requests whose clients wait for a response, and the failures that its clients met.
+
+        Nothing if it does not answer. Not while `receive` is awaited.
+        """
+        reply = self._ask()
+        reading = asyncio.ensure_future(self.receive())
+        try:
+            await asyncio.wait({reply, reading}, timeout=_STATE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            reading.cancel()
+        state = reply.result() if reply.done() else {}
+        return int(state.get("waiting", 0)), [str(failure) for failure in state.get("unanswered", ())]
+
+    def _ask(self) -> asyncio.Future[dict[str, Any]]:
+        self._state = asyncio.get_running_loop().create_future()
+        self.send(STATE)
+        return self._state
+
     def stalled(self) -> float:
-        """The seconds that it has waited for a processor so far."""
-        return waits_for_processor(self.pid)
+        """The seconds that it, or a process that it started, has waited for a processor so far."""
+        return 0.0 if self.pid is None else processor_waits(self.pid)
 
     def slow_down(self) -> None:
         """Let other processes have most of the processor. It cannot be undone without privileges."""

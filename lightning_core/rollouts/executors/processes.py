@@ -10,7 +10,7 @@ from typing import Any
 from lightning_core.capture.marks import register_mark
 from lightning_core.capture.run import ActiveRollout
 from lightning_core.capture.scope import current_rollout
-from lightning_core.errors import InfrastructureError, describe
+from lightning_core.errors import InfrastructureError, TimeLimitError, WholeTimeLimitError, describe
 from lightning_core.propagation.children.scope import child_scope
 from lightning_core.rollouts.executors import failures, results
 from lightning_core.rollouts.executors.executor import (
@@ -87,11 +87,11 @@ class ProcessExecutor:
         try:
             work.started(worker)
             worker.send(data)
-            message = await self._receive(worker, work.limit)
+            message = await self._receive(worker, work.limit, run)
             scoring = time.monotonic()
             if "scoring" in message:
                 try:
-                    message = await self._receive(worker, work.limit)
+                    message = await self._receive(worker, work.limit, run)
                 except InfrastructureError as error:
                     return Returned(result=None, score_error=no_score(error), score_seconds=time.monotonic() - scoring)
             ended = message["ended"]
@@ -121,9 +121,18 @@ class ProcessExecutor:
                 if not self._fresh and len(self._spares) < processors():
                     self._spares.add(self._pool.start())  # it starts while others run
 
-    async def _receive(self, worker: WorkerHandle, limit: TimeLimit) -> Any:
+    async def _receive(self, worker: WorkerHandle, limit: TimeLimit, run: ActiveRollout) -> Any:
         """The next message of ``worker``. Raises the errors of the limits, and `InfrastructureError` if it ended."""
-        message = await limit.begin(worker.stalled).within(worker.receive())
+        try:
+            message = await limit.begin(worker.stalled).within(worker.receive())
+        except (TimeLimitError, WholeTimeLimitError):
+            # It is killed before it can send this itself.
+            waiting, unanswered = await worker.requests()
+            if waiting:
+                run.count("waiting", times=waiting)
+            for failure in unanswered:
+                run.count_infrastructure_failure(failure)
+            raise
         if message is None:
             code = await self._pool.exit_code(worker)
             if worker.lost:

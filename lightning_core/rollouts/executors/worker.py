@@ -32,12 +32,13 @@ import numpy as np
 
 from lightning_core.capture import run_as
 from lightning_core.capture.marks import marked_agents
+from lightning_core.capture.run import ActiveRollout
 from lightning_core.propagation.children.scope import ChildScope
 from lightning_core.propagation.children.sender import RECORDS_THREAD, sender
 from lightning_core.propagation.process_patches import ensure_patched
 from lightning_core.rollouts.containment import AgentExit, contained
 from lightning_core.rollouts.executors import failures, results
-from lightning_core.rollouts.executors.channel import STACKS, receive_bytes, send_json
+from lightning_core.rollouts.executors.channel import STATE, receive_bytes, send_json
 from lightning_core.rollouts.executors.groups import Processes, end_group
 from lightning_core.rollouts.executors.leftovers import adopt_orphans, any_left, processes
 from lightning_core.rollouts.executors.reference import FunctionReference
@@ -123,6 +124,8 @@ class Worker:
         self._used_loop = False
         self._tools: ThreadPoolExecutor | None = None
         self._sending = threading.Lock()
+        self._current: ActiveRollout | None = None
+        """The rollout that runs."""
 
     def serve(self) -> None:
         """Run the rollouts that arrive. Ends with the process."""
@@ -141,9 +144,11 @@ class Worker:
 
     def _receive(self) -> None:
         while (message := receive_bytes(self._connection)) is not None:
-            if message == STACKS:
+            if message == STATE:
                 with contextlib.suppress(OSError):
-                    self._send({"stacks": stacks_of()})
+                    run = self._current
+                    met = {} if run is None else {"waiting": run.waiting, "unanswered": run.unanswered}
+                    self._send({"state": {"stacks": stacks_of(), **met}})
             else:
                 self._messages.put(message)
         # The runner is gone: end this process and those that the agent started.
@@ -152,6 +157,7 @@ class Worker:
     def _run(self, data: bytes) -> dict[str, Any]:
         given: WorkMessage = pickle.loads(data)
         given.scope.run.task = given.task
+        self._current = given.scope.run
         self._restore(given.seed)
         before = set(threading.enumerate()), processes()
         ended: dict[str, Any] = {}
