@@ -14,6 +14,7 @@ from typing import Any
 from lightning_core.chat.arguments import types_of
 from lightning_core.chat.call_ids import IdStyle
 from lightning_core.chat.call_syntax import CallSyntax, ParameterSyntax
+from lightning_core.chat.reasoning import Thought
 from lightning_core.chat.template import ChatTemplate
 
 COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -21,6 +22,7 @@ COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separ
 
 ARGUMENTS = "arguments"
 """The names of the rules for arguments of tools start with it."""
+_JSON = "%json "
 _GAP = "/\\n{0,2}/"
 """Between reasoning and the rest."""
 _DEFINITIONS = ("$defs", "definitions")
@@ -46,14 +48,16 @@ def output_grammar(
     *,
     schema: Mapping[str, Any],
     calls: AllowedCalls | None,
-    thinking: bool,
+    thought: Thought,
 ) -> str | None:
     """The grammar of a response whose answer satisfies ``schema``; None if the schema alone is the grammar.
 
-    ``tokens``: the ids of the added tokens of the vocabulary. ``thinking``: the prompt begins the reasoning. Raises ValueError if
+    ``tokens``: the ids of the added tokens of the vocabulary. ``thought``: the reasoning in the prompt. Raises ValueError if
     the calls of the template are not regular.
     """
     around = template.reasoning
+    if thought == "closed":
+        around = None
     if calls is None and around is None:
         return None
     lark = _Lark(tokens, template.ids)
@@ -67,10 +71,18 @@ def output_grammar(
     start = f"({' | '.join(bodies)})"
     if around is not None:
         opening, closing = around
-        thought = f"{lark.text_without(closing)} {lark.literal(closing)}{_GAP}"
-        start = f"{thought} {start}" if thinking else f"({lark.literal(opening)}{thought})? {start}"
+        rest = f"{lark.text_without(closing)} {lark.literal(closing)}{_GAP}"
+        start = f"{rest} {start}" if thought == "open" else f"({lark.literal(opening)}{rest})? {start}"
     lark.rules["start"] = start
     return "\n".join(f"{name}: {rule}" for name, rule in lark.rules.items())
+
+
+def schemas(grammar: str) -> Iterator[tuple[str, str]]:
+    """The JSON schemas in ``grammar``, with the names of their rules."""
+    for rule in grammar.split("\n"):
+        name, _, schema = rule.partition(f": {_JSON}")
+        if schema:
+            yield name, schema
 
 
 class _Lark:
@@ -109,11 +121,11 @@ class _Lark:
 
     def answer(self, schema: Mapping[str, Any]) -> str:
         """A document of ``schema``."""
-        return self.rule("answer", f"%json {json.dumps({**schema, 'x-guidance': COMPACT})}")
+        return self.rule("answer", f"{_JSON}{json.dumps({**schema, 'x-guidance': COMPACT})}")
 
     def arguments(self, schema: Mapping[str, Any]) -> str:
         """Arguments of ``schema``, or a value of them. Keywords that are not supported have no effect."""
-        return self.rule(ARGUMENTS, f"%json {json.dumps({**schema, 'x-guidance': {**COMPACT, 'lenient': True}})}")
+        return self.rule(ARGUMENTS, f"{_JSON}{json.dumps({**schema, 'x-guidance': {**COMPACT, 'lenient': True}})}")
 
     def text_without(self, *texts: str) -> str:
         """Any text that contains none of ``texts``."""
