@@ -69,7 +69,9 @@ class Constraints:
         if matcher.is_error():
             for name, schema in schemas(spec.get("grammar", "")):
                 if why := LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema)):
-                    what = "the JSON schema of a tool's parameters" if name.startswith(ARGUMENTS) else "this JSON schema"
+                    what = (
+                        "the JSON schema of a tool's parameters" if name.startswith(ARGUMENTS) else "this JSON schema"
+                    )
                     raise ConstraintError(f"{what} is not supported: {why}")
             raise ConstraintError(f"this JSON schema is not supported: {matcher.get_error()}")
         return matcher

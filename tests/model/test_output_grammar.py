@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from functools import cache
 from random import Random
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
+from jsonschema import validate
+from pydantic import BaseModel, Field, JsonValue, RootModel
 
 from lightning_core.backends.backend import SamplingParams
-from lightning_core.chat.chat import Chat
+from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
 from lightning_core.chat.output_grammar import AllowedCalls
 from lightning_core.errors import PolicyRequestError
 from tests.chat.grammar_walk import Walker
@@ -63,26 +65,30 @@ def walker(name: str) -> Walker:
     return Walker(family(name))
 
 
-def opens_thought(chat: Chat) -> bool:
-    around = chat.template.reasoning
-    prompt = chat.template.render([{"role": "user", "content": "x"}], None, generate=True)
-    return around is not None and prompt.rstrip().endswith(around[0])
+def tool(name: str, parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def render(chat: Chat, **variables: Any) -> RenderedPrompt:
+    return chat.render([{"role": "user", "content": "x"}], None, Memory(), variables=variables)
 
 
 def respond(name: str, count: int, *, most: int = 400, **calls: Any) -> list[dict[str, Any]]:
     """Responses that a model may sample, as the endpoint reads them, without those that did not end."""
     chat = walker(name).chat
-    thinking = opens_thought(chat)
+    prompt = render(chat)
     settings: dict[str, Any] = {"tools": TOOLS, "required": False, "one": False, **calls}
     allowed = AllowedCalls(**settings)
-    grammar = chat.output_grammar(SCHEMA, allowed, thinking=thinking)
+    grammar = chat.output_grammar(SCHEMA, allowed, prompt.text)
     params = SamplingParams(max_tokens=most, stop_token_ids=chat.stop_token_ids, grammar=grammar)
     responses: list[dict[str, Any]] = []
     for seed in range(count):
         ids = walker(name).walk(params, Random(seed))
         if ids[-1] in chat.stop_token_ids:
             text = chat.text(ids)
-            responses.append(chat.read(text, tools=True, thinking=thinking, declared=TOOLS, is_json=True))
+            responses.append(
+                chat.read(text, tools=True, thinking=prompt.thinking, declared=settings["tools"], is_json=True)
+            )
     return responses
 
 
@@ -150,6 +156,106 @@ def test_a_refusal_names_the_schema_that_is_not_supported(
 ) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     chat = walker("similar to qwen2_5").chat
-    grammar = chat.output_grammar(schema, AllowedCalls(tools=tools, required=False, one=False), thinking=False)
+    grammar = chat.output_grammar(schema, AllowedCalls(tools=tools, required=False, one=False), "")
     with pytest.raises(PolicyRequestError, match=message):
         walker("similar to qwen2_5").walk(SamplingParams(max_tokens=9, grammar=grammar), Random(0))
+
+
+class Point(BaseModel):
+    x: int
+    label: Literal["a'b", 'c"d'] | None = None
+
+
+class Line(BaseModel):
+    start: Point
+    points: list[Point] = Field(max_length=2)
+    fixed: Literal["only"]
+    mixed: Literal[1, "three", None, True]
+    short: Annotated[str, Field(min_length=1, max_length=3)]
+    short_or_none: Annotated[str, Field(max_length=2)] | None = None
+    either: int | Literal["all"] = 3
+    anything: Any = None
+    size: Annotated[int, Field(ge=1, le=9)]
+
+
+class Step(BaseModel):
+    kind: Literal["step"]
+    count: int
+
+
+class Turn(BaseModel):
+    kind: Literal["turn"]
+    left: bool
+
+
+POINT = Point.model_json_schema()
+PARAMETERS: dict[str, Any] = {
+    "fields": Line.model_json_schema(),
+    "reference": {"$ref": "#/$defs/Point", "$defs": {"Point": POINT}},
+    "all_of": {"allOf": [POINT, {"properties": {"y": {"type": "integer"}}, "required": ["y"]}]},
+    "union": RootModel[Step | Turn].model_json_schema(),
+    "undeclared": {"type": "object", "required": ["x"], "additionalProperties": {"enum": ["p", 2]}},
+    "none": {"type": "object"},
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs_wheel if name in FORMATS else ()) for name in TEMPLATES]
+)
+def test_sampled_arguments_satisfy_the_schemas_of_the_tools(name: str) -> None:
+    chat = walker(name).chat
+    syntax = chat.template.call_syntax
+    quotes = syntax is not None and syntax.parameters is not None and syntax.parameters.after_text
+    called: set[str] = set()
+    for key, parameters in PARAMETERS.items():
+        for message in respond(name, 6, tools=[tool(key, parameters)], required=True, one=True, most=1500):
+            (call,) = message["tool_calls"]
+            arguments = json.loads(call["function"]["arguments"])
+            if quotes and key == "fields":  # the contents of nested arguments are not guaranteed
+                arguments |= {"start": {"x": 1}, "points": []}
+            validate(arguments, parameters)
+            called.add(key)
+    assert called == PARAMETERS.keys()
+
+
+@needs_wheel
+@pytest.mark.parametrize("name", ["glm4moe", "lfm2_v2", "qwen3_5_think"])
+def test_every_form_of_a_choice_can_be_sampled(name: str) -> None:
+    schema = {"type": "object", "properties": {"x": {"anyOf": [{"enum": [1, "three"]}, {"const": None}, {"$ref": "#/$defs/B"}]}},
+              "required": ["x"], "$defs": {"B": {"type": "boolean"}}}  # fmt: skip
+    messages = respond(name, 40, tools=[tool("f", schema)], required=True, one=True)
+    values = [json.loads(m["tool_calls"][0]["function"]["arguments"])["x"] for m in messages]
+    assert {repr(value) for value in values} == {"1", "'three'", "None", "True", "False"}
+
+
+@needs_wheel
+@pytest.mark.parametrize("name", ["lfm2_v2", "llama4", "gemma4_v5"])
+def test_a_parameter_of_any_type_can_be_a_number(name: str) -> None:
+    schema = {"type": "object", "properties": {"x": {}}, "required": ["x"]}
+    messages = respond(name, 40, tools=[tool("f", schema)], required=True, one=True)
+    values = [json.loads(m["tool_calls"][0]["function"]["arguments"])["x"] for m in messages]
+    assert {"int", "str", "dict"} <= {type(value).__name__ for value in values}
+
+
+@needs_wheel
+def test_parameters_of_any_name_are_refused_where_arguments_are_not_one_object() -> None:
+    tools = [tool("f", RootModel[dict[str, JsonValue]].model_json_schema())]
+    allowed = AllowedCalls(tools=tools, required=True, one=True)
+    with pytest.raises(ValueError, match="the tool 'f' takes parameters of any name"):
+        walker("glm4moe").chat.output_grammar(SCHEMA, allowed, "")
+    assert walker("qwen3").chat.output_grammar(SCHEMA, allowed, "")
+
+
+@needs_wheel
+@pytest.mark.parametrize("name", ["qwen3", "glm4moe", "qwen3_5_think"])
+def test_no_reasoning_follows_a_prompt_that_closed_it(name: str) -> None:
+    chat = walker(name).chat
+    allowed = AllowedCalls(tools=TOOLS, required=False, one=False)
+    closed = render(chat, enable_thinking=False)
+    assert not closed.thinking
+    assert chat.output_grammar(SCHEMA, None, closed.text) is None
+    grammar = chat.output_grammar(SCHEMA, allowed, closed.text)
+    params = SamplingParams(max_tokens=400, stop_token_ids=chat.stop_token_ids, grammar=grammar)
+    for seed in range(8):
+        text = chat.text(walker(name).walk(params, Random(seed)))
+        assert text.startswith(("{", "<tool_call>"))
