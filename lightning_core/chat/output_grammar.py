@@ -214,14 +214,19 @@ class _Parameters:
     def _parameter(self, key: str, schema: Any) -> str:
         lark = self.lark
         values: dict[str, list[str]] = {}
-        for alternative in alternatives(schema, self.root):
+        for alternative in self._told_apart(alternatives(schema, self.root)):
             for before, value in self._values(alternative):
                 values.setdefault(before, []).append(value)
-        for before, all_values in values.items():
-            if not self._quote and (anything := self._text({})) in all_values:
-                values[before] = [anything]  # the others are also text, and would end it
         ways = [f"{lark.literal(before)}({'| '.join(dict.fromkeys(some))}) " for before, some in values.items()]
         return lark.rule("parameter", f"{lark.literal(key)}({'| '.join(ways)})")
+
+    def _told_apart(self, schemas: Sequence[Schema]) -> Sequence[Schema]:
+        """``schemas``, or any text, if text looks like the other values and is not shorter than them."""
+        texts = [schema for schema in schemas if "enum" not in schema and "string" in kinds_of(schema)]
+        limited = all("minLength" in schema or "maxLength" in schema for schema in texts)
+        nested = any({"object", "array"} & {*kinds_of(schema)} for schema in schemas)
+        same = self.syntax.before_text == self.syntax.before
+        return [{"type": ["string"]}] if same and texts and (nested or not limited) else schemas
 
     def _values(self, schema: Schema) -> Iterator[tuple[str, str]]:
         """The values of an alternative of a parameter, each with the text before it."""

@@ -218,23 +218,49 @@ def test_sampled_arguments_satisfy_the_schemas_of_the_tools(name: str) -> None:
     assert called == PARAMETERS.keys()
 
 
-@needs_wheel
-@pytest.mark.parametrize("name", ["glm4moe", "lfm2_v2", "qwen3_5_think"])
-def test_every_form_of_a_choice_can_be_sampled(name: str) -> None:
-    schema = {"type": "object", "properties": {"x": {"anyOf": [{"enum": [1, "three"]}, {"const": None}, {"$ref": "#/$defs/B"}]}},
-              "required": ["x"], "$defs": {"B": {"type": "boolean"}}}  # fmt: skip
-    messages = respond(name, 40, tools=[tool("f", schema)], required=True, one=True)
-    values = [json.loads(m["tool_calls"][0]["function"]["arguments"])["x"] for m in messages]
-    assert {repr(value) for value in values} == {"1", "'three'", "None", "True", "False"}
+CHOICES = {
+    "anyOf": [{"enum": [1, "three", "it's"]}, {"const": None}, {"$ref": "#/$defs/B"}],
+    "$defs": {"B": {"type": "boolean"}},
+}
+WRITTEN: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
+    (CHOICES, [1, "three", "it's", None, True, False], [2, "four"]),
+    (POINT["properties"]["label"], ["a'b", 'c"d', None], ["a"]),
+    ({}, ["three", 3, 2.5, {"a": [1]}, [], True], []),
+    ({"type": "string", "maxLength": 3}, ["", "abc"], ["abcd"]),
+    ({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "object"}]}, ["abc", {"abcd": 5}], []),
+    ({"allOf": [{"type": ["integer", "string"]}, {"type": "integer"}], "title": "X"}, [12], ["a"]),
+]
+"""Schemas of a parameter, values that may be sampled, and others."""
 
 
-@needs_wheel
-@pytest.mark.parametrize("name", ["lfm2_v2", "llama4", "gemma4_v5"])
-def test_a_parameter_of_any_type_can_be_a_number(name: str) -> None:
-    schema = {"type": "object", "properties": {"x": {}}, "required": ["x"]}
-    messages = respond(name, 40, tools=[tool("f", schema)], required=True, one=True)
-    values = [json.loads(m["tool_calls"][0]["function"]["arguments"])["x"] for m in messages]
-    assert {"int", "str", "dict"} <= {type(value).__name__ for value in values}
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs_wheel if name in FORMATS else ()) for name in TEMPLATES]
+)
+def test_values_of_a_parameter_are_allowed_as_the_template_writes_them(name: str) -> None:
+    wrong: list[Any] = []
+    for schema, values, others in WRITTEN:
+        parameters = {
+            "type": "object",
+            "properties": {"x": schema},
+            "required": ["x"],
+            "$defs": schema.get("$defs", {}),
+        }
+        wrong += [(schema, value) for value in values if not may_call(name, parameters, {"x": value})]
+        wrong += [(schema, value) for value in others if may_call(name, parameters, {"x": value})]
+    assert not wrong
+
+
+def may_call(name: str, parameters: dict[str, Any], arguments: dict[str, Any]) -> bool:
+    """Whether a model may sample a call of a tool, as the template writes it."""
+    chat = walker(name).chat
+    tools = [tool("f", parameters)]
+    grammar = chat.output_grammar(SCHEMA, AllowedCalls(tools=tools, required=True, one=True), "")
+    function = {"name": "f", "arguments": json.dumps(arguments)}
+    call = {"id": chat.template.ids.example("f", 0), "type": "function", "function": function}
+    response = {"role": "assistant", "content": "", "tool_calls": [call]}
+    prompt = render(chat, enable_thinking=True)
+    ids = chat.encode_response(prompt, response, None)
+    return walker(name).accepts(SamplingParams(max_tokens=1, stop_token_ids=chat.stop_token_ids, grammar=grammar), ids)
 
 
 @needs_wheel
