@@ -23,6 +23,8 @@ COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separ
 ARGUMENTS = "arguments"
 """The names of the rules for arguments of tools start with it."""
 _JSON = "%json "
+_LAZY = "until"
+"""The names of the rules for text that ends as soon as it matches start with it."""
 _GAP = "/\\n{0,2}/"
 """Between reasoning and the rest."""
 _DEFINITIONS = ("$defs", "definitions")
@@ -71,10 +73,10 @@ def output_grammar(
     start = f"({' | '.join(bodies)})"
     if around is not None:
         opening, closing = around
-        rest = f"{lark.text_without(closing)} {lark.literal(closing)}{_GAP}"
+        rest = f"{lark.text_until(closing)}{_GAP}"
         start = f"{rest} {start}" if thought == "open" else f"({lark.literal(opening)}{rest})? {start}"
     lark.rules["start"] = start
-    return "\n".join(f"{name}: {rule}" for name, rule in lark.rules.items())
+    return "\n".join(f"{name}{'[lazy]' * name.startswith(_LAZY)}: {rule}" for name, rule in lark.rules.items())
 
 
 def schemas(grammar: str) -> Iterator[tuple[str, str]]:
@@ -106,12 +108,14 @@ class _Lark:
 
     def literal(self, text: str) -> str:
         """``text``; added tokens in it are matched by their ids, since special tokens have no text in the automaton."""
-        pieces = [text] if self._special is None else self._special.split(text)
         return "".join(
             f"<[{self._tokens[piece]}]> " if piece in self._tokens else f"{json.dumps(piece, ensure_ascii=False)} "
-            for piece in pieces
-            if piece
+            for piece in self._pieces(text)
         )
+
+    def _pieces(self, text: str) -> list[str]:
+        pieces = [text] if self._special is None else self._special.split(text)
+        return [piece for piece in pieces if piece]
 
     def with_ids(self, text: str) -> str:
         """``text`` of a probed call, in which any id may be in the place of the probed one."""
@@ -127,10 +131,25 @@ class _Lark:
         """Arguments of ``schema``, or a value of them. Keywords that are not supported have no effect."""
         return self.rule(ARGUMENTS, f"{_JSON}{json.dumps({**schema, 'x-guidance': {**COMPACT, 'lenient': True}})}")
 
-    def text_without(self, *texts: str, length: str = "*") -> str:
-        """Any text that contains none of ``texts``; ``length``: its repetition in a regular expression."""
-        none = "|".join(map(_escaped, texts))
-        return self.rule("TEXT", f"/(?s:.{length})/ & ~/(?s:.*)({none})(?s:.*)/")
+    def text_until(self, closing: str, *never: str, length: str = "*") -> str:
+        """Any text up to ``closing``, and it, without any of ``never``; ``length``: its repetition in a regular expression.
+
+        A terminal takes as much text as it can, so the text must not take the start of ``closing``.
+        """
+        first, *rest = self._pieces(closing)
+        if first in self._tokens:
+            return f"{self._text(f'/(?s:.{length})/', closing, *never)}{self.literal(closing)}"
+        if not rest:
+            return self._text(f"/(?s:.{length})\\n?{_escaped(closing)}/", *never, kind=_LAZY)
+        after = self.literal(closing.removeprefix(first))
+        if length != "*":
+            return f"{self._text(f'/[^{_escaped(first[0])}]{length}/')}{self.literal(first)}{after}"
+        part = self._text(f"/(?s:.*){_escaped(first)}/", closing.removeprefix(first), *never, kind=_LAZY)
+        return f"({part})+ {after}"
+
+    def _text(self, pattern: str, *never: str, kind: str = "TEXT") -> str:
+        none = "|".join(map(_escaped, never))
+        return self.rule(kind, f"{pattern} & ~/(?s:.*)({none})(?s:.*)/" if never else pattern)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +181,8 @@ class _Calls:
                 raise ValueError(
                     f"the tool {function['name']!r} takes parameters of any name, which its form of calls cannot guarantee"
                 )
-            ways += [f"{lark.with_ids(syntax.head)}{way}{end}" for way in parameters.ways()]
+            last = lark.with_ids(syntax.end.removeprefix(parameters.closing))
+            ways += [f"{lark.with_ids(syntax.head)}{way}{last}" for way in parameters.ways()]
             if not parameters.required:
                 ways.append(lark.with_ids(syntax.parameters.empty))
         return f"{name}({' | '.join(dict.fromkeys(ways))}) "
@@ -198,13 +218,19 @@ class _Parameters:
             self.schema.get(key) for key in ("additionalProperties", "patternProperties")
         )
 
+    @property
+    def closing(self) -> str:
+        """The tag after a value, which is a part of it here: text without quotes ends with it."""
+        tag = None if self._quote else re.match(r"\s*<[^<>]*>", self.syntax.separator)
+        return "" if tag is None else tag[0]
+
     def ways(self) -> Iterator[str]:
         """The sequences of at least one parameter, by the first one."""
         written = {key: self._parameter(key, schema) for key, schema in self.properties.items()}
         rest, rests = "", dict[str, str]()
         for key in reversed(written):
             rests[key] = rest
-            more = f"{self.lark.literal(self.syntax.separator)}{written[key]}"
+            more = f"{self.lark.literal(self.syntax.separator.removeprefix(self.closing))}{written[key]}"
             rest = self.lark.rule("rest", f"{more if key in self.required else f'({more})? '}{rest}")
         for key in written:
             yield f"{written[key]}{rests[key]}"
@@ -234,19 +260,21 @@ class _Parameters:
         before_text = syntax.before if self._quote else syntax.before_text
         definitions = {key: self.root[key] for key in _DEFINITIONS if key in self.root}
         choices = schema.get("enum")
+        closing = lark.literal(self.closing)
         for choice in choices or ():
-            yield before_text if isinstance(choice, str) else syntax.before, lark.literal(self._written(choice))
+            before = before_text if isinstance(choice, str) else syntax.before
+            yield before, f"{lark.literal(self._written(choice))}{closing}"
         for kind in () if choices is not None else kinds_of(schema):
             match kind:
                 case "string":
                     yield before_text, self._text(schema)
                 case "null" | "boolean":
                     for word in (None,) if kind == "null" else (True, False):
-                        yield syntax.before, lark.literal(self._written(word))
+                        yield syntax.before, f"{lark.literal(self._written(word))}{closing}"
                 case "object" | "array" if self._quote:
                     yield syntax.before, self._nested(kind)
                 case _:
-                    yield syntax.before, lark.arguments({**schema, "type": kind, **definitions})
+                    yield syntax.before, f"{lark.arguments({**schema, 'type': kind, **definitions})}{closing}"
 
     @property
     def _quote(self) -> str:
@@ -286,20 +314,21 @@ class _Parameters:
             text = rf"/([^{self._quote}\\\x00-\x1f]|\\[{self._quote}\\nrt]){length}/"
             return f"{quote}{self.lark.rule('TEXT', text)}{quote}"
         if self._quote:
-            quote = self.lark.literal(self._quote)
-            return f"{quote}{self.lark.text_without(self._quote, length=length)}{quote}"
+            return f"{self.lark.literal(self._quote)}{self.lark.text_until(self._quote, length=length)}"
         # The parser finds the end of a value by these tags.
-        tags = re.findall(r"<[^<]*", self.syntax.separator) or [self.syntax.separator]
-        return self.lark.text_without(*map(str.strip, tags), length=length)
+        never = [tag.strip() for tag in re.findall(r"<[^<]*", self.syntax.separator.removeprefix(self.closing))]
+        return self.lark.text_until(self.closing.strip(), *never, length=length)
 
     def _nested(self, kind: str) -> str:
         """A nested value in a format with its own quotes; its schema is not guaranteed."""
         lark = self.lark
         text, scalar = self._text({}), lark.arguments({"type": ["number", "boolean", "null"]})
+        if self._quote == "'":  # Python's strings may have either quotes
+            text = f"({text}| {lark.arguments({'type': 'string'})}) "
         lark.rules["item"] = f"{text}| {scalar}| array | object"
-        lark.rules["array"] = '"[" (item ("," item)*)? "]"'
-        lark.rules["object"] = '"{" (pair ("," pair)*)? "}"'
-        lark.rules["pair"] = f'{text}":" item'
+        lark.rules["array"] = '"[" (item (/, ?/ item)*)? "]"'
+        lark.rules["object"] = '"{" (pair (/, ?/ pair)*)? "}"'
+        lark.rules["pair"] = f"{text}/: ?/ item"
         return f"{kind} "
 
 

@@ -73,7 +73,8 @@ class Constraints:
                         "the JSON schema of a tool's parameters" if name.startswith(ARGUMENTS) else "this JSON schema"
                     )
                     raise ConstraintError(f"{what} is not supported: {why}")
-            raise ConstraintError(f"this JSON schema is not supported: {matcher.get_error()}")
+            why = matcher.get_error().split("\n")[0]  # without the text of the grammar
+            raise ConstraintError(f"this JSON schema is not supported: {why}")
         return matcher
 
 

@@ -36,10 +36,7 @@ class Walker:
         """Whether ``ids`` satisfy the constraint of ``params``."""
         assert params.constraint is not None
         masks = self._constraints.allowed(params.constraint, ids)
-        try:
-            return all(mask[token] for mask, token in zip(masks, ids, strict=True))
-        except ValueError:
-            return False
+        return all(mask[token] for mask, token in zip(masks, ids, strict=True))
 
     def walk(self, params: SamplingParams, random: Random) -> list[int]:
         """A response under the constraint of ``params``."""

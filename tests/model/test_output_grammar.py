@@ -15,6 +15,7 @@ from lightning_core.backends.backend import SamplingParams
 from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
 from lightning_core.chat.output_grammar import AllowedCalls
 from lightning_core.errors import PolicyRequestError
+from tests.chat.chat_families import encode
 from tests.chat.grammar_walk import Walker
 from tests.chat.native_templates import FORMATS, family, folder
 
@@ -174,7 +175,6 @@ class Line(BaseModel):
     short: Annotated[str, Field(min_length=1, max_length=3)]
     short_or_none: Annotated[str, Field(max_length=2)] | None = None
     either: int | Literal["all"] = 3
-    anything: Any = None
     size: Annotated[int, Field(ge=1, le=9)]
 
 
@@ -255,11 +255,9 @@ def may_call(name: str, parameters: dict[str, Any], arguments: dict[str, Any]) -
     chat = walker(name).chat
     tools = [tool("f", parameters)]
     grammar = chat.output_grammar(SCHEMA, AllowedCalls(tools=tools, required=True, one=True), "")
-    function = {"name": "f", "arguments": json.dumps(arguments)}
+    function = {"name": "f", "arguments": arguments}
     call = {"id": chat.template.ids.example("f", 0), "type": "function", "function": function}
-    response = {"role": "assistant", "content": "", "tool_calls": [call]}
-    prompt = render(chat, enable_thinking=True)
-    ids = chat.encode_response(prompt, response, None)
+    ids = encode(family(name), chat.template._probe_response([call]))
     return walker(name).accepts(SamplingParams(max_tokens=1, stop_token_ids=chat.stop_token_ids, grammar=grammar), ids)
 
 
