@@ -296,10 +296,12 @@ class _Parameters:
             case None | bool() if self.syntax.true == "True":
                 return str(value)
             case list() if self._quote:
-                return f"[{', '.join(map(self._written, value))}]"
+                return f"[{self.syntax.separator.join(map(self._written, value))}]"
             case dict() if self._quote:
-                pairs = (f"{self._written(key)}: {self._written(item)}" for key, item in value.items())
-                return f"{{{', '.join(pairs)}}}"
+                colon = ": " if self._escapes else ":"
+                keys = map(self._written, value) if self._escapes else value
+                pairs = (f"{key}{colon}{self._written(item)}" for key, item in zip(keys, value.values(), strict=True))
+                return f"{{{self.syntax.separator.join(pairs)}}}"
             case _:
                 return json.dumps(value, ensure_ascii=False)
 
@@ -328,7 +330,8 @@ class _Parameters:
         lark.rules["item"] = f"{text}| {scalar}| array | object"
         lark.rules["array"] = '"[" (item (/, ?/ item)*)? "]"'
         lark.rules["object"] = '"{" (pair (/, ?/ pair)*)? "}"'
-        lark.rules["pair"] = f"{text}/: ?/ item"
+        key = text if self._escapes else f"(/[A-Za-z_][A-Za-z0-9_]*/ | {text}) "
+        lark.rules["pair"] = f"{key}/: ?/ item"
         return f"{kind} "
 
 

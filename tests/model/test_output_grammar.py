@@ -208,7 +208,7 @@ def test_sampled_arguments_satisfy_the_schemas_of_the_tools(name: str) -> None:
     quotes = syntax is not None and syntax.parameters is not None and syntax.parameters.after_text
     called: set[str] = set()
     for key, parameters in PARAMETERS.items():
-        for message in respond(name, 6, tools=[tool(key, parameters)], required=True, one=True, most=1500):
+        for message in respond(name, 3, tools=[tool(key, parameters)], required=True, one=True, most=1500):
             (call,) = message["tool_calls"]
             arguments = json.loads(call["function"]["arguments"])
             if quotes and key == "fields":  # the contents of nested arguments are not guaranteed
