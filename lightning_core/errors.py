@@ -176,6 +176,10 @@ class PolicyRequestError(LightningError, ValueError):
         return (LightningError, (str(self),))
 
 
+class ConstraintError(PolicyRequestError):
+    """The response cannot be constrained to the JSON schema of a request; the endpoint adds the name of its field."""
+
+
 class ContextOverflowError(PolicyRequestError):
     """The prompt of a request fills the context of the model."""
 

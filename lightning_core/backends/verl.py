@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from lightning_core.backends.backend import Delta, SamplingParams, check_request
-from lightning_core.errors import InfrastructureError, PolicyRequestError
+from lightning_core.errors import ConstraintError, InfrastructureError, PolicyRequestError
 
 
 class TokenOutput(Protocol):
@@ -56,9 +56,8 @@ class VerlBackend:
         """See `Backend.check`."""
         if params.constraint is not None:
             # The trainer must apply the sampler's mask to its logits, and verl's trainer has none.
-            raise PolicyRequestError(
-                "trainer.name: verl cannot constrain a response to a JSON schema; ask for it in the prompt, or use trainer.name: torch",
-                param="response_format",
+            raise ConstraintError(
+                "trainer.name: verl cannot constrain a response to a JSON schema; ask for it in the prompt, or use trainer.name: torch"
             )
 
     def generate(

@@ -10,12 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_core.chat.formats.base import ToolCall, read_json
+from lightning_core.chat.schemas import TYPES, alternatives, kinds_of
 
 _WORDS = {"true": True, "True": True, "false": False, "False": False}
 _NULL = ("null", "None")
-_ORDER = ("null", "boolean", "integer", "number", "object", "array", "string")
-"""Types from the most to the least specific: text is also a string."""
-_NESTED = 16
 
 
 def parameters_of(tools: Sequence[Any]) -> dict[str, Mapping[str, Any]]:
@@ -33,8 +31,7 @@ def typed(call: ToolCall, schema: Mapping[str, Any] | None) -> ToolCall:
     if not call.untyped or not isinstance(call.arguments, Mapping):
         return call
     root: Mapping[str, Any] = schema or {}
-    properties = root.get("properties")
-    known: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
+    known = properties_of(root)
     arguments = {key: _value(text, known.get(key), root) for key, text in call.arguments.items()}
     return call._replace(arguments=arguments, untyped=False)
 
@@ -73,53 +70,18 @@ def _as(kind: str, text: str) -> tuple[bool, Any]:
             return expected is not None and isinstance(value, expected) and not isinstance(value, bool), value
 
 
-def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> list[str]:
+def types_of(schema: Any, root: Mapping[str, Any]) -> list[str]:
     """The types that ``schema`` allows, the most specific first; empty if it does not restrict them."""
-    if not isinstance(schema, Mapping) or depth > _NESTED:
-        return []
-    if isinstance(reference := schema.get("$ref"), str):
-        return types_of(_resolve(reference, root), root, depth + 1)
-    kinds: set[str] = set()
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        kinds = {kind}
-    elif isinstance(kind, list):
-        kinds = {k for k in kind if isinstance(k, str)}
-    elif "enum" in schema or "const" in schema:
-        values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
-        kinds = {_type_of(value) for value in values}
-    else:
-        for key in ("anyOf", "oneOf", "allOf"):
-            for subschema in schema.get(key) or ():
-                kinds |= set(types_of(subschema, root, depth + 1))
-        if not kinds and "properties" in schema:
-            kinds = {"object"}
-        elif not kinds and "items" in schema:
-            kinds = {"array"}
-    if schema.get("nullable") is True:
-        kinds |= {"null"}
-    return [kind for kind in _ORDER if kind in kinds]
+    found = alternatives(schema, root)
+    kinds = {kind for one in found for kind in kinds_of(one)}
+    return [] if any("type" not in one for one in found) else [kind for kind in TYPES if kind in kinds]
 
 
-def _type_of(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case _:
-            return "object" if isinstance(value, Mapping) else "array"
-
-
-def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
-    """The part of ``root`` at a JSON pointer such as ``#/$defs/City``."""
-    target: Any = root
-    for key in reference.removeprefix("#/").split("/"):
-        target = target.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
-    return target
+def properties_of(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schemas of the properties in any of the alternatives of ``schema``."""
+    found: dict[str, list[Any]] = {}
+    for alternative in alternatives(schema, schema):
+        properties = alternative.get("properties")
+        for key, value in properties.items() if isinstance(properties, Mapping) else ():
+            found.setdefault(key, []).append(value)
+    return {key: {"anyOf": values} for key, values in found.items()}

@@ -305,9 +305,11 @@ class Chat:
         delimiters = self.template.delimiters
         return ("", text) if delimiters is None else delimiters.split(text, opened=thinking, final=final)
 
-    def output_grammar(self, schema: Mapping[str, Any], calls: AllowedCalls | None, *, thinking: bool) -> str | None:
-        """The grammar of a response whose answer satisfies ``schema``; see `output_grammar.output_grammar`."""
-        return output_grammar(self.template, self._added, schema=schema, calls=calls, thinking=thinking)
+    def output_grammar(self, schema: Mapping[str, Any], calls: AllowedCalls | None, prompt: str) -> str | None:
+        """The grammar of a response to the rendered ``prompt`` whose answer satisfies ``schema``; see `output_grammar.output_grammar`."""
+        delimiters = self.template.delimiters
+        thought = "none" if delimiters is None else delimiters.thought(prompt)
+        return output_grammar(self.template, self._added, schema=schema, calls=calls, thought=thought)
 
     def answered(self, output_ids: Sequence[int], *, thinking: bool) -> bool:
         """Whether a response that starts with these tokens is past its reasoning."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from lightning_core.chat.arguments import types_of
 from lightning_core.chat.call_ids import IdStyle
 from lightning_core.chat.call_syntax import CallSyntax, ParameterSyntax
+from lightning_core.chat.reasoning import Thought
+from lightning_core.chat.schemas import Schema, alternatives, kinds_of
 from lightning_core.chat.template import ChatTemplate
 
 COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -21,6 +22,9 @@ COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separ
 
 ARGUMENTS = "arguments"
 """The names of the rules for arguments of tools start with it."""
+_JSON = "%json "
+_LAZY = "until"
+"""The names of the rules for text that ends as soon as it matches start with it."""
 _GAP = "/\\n{0,2}/"
 """Between reasoning and the rest."""
 _DEFINITIONS = ("$defs", "definitions")
@@ -46,14 +50,16 @@ def output_grammar(
     *,
     schema: Mapping[str, Any],
     calls: AllowedCalls | None,
-    thinking: bool,
+    thought: Thought,
 ) -> str | None:
     """The grammar of a response whose answer satisfies ``schema``; None if the schema alone is the grammar.
 
-    ``tokens``: the ids of the added tokens of the vocabulary. ``thinking``: the prompt begins the reasoning. Raises ValueError if
+    ``tokens``: the ids of the added tokens of the vocabulary. ``thought``: the reasoning in the prompt. Raises ValueError if
     the calls of the template are not regular.
     """
     around = template.reasoning
+    if thought == "closed":
+        around = None
     if calls is None and around is None:
         return None
     lark = _Lark(tokens, template.ids)
@@ -67,10 +73,18 @@ def output_grammar(
     start = f"({' | '.join(bodies)})"
     if around is not None:
         opening, closing = around
-        thought = f"{lark.text_without(closing)} {lark.literal(closing)}{_GAP}"
-        start = f"{thought} {start}" if thinking else f"({lark.literal(opening)}{thought})? {start}"
+        rest = f"{lark.text_until(closing)}{_GAP}"
+        start = f"{rest} {start}" if thought == "open" else f"({lark.literal(opening)}{rest})? {start}"
     lark.rules["start"] = start
-    return "\n".join(f"{name}: {rule}" for name, rule in lark.rules.items())
+    return "\n".join(f"{name}{'[lazy]' * name.startswith(_LAZY)}: {rule}" for name, rule in lark.rules.items())
+
+
+def schemas(grammar: str) -> Iterator[tuple[str, str]]:
+    """The JSON schemas in ``grammar``, with the names of their rules."""
+    for rule in grammar.split("\n"):
+        name, _, schema = rule.partition(f": {_JSON}")
+        if schema:
+            yield name, schema
 
 
 class _Lark:
@@ -94,12 +108,14 @@ class _Lark:
 
     def literal(self, text: str) -> str:
         """``text``; added tokens in it are matched by their ids, since special tokens have no text in the automaton."""
-        pieces = [text] if self._special is None else self._special.split(text)
         return "".join(
             f"<[{self._tokens[piece]}]> " if piece in self._tokens else f"{json.dumps(piece, ensure_ascii=False)} "
-            for piece in pieces
-            if piece
+            for piece in self._pieces(text)
         )
+
+    def _pieces(self, text: str) -> list[str]:
+        pieces = [text] if self._special is None else self._special.split(text)
+        return [piece for piece in pieces if piece]
 
     def with_ids(self, text: str) -> str:
         """``text`` of a probed call, in which any id may be in the place of the probed one."""
@@ -109,16 +125,31 @@ class _Lark:
 
     def answer(self, schema: Mapping[str, Any]) -> str:
         """A document of ``schema``."""
-        return self.rule("answer", f"%json {json.dumps({**schema, 'x-guidance': COMPACT})}")
+        return self.rule("answer", f"{_JSON}{json.dumps({**schema, 'x-guidance': COMPACT})}")
 
     def arguments(self, schema: Mapping[str, Any]) -> str:
         """Arguments of ``schema``, or a value of them. Keywords that are not supported have no effect."""
-        return self.rule(ARGUMENTS, f"%json {json.dumps({**schema, 'x-guidance': {**COMPACT, 'lenient': True}})}")
+        return self.rule(ARGUMENTS, f"{_JSON}{json.dumps({**schema, 'x-guidance': {**COMPACT, 'lenient': True}})}")
 
-    def text_without(self, *texts: str) -> str:
-        """Any text that contains none of ``texts``."""
-        none = "|".join(map(_escaped, texts))
-        return self.rule("TEXT", f"/(?s:.*)/ & ~/(?s:.*)({none})(?s:.*)/")
+    def text_until(self, closing: str, *never: str, length: str = "*") -> str:
+        """Any text up to ``closing``, and it, without any of ``never``; ``length``: its repetition in a regular expression.
+
+        A terminal takes as much text as it can, so the text must not take the start of ``closing``.
+        """
+        first, *rest = self._pieces(closing)
+        if first in self._tokens:
+            return f"{self._text(f'/(?s:.{length})/', closing, *never)}{self.literal(closing)}"
+        if not rest:
+            return self._text(f"/(?s:.{length})\\n?{_escaped(closing)}/", *never, kind=_LAZY)
+        after = self.literal(closing.removeprefix(first))
+        if length != "*":
+            return f"{self._text(f'/[^{_escaped(first[0])}]{length}/')}{self.literal(first)}{after}"
+        part = self._text(f"/(?s:.*){_escaped(first)}/", closing.removeprefix(first), *never, kind=_LAZY)
+        return f"({part})+ {after}"
+
+    def _text(self, pattern: str, *never: str, kind: str = "TEXT") -> str:
+        none = "|".join(map(_escaped, never))
+        return self.rule(kind, f"{pattern} & ~/(?s:.*)({none})(?s:.*)/" if never else pattern)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +174,18 @@ class _Calls:
             closed = {} if any(schema.get(key) for key in _WITH_PROPERTIES) else {"additionalProperties": False}
             arguments = lark.arguments({"type": "object", **schema, **closed})
             return f"{name}{lark.with_ids(syntax.head)}{arguments}{end}"
-        parameters = _Parameters(lark, syntax.parameters, schema)
-        ways = [f"{lark.with_ids(syntax.head)}{way}{end}" for way in parameters.ways()]
-        if not parameters.required:
-            ways.append(lark.with_ids(syntax.parameters.empty))
-        return f"{name}({' | '.join(ways)}) "
+        ways: list[str] = []
+        for alternative in alternatives(schema, schema):
+            parameters = _Parameters(lark, syntax.parameters, alternative, schema)
+            if parameters.any_names:
+                raise ValueError(
+                    f"the tool {function['name']!r} takes parameters of any name, which its form of calls cannot guarantee"
+                )
+            last = lark.with_ids(syntax.end.removeprefix(parameters.closing))
+            ways += [f"{lark.with_ids(syntax.head)}{way}{last}" for way in parameters.ways()]
+            if not parameters.required:
+                ways.append(lark.with_ids(syntax.parameters.empty))
+        return f"{name}({' | '.join(dict.fromkeys(ways))}) "
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,86 +194,145 @@ class _Parameters:
 
     lark: _Lark
     syntax: ParameterSyntax
-    schema: Mapping[str, Any]
-    required: frozenset[str] = field(init=False)
+    schema: Schema
+    """One of the alternatives of ``root``."""
+    root: Schema
 
-    def __post_init__(self) -> None:
-        required = set(self.schema.get("required") or ()) & set(self.schema.get("properties") or ())
-        object.__setattr__(self, "required", frozenset(required))
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        """The schemas of the parameters, with those that are required but not declared."""
+        declared: Mapping[str, Any] = self.schema.get("properties") or {}
+        more = self.schema.get("additionalProperties", True)
+        return (
+            declared if more is False else {**declared, **{key: more for key in self.required if key not in declared}}
+        )
+
+    @property
+    def required(self) -> Sequence[str]:
+        return self.schema.get("required") or ()
+
+    @property
+    def any_names(self) -> bool:
+        """Whether it only has parameters whose names are not known, which might be written twice."""
+        return not self.properties and any(
+            self.schema.get(key) for key in ("additionalProperties", "patternProperties")
+        )
+
+    @property
+    def closing(self) -> str:
+        """The tag after a value, which is a part of it here: text without quotes ends with it."""
+        tag = None if self._quote else re.match(r"\s*<[^<>]*>", self.syntax.separator)
+        return "" if tag is None else tag[0]
 
     def ways(self) -> Iterator[str]:
         """The sequences of at least one parameter, by the first one."""
-        properties: Mapping[str, Any] = self.schema.get("properties") or {}
-        written = {key: self._parameter(key, schema) for key, schema in properties.items()}
+        written = {key: self._parameter(key, schema) for key, schema in self.properties.items()}
         rest, rests = "", dict[str, str]()
-        for key in reversed(list(properties)):
+        for key in reversed(written):
             rests[key] = rest
-            more = f"{self.lark.literal(self.syntax.separator)}{written[key]}"
+            more = f"{self.lark.literal(self.syntax.separator.removeprefix(self.closing))}{written[key]}"
             rest = self.lark.rule("rest", f"{more if key in self.required else f'({more})? '}{rest}")
-        for key in properties:
+        for key in written:
             yield f"{written[key]}{rests[key]}"
             if key in self.required:
                 return
 
     def _parameter(self, key: str, schema: Any) -> str:
-        lark, syntax = self.lark, self.syntax
-        types = types_of(schema, self.schema)
-        others = [kind for kind in types if kind != "string"]
-        values: list[str] = []
-        if len(others) < len(types) or not types:
-            values.append(f"{lark.literal(syntax.before_text)}{self._text(schema)}{lark.literal(syntax.after_text)}")
-        if others and not (values and syntax.before_text == syntax.before):
-            values.append(f"{lark.literal(syntax.before)}{self._value(schema, others, has_text=bool(values))}")
-        return lark.rule("parameter", f"{lark.literal(key)}({' | '.join(values)})")
+        lark = self.lark
+        values: dict[str, list[str]] = {}
+        for alternative in self._told_apart(alternatives(schema, self.root)):
+            for before, value in self._values(alternative):
+                values.setdefault(before, []).append(value)
+        ways = [f"{lark.literal(before)}({'| '.join(dict.fromkeys(some))}) " for before, some in values.items()]
+        return lark.rule("parameter", f"{lark.literal(key)}({'| '.join(ways)})")
 
-    def _text(self, schema: Any) -> str:
-        """A value that is text."""
-        choices = schema.get("enum") if isinstance(schema, Mapping) else None
-        texts = [choice for choice in choices or () if isinstance(choice, str)]
-        if texts:
-            return f"({'| '.join(map(self.lark.literal, map(self._quoted, texts)))}) "
-        return self._any_text()
+    def _told_apart(self, schemas: Sequence[Schema]) -> Sequence[Schema]:
+        """``schemas``, or any text, if text looks like the other values and is not shorter than them."""
+        texts = [schema for schema in schemas if "enum" not in schema and "string" in kinds_of(schema)]
+        limited = all("minLength" in schema or "maxLength" in schema for schema in texts)
+        nested = any({"object", "array"} & {*kinds_of(schema)} for schema in schemas)
+        same = self.syntax.before_text == self.syntax.before
+        return [{"type": ["string"]}] if same and texts and (nested or not limited) else schemas
+
+    def _values(self, schema: Schema) -> Iterator[tuple[str, str]]:
+        """The values of an alternative of a parameter, each with the text before it."""
+        lark, syntax = self.lark, self.syntax
+        before_text = syntax.before if self._quote else syntax.before_text
+        definitions = {key: self.root[key] for key in _DEFINITIONS if key in self.root}
+        choices = schema.get("enum")
+        closing = lark.literal(self.closing)
+        for choice in choices or ():
+            before = before_text if isinstance(choice, str) else syntax.before
+            yield before, f"{lark.literal(self._written(choice))}{closing}"
+        for kind in () if choices is not None else kinds_of(schema):
+            match kind:
+                case "string":
+                    yield before_text, self._text(schema)
+                case "null" | "boolean":
+                    for word in (None,) if kind == "null" else (True, False):
+                        yield syntax.before, f"{lark.literal(self._written(word))}{closing}"
+                case "object" | "array" if self._quote:
+                    yield syntax.before, self._nested(kind)
+                case _:
+                    yield syntax.before, f"{lark.arguments({**schema, 'type': kind, **definitions})}{closing}"
 
     @property
     def _quote(self) -> str:
-        return self.syntax.after_text if self.syntax.after_text in ("'", '"') else ""
+        """The text on both sides of a string; empty if strings have no quotes."""
+        return self.syntax.after_text
 
-    def _quoted(self, text: str) -> str:
-        return re.sub(rf"[{self._quote}\\]", r"\\\g<0>", text) if self._quote else text
+    @property
+    def _escapes(self) -> bool:
+        return self._quote in ("'", '"')
 
-    def _any_text(self) -> str:
+    def _written(self, value: Any) -> str:
+        """``value`` as the format writes it."""
+        match value:
+            case str() if self._escapes:
+                escaped = re.sub(rf"[{self._quote}\\]", r"\\\g<0>", value)
+                return f"{self._quote}{escaped}{self._quote}"
+            case str():
+                return f"{self._quote}{value}{self._quote}"
+            case None | bool() if self.syntax.true == "True":
+                return str(value)
+            case list() if self._quote:
+                return f"[{self.syntax.separator.join(map(self._written, value))}]"
+            case dict() if self._quote:
+                colon = ": " if self._escapes else ":"
+                keys = map(self._written, value) if self._escapes else value
+                pairs = (f"{key}{colon}{self._written(item)}" for key, item in zip(keys, value.values(), strict=True))
+                return f"{{{self.syntax.separator.join(pairs)}}}"
+            case _:
+                return json.dumps(value, ensure_ascii=False)
+
+    def _text(self, schema: Schema) -> str:
+        """A value that is text."""
+        if self._quote == '"':
+            return self.lark.arguments({**schema, "type": "string"})
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        length = "*" if (least, most) == (0, "") else f"{{{least},{most}}}"
+        if self._escapes:
+            quote = self.lark.literal(self._quote)
+            text = rf"/([^{self._quote}\\\x00-\x1f]|\\[{self._quote}\\nrt]){length}/"
+            return f"{quote}{self.lark.rule('TEXT', text)}{quote}"
         if self._quote:
-            return self.lark.rule("TEXT", rf"/([^{self._quote}\\\x00-\x1f]|\\[{self._quote}\\nrt])*/")
-        if self.syntax.after_text:
-            return self.lark.text_without(self.syntax.after_text)
+            return f"{self.lark.literal(self._quote)}{self.lark.text_until(self._quote, length=length)}"
         # The parser finds the end of a value by these tags.
-        tags = re.findall(r"<[^<]*", self.syntax.separator) or [self.syntax.separator]
-        return self.lark.text_without(*map(str.strip, tags))
+        never = [tag.strip() for tag in re.findall(r"<[^<]*", self.syntax.separator.removeprefix(self.closing))]
+        return self.lark.text_until(self.closing.strip(), *never, length=length)
 
-    def _value(self, schema: Any, types: Sequence[str], *, has_text: bool) -> str:
-        """A value of ``types``, which are not text."""
+    def _nested(self, kind: str) -> str:
+        """A nested value in a format with its own quotes; its schema is not guaranteed."""
         lark = self.lark
-        if list(types) == ["boolean"]:
-            words = ("True", "False") if self.syntax.true == "True" else ("true", "false")
-            return f"({' | '.join(map(lark.literal, words))}) "
-        if self.syntax.after_text and {"object", "array"} & {*types}:
-            return self._nested(types)
-        definitions = {key: self.schema[key] for key in _DEFINITIONS if key in self.schema}
-        return lark.arguments({"type": list(types)} if has_text else {**schema, **definitions})
-
-    def _nested(self, types: Sequence[str]) -> str:
-        """A value in a format with its own quotes, some of ``types`` nested; their schemas are not guaranteed."""
-        lark = self.lark
-        quote = lark.literal(self.syntax.before_text.removeprefix(self.syntax.before))
-        text = f"{quote}{self._any_text()}{lark.literal(self.syntax.after_text)}"
-        scalar = lark.arguments({"type": ["number", "boolean", "null"]})
+        text, scalar = self._text({}), lark.arguments({"type": ["number", "boolean", "null"]})
+        if self._quote == "'":  # Python's strings may have either quotes
+            text = f"({text}| {lark.arguments({'type': 'string'})}) "
         lark.rules["item"] = f"{text}| {scalar}| array | object"
-        lark.rules["array"] = '"[" (item ("," item)*)? "]"'
-        lark.rules["object"] = '"{" (pair ("," pair)*)? "}"'
-        lark.rules["pair"] = f'{text}":" item'
-        flat = [kind for kind in types if kind not in ("array", "object")]
-        nested = [kind for kind in types if kind not in flat]
-        return f"({' | '.join([*nested, *([lark.arguments({'type': flat})] if flat else [])])}) "
+        lark.rules["array"] = '"[" (item (/, ?/ item)*)? "]"'
+        lark.rules["object"] = '"{" (pair (/, ?/ pair)*)? "}"'
+        key = text if self._escapes else f"(/[A-Za-z_][A-Za-z0-9_]*/ | {text}) "
+        lark.rules["pair"] = f"{key}/: ?/ item"
+        return f"{kind} "
 
 
 def _escaped(text: str) -> str:

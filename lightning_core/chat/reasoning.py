@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 _TAG = re.compile(r"<[^<>\s]{2,40}>|\[[^\[\]\s]{2,40}\]|◁[^◁▷]{2,40}▷")
+
+
+Thought = Literal["none", "open", "closed"]
+"""The reasoning of the response in its prompt: none yet, its beginning, or all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,12 @@ class Delimiters:
     def opens(self, prompt: str) -> bool:
         """Whether the rendered ``prompt`` ends with the opening text."""
         return prompt.rstrip().endswith(self.open)
+
+    def thought(self, prompt: str) -> Thought:
+        """The reasoning of the response in the rendered ``prompt``."""
+        if self.opens(prompt):
+            return "open"
+        return "closed" if prompt.rstrip().endswith(self.close) else "none"
 
     def write(self, thought: str, answer: str) -> str:
         """A response with ``thought``, for templates without a field for it."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning_core.dialects.fields import TEXT_ONLY, Fields, UnsupportedField, check_variant, refused_tool
 from lightning_core.dialects.openai_custom_tools import custom_function, read_input, write_arguments
-from lightning_core.dialects.requirements import ANY_TOOL, allowed_tools, check_tool_choice
+from lightning_core.dialects.requirements import ANY_TOOL, allowed_tools, check_tool_choice, other_kind
 from lightning_core.errors import PolicyRequestError
 
 _BOOKKEEPING = frozenset({"annotations", "cache_control", "id", "index", "provider_specific_fields"})
@@ -211,12 +211,12 @@ def read_tool_choice(
     return tools, check_tool_choice(tool, tools)
 
 
-def _name(entry: Any) -> Any:
+def _name(entry: Any) -> str:
     match entry:
-        case {"type": "function", "function": {"name": name}} | {"type": "custom", "custom": {"name": name}}:
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "custom", "custom": {"name": str(name)}}:
             return name
         case _:
-            return entry
+            return other_kind(entry)
 
 
 def with_functions(messages: Sequence[Any]) -> Sequence[Any]:

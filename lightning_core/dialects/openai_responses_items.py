@@ -10,8 +10,14 @@ from lightning_core.chat.messages import READS_TEXT, Message, shown
 from lightning_core.dialects.fields import NO_HOSTED_TOOLS, Fields, UnsupportedField, check_variant, text
 from lightning_core.dialects.openai_chat_shape import call_ids, check_result, check_role
 from lightning_core.dialects.openai_custom_tools import write_arguments
-from lightning_core.dialects.openai_responses_tools import TOOLS, definitions, shown_name
-from lightning_core.dialects.requirements import ANY_TOOL, OutputRequirements, allowed_tools, check_tool_choice
+from lightning_core.dialects.openai_responses_tools import LEFT_OUT, TOOLS, definitions, shown_name
+from lightning_core.dialects.requirements import (
+    ANY_TOOL,
+    OutputRequirements,
+    allowed_tools,
+    check_tool_choice,
+    other_kind,
+)
 from lightning_core.errors import PolicyRequestError
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -208,7 +214,9 @@ def read_tool_choice(
         case {"type": "function" | "custom", "name": str(name)}:
             tool = shown_name(name, choice.get("namespace"))
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(entries)}:
-            allowed = allowed_tools([_allowed_name(entry) for entry in entries], [*tools, *later])
+            left_out = [entry["type"] for entry in entries if _is_left_out(entry)]
+            names = [_allowed_name(entry) for entry in entries if not _is_left_out(entry)]
+            allowed = allowed_tools(names, [*tools, *later], left_out=left_out)
             tools, later = ([tool for tool in kind if tool in allowed] for kind in (tools, later))
             tool = ANY_TOOL if mode == "required" else None
         case _:
@@ -220,12 +228,16 @@ def read_tool_choice(
     return tools, later, check_tool_choice(tool, [*tools, *later])
 
 
-def _allowed_name(entry: Any) -> Any:
+def _is_left_out(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and str(entry.get("type")).startswith(LEFT_OUT)
+
+
+def _allowed_name(entry: Any) -> str:
     match entry:
         case {"type": "function" | "custom", "name": str(name)}:
             return shown_name(name, entry.get("namespace"))
         case _:
-            return entry
+            return other_kind(entry)
 
 
 def read_requirements(body: Mapping[str, Any], *, tool: str | None, has_tools: bool) -> OutputRequirements:

@@ -43,7 +43,7 @@ TOOLS: Mapping[str, Fields] = {
 }
 """Fields of a tool, by its type."""
 
-_LEFT_OUT = ("web_search", "image_generation")
+LEFT_OUT = ("web_search", "image_generation")
 """Starts of the types of hosted tools that clients offer by default. They work without them."""
 _SEARCH = "tool_search"
 _ROOT = "functions"
@@ -210,7 +210,7 @@ def _read(
             yield _tool("tool_search", {"name": _SEARCH}, path, None, _function({**tool, "name": _SEARCH}))
         case {"type": "tool_search"}:
             note(path, "a provider's tool search; the model is shown every tool at once")
-        case _ if kind.startswith(_LEFT_OUT):
+        case _ if kind.startswith(LEFT_OUT):
             left_out.append(kind)
             note(f"{path} ({kind})", NO_SEARCH)
         case _ if check:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_core.errors import PolicyRequestError
+from lightning_core.errors import PolicyRequestError, show
 
 ANY_TOOL = ""
 """Stands for the name of the tool to call if any tool may be called."""
@@ -49,12 +49,22 @@ class OutputRequirements:
         return "\n".join(lines)
 
 
-def allowed_tools(names: Sequence[Any], tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The tools that ``tool_choice`` allows. Raises `PolicyRequestError` if one of ``names`` is not in ``tools``, or if there are none."""
+def other_kind(entry: Any) -> str:
+    """Stands for the name of an entry of allowed tools that is not a function."""
+    return f"a tool of the type {entry.get('type')}" if isinstance(entry, Mapping) else show(entry)
+
+
+def allowed_tools(
+    names: Sequence[str], tools: Sequence[Mapping[str, Any]], *, left_out: Sequence[str] = ()
+) -> list[Mapping[str, Any]]:
+    """The tools that ``tool_choice`` allows, without ``left_out``, which the model is not shown.
+
+    Raises `PolicyRequestError` if one of ``names`` is not in ``tools``, or if there are none.
+    """
     known = [str(tool["function"].get("name")) for tool in tools]
     if not names or any(name not in known for name in names):
         raise PolicyRequestError(
-            f"tool_choice allows {list(names)!r}; expected at least one name of the tools of the request, which are {known!r}",
+            f"tool_choice allows {[*names, *left_out]!r}; expected at least one name of the tools of the request, which are {known!r}",
             param="tool_choice",
         )
     return [tool for tool, name in zip(tools, known, strict=True) if name in names]

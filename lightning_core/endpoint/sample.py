@@ -22,7 +22,7 @@ from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.recorded import recorded_deltas
 from lightning_core.endpoint.sessions import Session
 from lightning_core.endpoint.streaming import HeldText, RunningText, cut
-from lightning_core.errors import ContextOverflowError, PolicyRequestError
+from lightning_core.errors import ConstraintError, ContextOverflowError, PolicyRequestError
 from lightning_core.trace import Call, pack
 
 _ANY_OBJECT = {"type": "object"}
@@ -82,9 +82,7 @@ class Sampler:
         )
         try:
             self._backend.check(params)
-        except PolicyRequestError as error:
-            if params.constraint is None:
-                raise
+        except ConstraintError as error:
             raise PolicyRequestError(str(error), param=request.requirements.schema_field) from error
         return params
 
@@ -225,7 +223,7 @@ def _grammar(request: ChatRequest, chat: Chat, prompt: RenderedPrompt) -> str | 
     tools = [tool for tool in request.functions if required.tool in (None, ANY_TOOL, tool["function"]["name"])]
     calls = AllowedCalls(tools=tools, required=required.tool is not None, one=required.one_call) if tools else None
     try:
-        return chat.output_grammar(required.schema or _ANY_OBJECT, calls, thinking=prompt.thinking)
+        return chat.output_grammar(required.schema or _ANY_OBJECT, calls, prompt.text)
     except ValueError as error:
         raise PolicyRequestError(
             f"the request has tools and {required.schema_field}, which the model cannot have together: {error}. Send one of them",

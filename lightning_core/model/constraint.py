@@ -8,7 +8,6 @@ gradient of the same distribution. The automaton is llguidance's (https://github
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.chat.output_grammar import ARGUMENTS, COMPACT
-from lightning_core.errors import MissingExtra, PolicyRequestError
+from lightning_core.chat.output_grammar import ARGUMENTS, COMPACT, schemas
+from lightning_core.errors import ConstraintError, MissingExtra
 
 
 class Constraints:
@@ -36,7 +35,7 @@ class Constraints:
     def start(self, constraint: str) -> Walk:
         """A walk at the start of a response.
 
-        Raises `PolicyRequestError` for an unsupported schema.
+        Raises `ConstraintError` for an unsupported schema.
         """
         with self._lock:
             matcher = self._compiled.get(constraint)
@@ -68,18 +67,15 @@ class Constraints:
         grammar = spec.get("grammar") or LLMatcher.grammar_from_json_schema(spec["json_schema"], overrides=COMPACT)
         matcher = LLMatcher(self._tokenizers[stops], grammar, log_level=0)
         if matcher.is_error():
-            what, why = _problem(matcher.get_error(), spec.get("grammar", ""))
-            raise PolicyRequestError(f"{what} is not supported: {why}", param="response_format")
+            for name, schema in schemas(spec.get("grammar", "")):
+                if why := LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema)):
+                    what = (
+                        "the JSON schema of a tool's parameters" if name.startswith(ARGUMENTS) else "this JSON schema"
+                    )
+                    raise ConstraintError(f"{what} is not supported: {why}")
+            why = matcher.get_error().split("\n")[0]  # without the text of the grammar
+            raise ConstraintError(f"this JSON schema is not supported: {why}")
         return matcher
-
-
-def _problem(error: str, grammar: str) -> tuple[str, str]:
-    """The schema that llguidance's ``error`` concerns, and the reason, without the text of the grammar."""
-    place = re.match(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?(.*)", error)
-    if place is None or not grammar:
-        return "this JSON schema", error
-    rule = grammar.splitlines()[int(place[1]) - 1]
-    return "the JSON schema of a tool's parameters" if rule.startswith(ARGUMENTS) else "this JSON schema", place[2]
 
 
 class Walk:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import cached_property
 from random import Random
 from typing import Any, Literal
@@ -31,6 +31,12 @@ class Walker:
     @cached_property
     def _constraints(self) -> Constraints:
         return Constraints(self._tokenizer, self._size)
+
+    def accepts(self, params: SamplingParams, ids: Sequence[int]) -> bool:
+        """Whether ``ids`` satisfy the constraint of ``params``."""
+        assert params.constraint is not None
+        masks = self._constraints.allowed(params.constraint, ids)
+        return all(mask[token] for mask, token in zip(masks, ids, strict=True))
 
     def walk(self, params: SamplingParams, random: Random) -> list[int]:
         """A response under the constraint of ``params``."""

@@ -14,6 +14,8 @@ import pytest
 
 from lightning_core import trace_to_transitions, transitions_to_rows
 from lightning_core.capture import ActiveRollout, scope
+from lightning_core.dialects import openai_responses
+from lightning_core.errors import PolicyRequestError
 from lightning_core.records.ledger import trace_ledger
 from lightning_core.testing import playground, tool_call
 
@@ -246,6 +248,29 @@ def test_a_search_of_the_provider_is_left_out_with_a_warning_beside_functions(
     assert warning.startswith("agent 'agent' offers tools.")
     assert name in warning
     assert "it is not shown this one" in warning
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools_may_name_a_search_that_was_left_out(mode: str):
+    body = {**BODIES["/responses"], "tools": [WEB, READ]}
+    with as_agent(["a", "b"]) as run:
+        allowed = {
+            "type": "allowed_tools",
+            "mode": mode,
+            "tools": [{"type": "web_search"}, {"type": "function", "name": "read"}],
+        }
+        post(run, "/responses", {**body, "tool_choice": allowed})
+        assert "read" in prompts(run)[0]
+
+
+@pytest.mark.parametrize("entry", [{"type": "web_search"}, {"type": "mcp", "server_label": "s"}])
+def test_allowed_tools_without_a_function_are_refused_by_name(entry: dict[str, str]):
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [entry]}
+    body = {**BODIES["/responses"], "model": "policy", "tools": [WEB, READ], "tool_choice": choice}
+    with pytest.raises(
+        PolicyRequestError, match=rf"tool_choice allows \['(a tool of the type )?{entry['type']}'\]; expected"
+    ):
+        openai_responses.parse_request(body, conversations={})
 
 
 HOSTED = [

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from functools import cache
 from random import Random
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
+from jsonschema import validate
+from pydantic import BaseModel, Field, JsonValue, RootModel
 
 from lightning_core.backends.backend import SamplingParams
-from lightning_core.chat.chat import Chat
+from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
 from lightning_core.chat.output_grammar import AllowedCalls
 from lightning_core.errors import PolicyRequestError
+from tests.chat.chat_families import encode
 from tests.chat.grammar_walk import Walker
 from tests.chat.native_templates import FORMATS, family, folder
 
@@ -63,26 +66,30 @@ def walker(name: str) -> Walker:
     return Walker(family(name))
 
 
-def opens_thought(chat: Chat) -> bool:
-    around = chat.template.reasoning
-    prompt = chat.template.render([{"role": "user", "content": "x"}], None, generate=True)
-    return around is not None and prompt.rstrip().endswith(around[0])
+def tool(name: str, parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def render(chat: Chat, **variables: Any) -> RenderedPrompt:
+    return chat.render([{"role": "user", "content": "x"}], None, Memory(), variables=variables)
 
 
 def respond(name: str, count: int, *, most: int = 400, **calls: Any) -> list[dict[str, Any]]:
     """Responses that a model may sample, as the endpoint reads them, without those that did not end."""
     chat = walker(name).chat
-    thinking = opens_thought(chat)
+    prompt = render(chat)
     settings: dict[str, Any] = {"tools": TOOLS, "required": False, "one": False, **calls}
     allowed = AllowedCalls(**settings)
-    grammar = chat.output_grammar(SCHEMA, allowed, thinking=thinking)
+    grammar = chat.output_grammar(SCHEMA, allowed, prompt.text)
     params = SamplingParams(max_tokens=most, stop_token_ids=chat.stop_token_ids, grammar=grammar)
     responses: list[dict[str, Any]] = []
     for seed in range(count):
         ids = walker(name).walk(params, Random(seed))
         if ids[-1] in chat.stop_token_ids:
             text = chat.text(ids)
-            responses.append(chat.read(text, tools=True, thinking=thinking, declared=TOOLS, is_json=True))
+            responses.append(
+                chat.read(text, tools=True, thinking=prompt.thinking, declared=settings["tools"], is_json=True)
+            )
     return responses
 
 
@@ -150,6 +157,129 @@ def test_a_refusal_names_the_schema_that_is_not_supported(
 ) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     chat = walker("similar to qwen2_5").chat
-    grammar = chat.output_grammar(schema, AllowedCalls(tools=tools, required=False, one=False), thinking=False)
+    grammar = chat.output_grammar(schema, AllowedCalls(tools=tools, required=False, one=False), "")
     with pytest.raises(PolicyRequestError, match=message):
         walker("similar to qwen2_5").walk(SamplingParams(max_tokens=9, grammar=grammar), Random(0))
+
+
+class Point(BaseModel):
+    x: int
+    label: Literal["a'b", 'c"d'] | None = None
+
+
+class Line(BaseModel):
+    start: Point
+    points: list[Point] = Field(max_length=2)
+    fixed: Literal["only"]
+    mixed: Literal[1, "three", None, True]
+    short: Annotated[str, Field(min_length=1, max_length=3)]
+    short_or_none: Annotated[str, Field(max_length=2)] | None = None
+    either: int | Literal["all"] = 3
+    size: Annotated[int, Field(ge=1, le=9)]
+
+
+class Step(BaseModel):
+    kind: Literal["step"]
+    count: int
+
+
+class Turn(BaseModel):
+    kind: Literal["turn"]
+    left: bool
+
+
+POINT = Point.model_json_schema()
+PARAMETERS: dict[str, Any] = {
+    "fields": Line.model_json_schema(),
+    "reference": {"$ref": "#/$defs/Point", "$defs": {"Point": POINT}},
+    "all_of": {"allOf": [POINT, {"properties": {"y": {"type": "integer"}}, "required": ["y"]}]},
+    "union": RootModel[Step | Turn].model_json_schema(),
+    "undeclared": {"type": "object", "required": ["x"], "additionalProperties": {"enum": ["p", 2]}},
+    "none": {"type": "object"},
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs_wheel if name in FORMATS else ()) for name in TEMPLATES]
+)
+def test_sampled_arguments_satisfy_the_schemas_of_the_tools(name: str) -> None:
+    chat = walker(name).chat
+    syntax = chat.template.call_syntax
+    quotes = syntax is not None and syntax.parameters is not None and syntax.parameters.after_text
+    called: set[str] = set()
+    for key, parameters in PARAMETERS.items():
+        for message in respond(name, 3, tools=[tool(key, parameters)], required=True, one=True, most=1500):
+            (call,) = message["tool_calls"]
+            arguments = json.loads(call["function"]["arguments"])
+            if quotes and key == "fields":  # the contents of nested arguments are not guaranteed
+                arguments |= {"start": {"x": 1}, "points": []}
+            validate(arguments, parameters)
+            called.add(key)
+    assert called == PARAMETERS.keys()
+
+
+CHOICES = {
+    "anyOf": [{"enum": [1, "three", "it's"]}, {"const": None}, {"$ref": "#/$defs/B"}],
+    "$defs": {"B": {"type": "boolean"}},
+}
+WRITTEN: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
+    (CHOICES, [1, "three", "it's", None, True, False], [2, "four"]),
+    (POINT["properties"]["label"], ["a'b", 'c"d', None], ["a"]),
+    ({}, ["three", 3, 2.5, {"a": [1]}, [], True], []),
+    ({"type": "string", "maxLength": 3}, ["", "abc"], ["abcd"]),
+    ({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "object"}]}, ["abc", {"abcd": 5}], []),
+    ({"allOf": [{"type": ["integer", "string"]}, {"type": "integer"}], "title": "X"}, [12], ["a"]),
+]
+"""Schemas of a parameter, values that may be sampled, and others."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs_wheel if name in FORMATS else ()) for name in TEMPLATES]
+)
+def test_values_of_a_parameter_are_allowed_as_the_template_writes_them(name: str) -> None:
+    wrong: list[Any] = []
+    for schema, values, others in WRITTEN:
+        parameters = {
+            "type": "object",
+            "properties": {"x": schema},
+            "required": ["x"],
+            "$defs": schema.get("$defs", {}),
+        }
+        wrong += [(schema, value) for value in values if not may_call(name, parameters, {"x": value})]
+        wrong += [(schema, value) for value in others if may_call(name, parameters, {"x": value})]
+    assert not wrong
+
+
+def may_call(name: str, parameters: dict[str, Any], arguments: dict[str, Any]) -> bool:
+    """Whether a model may sample a call of a tool, as the template writes it."""
+    chat = walker(name).chat
+    tools = [tool("f", parameters)]
+    grammar = chat.output_grammar(SCHEMA, AllowedCalls(tools=tools, required=True, one=True), "")
+    function = {"name": "f", "arguments": arguments}
+    call = {"id": chat.template.ids.example("f", 0), "type": "function", "function": function}
+    ids = encode(family(name), chat.template._probe_response([call]))
+    return walker(name).accepts(SamplingParams(max_tokens=1, stop_token_ids=chat.stop_token_ids, grammar=grammar), ids)
+
+
+@needs_wheel
+def test_parameters_of_any_name_are_refused_where_arguments_are_not_one_object() -> None:
+    tools = [tool("f", RootModel[dict[str, JsonValue]].model_json_schema())]
+    allowed = AllowedCalls(tools=tools, required=True, one=True)
+    with pytest.raises(ValueError, match="the tool 'f' takes parameters of any name"):
+        walker("glm4moe").chat.output_grammar(SCHEMA, allowed, "")
+    assert walker("qwen3").chat.output_grammar(SCHEMA, allowed, "")
+
+
+@needs_wheel
+@pytest.mark.parametrize("name", ["qwen3", "glm4moe", "qwen3_5_think"])
+def test_no_reasoning_follows_a_prompt_that_closed_it(name: str) -> None:
+    chat = walker(name).chat
+    allowed = AllowedCalls(tools=TOOLS, required=False, one=False)
+    closed = render(chat, enable_thinking=False)
+    assert not closed.thinking
+    assert chat.output_grammar(SCHEMA, None, closed.text) is None
+    grammar = chat.output_grammar(SCHEMA, allowed, closed.text)
+    params = SamplingParams(max_tokens=400, stop_token_ids=chat.stop_token_ids, grammar=grammar)
+    for seed in range(8):
+        text = chat.text(walker(name).walk(params, Random(seed)))
+        assert text.startswith(("{", "<tool_call>"))

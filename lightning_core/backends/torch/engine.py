@@ -26,7 +26,7 @@ from lightning_core.backends.backend import Delta, FinishReason, SamplingParams,
 from lightning_core.backends.torch.plain_lane import PlainLane
 from lightning_core.backends.torch.rows import ActiveRow, Lane
 from lightning_core.backends.torch.tree_lane import TreeLane
-from lightning_core.errors import InfrastructureError, PolicyRequestError
+from lightning_core.errors import ConstraintError, InfrastructureError, PolicyRequestError
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.compute import ComputePlan
 from lightning_core.model.constraint import Constraints, Walk
@@ -357,5 +357,5 @@ def make_lane(model: Any, path: ComputePlan, adapters: Adapters | None = None) -
 
 def _start(constraints: Constraints | None, constraint: str) -> Walk:
     if constraints is None:
-        raise PolicyRequestError("this backend does not support structured output", param="response_format")
+        raise ConstraintError("this backend does not support structured output")
     return constraints.start(constraint)

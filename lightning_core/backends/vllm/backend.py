@@ -18,7 +18,7 @@ from pathlib import Path
 
 from lightning_core.backends.backend import Delta, SamplingParams, check_request
 from lightning_core.backends.vllm.api import VllmApi
-from lightning_core.errors import InfrastructureError, PolicyRequestError, describe
+from lightning_core.errors import ConstraintError, InfrastructureError, PolicyRequestError, describe
 
 DRAIN_SECONDS = 60
 """Seconds that a push waits for running responses to return their tokens."""
@@ -67,10 +67,9 @@ class VllmBackend:
             )
         if params.constraint is not None:
             # The trainer must apply the sampler's mask to its logits, and vLLM does not report it.
-            raise PolicyRequestError(
+            raise ConstraintError(
                 "policy.backend: vllm cannot constrain a response to a JSON schema; use policy.backend: torch, or describe the schema "
-                "in the prompt",
-                param="response_format",
+                "in the prompt"
             )
 
     def generate(
