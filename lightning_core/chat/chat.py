@@ -144,8 +144,8 @@ class Chat:
         """The prompt of ``messages``, with the recorded ids of earlier turns.
 
         ``instructions``: lines at the end of the system message, by the setting of the request that asks for each; with others it is
-        another conversation. ``variables``: of the chat template, for this prompt; names that the template does not use have no effect. Raises `PolicyRequestError` if the
-        template cannot render the messages.
+        another conversation. ``variables``: of the chat template, for this prompt; names that the template does not use have no
+        effect. Raises `PolicyRequestError` if the template cannot render the messages.
         """
         plain = [check_message(m, i) for i, m in enumerate(messages)]
         if not plain:

@@ -16,10 +16,10 @@ from lightning_core.chat.chat import RenderedPrompt
 from lightning_core.chat.messages import Message, compared, functions_of, keys, remove_from_system, text_of
 
 Cause = Literal["clock", "tools", "roles", "shortened", "rewritten", "stopped", "handoff", "leaked", "examples"]
-"""``clock``: a message differs in numbers and dates only; ``tools``: the tools, tool_choice or the schema of the response differ; ``roles``: a message
-came back from another role; ``shortened``: earlier messages are missing; ``rewritten``: any other change of earlier messages;
-``stopped``: a stop string ended the earlier response; ``handoff``: another agent's conversation; ``leaked``: another rollout's;
-``examples``: responses from none of these."""
+"""``clock``: a message differs in numbers and dates only; ``tools``: the tools, ``tool_choice`` or the schema of the response differ;
+``roles``: a message came back from another role; ``shortened``: earlier messages are missing; ``rewritten``: any other change of
+earlier messages; ``stopped``: a stop string ended the earlier response; ``handoff``: another agent's conversation; ``leaked``: another
+rollout's; ``examples``: responses from none of these."""
 CHANGES: tuple[Cause, ...] = ("clock", "tools", "roles", "shortened", "rewritten", "stopped")
 """The causes in a conversation of the agent itself."""
 ADVICE: Mapping[Cause, str] = {
@@ -158,8 +158,9 @@ def _change(earlier: _Conversation, now: Sequence[Message], setting: str) -> str
         return f"tools: the same messages {_setting_change(earlier.setting, setting)}"
     # An agent that plays both sides has another system prompt for each.
     turn = next((i for i in changed_at if before[i]["role"] != "system"), None)
-    if turn is not None and _OTHER_ROLE.get(role := now[turn]["role"]) == (other := before[turn]["role"]):
-        if _shown(before[turn]) == _shown(now[turn]):
+    if turn is not None and _shown(before[turn]) == _shown(now[turn]):
+        role, other = now[turn]["role"], before[turn]["role"]
+        if _OTHER_ROLE.get(role) == other:
             return _reason("roles", f"message {turn} is from the {role}, and was from the {other}", now[turn])
     role = before[at]["role"]
     if at == len(now):
