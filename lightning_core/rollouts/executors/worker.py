@@ -41,7 +41,7 @@ from lightning_core.rollouts.executors.channel import STACKS, receive_bytes, sen
 from lightning_core.rollouts.executors.groups import Processes, end_group
 from lightning_core.rollouts.executors.leftovers import adopt_orphans, any_left, processes
 from lightning_core.rollouts.executors.reference import FunctionReference
-from lightning_core.rollouts.executors.stacks import stacks_of
+from lightning_core.rollouts.executors.stacks import stacks_of, tasks_of
 from lightning_core.rollouts.log_format import configure_logging
 from lightning_core.trace import REWARD_FUNCTION
 
@@ -143,7 +143,8 @@ class Worker:
         while (message := receive_bytes(self._connection)) is not None:
             if message == STACKS:
                 with contextlib.suppress(OSError):
-                    self._send({"stacks": stacks_of()})
+                    tasks = tasks_of(self._loop.get_loop()) if self._used_loop else ()
+                    self._send({"stacks": stacks_of(tasks=tasks)})
             else:
                 self._messages.put(message)
         # The runner is gone: end this process and those that the agent started.
