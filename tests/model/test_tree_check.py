@@ -219,5 +219,5 @@ def test_a_mask_that_is_made_for_longer_rows_only_is_refused_when_it_is_made() -
     wrap(model, change)
     path = choose_path(model)
     assert logits(model, path, torch.arange(30) % 97).isfinite().all()
-    with pytest.raises(TrainingError, match="differently than at load.*mask or bias of its own.*policy.max_context"):
+    with pytest.raises(TrainingError, match=r"differently than at load.*mask or bias of its own.*policy.max_context"):
         logits(model, path, torch.arange(900) % 97)
