@@ -138,21 +138,21 @@ class Chat:
         tools: Sequence[Any] | None,
         memory: Memory,
         *,
-        instruction: str = "",
+        instructions: Mapping[str, str] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
         """The prompt of ``messages``, with the recorded ids of earlier turns.
 
-        ``instruction``: text at the end of the system message; with another instruction it is another conversation. ``variables``: of
-        the chat template, for this prompt; names that the template does not use have no effect. Raises `PolicyRequestError` if the
-        template cannot render the messages.
+        ``instructions``: lines at the end of the system message, by the setting of the request that asks for each; with others it is
+        another conversation. ``variables``: of the chat template, for this prompt; names that the template does not use have no
+        effect. Raises `PolicyRequestError` if the template cannot render the messages.
         """
         plain = [check_message(m, i) for i, m in enumerate(messages)]
         if not plain:
             raise PolicyRequestError("messages is empty; expected at least one message", param="messages")
-        setting = json.dumps([tools or [], instruction, self._name], sort_keys=True)
-        if instruction:
-            plain = extend_system(plain, instruction)
+        setting = json.dumps([tools or [], list((instructions or {}).items()), self._name], sort_keys=True)
+        if instructions:
+            plain = extend_system(plain, "\n".join(instructions.values()))
         turns = [
             memory.get(key) if m["role"] == "assistant" else None
             for m, key in zip(plain, keys(plain, setting), strict=True)

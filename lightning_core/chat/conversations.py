@@ -10,17 +10,16 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any, Literal, get_args
 
 from lightning_core.chat.chat import RenderedPrompt
-from lightning_core.chat.messages import Message, compared, functions_of, keys, text_of
+from lightning_core.chat.messages import Message, compared, functions_of, keys, remove_from_system, text_of
 
 Cause = Literal["clock", "tools", "roles", "shortened", "rewritten", "stopped", "handoff", "leaked", "examples"]
-"""``clock``: a message differs in numbers and dates only; ``tools``: the tools or the schema of the response differ; ``roles``: a message
-came back from another role; ``shortened``: earlier messages are missing; ``rewritten``: any other change of earlier messages;
-``stopped``: a stop string ended the earlier response; ``handoff``: another agent's conversation; ``leaked``: another rollout's;
-``examples``: responses from none of these."""
+"""``clock``: a message differs in numbers and dates only; ``tools``: the tools, ``tool_choice`` or the schema of the response differ;
+``roles``: a message came back from another role; ``shortened``: earlier messages are missing; ``rewritten``: any other change of
+earlier messages; ``stopped``: a stop string ended the earlier response; ``handoff``: another agent's conversation; ``leaked``: another
+rollout's; ``examples``: responses from none of these."""
 CHANGES: tuple[Cause, ...] = ("clock", "tools", "roles", "shortened", "rewritten", "stopped")
 """The causes in a conversation of the agent itself."""
 ADVICE: Mapping[Cause, str] = {
@@ -68,10 +67,14 @@ class SampledConversations:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Conversation:
     messages: tuple[Message, ...]
-    """With the last response."""
+    """With the last response, as `_messages_of` gives them."""
     setting: str
     given: int
     """The number of responses in its first prompt, such as examples."""
+
+    def responses(self) -> set[str]:
+        """The responses that were sampled in it, as they are compared."""
+        return {_shown(self.messages[i]) for i in _responses(self.messages)[self.given :]} - {""}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,39 +88,45 @@ class Conversations:
 
     def add(self, agent: str | None, prompt: RenderedPrompt, response: Message, key: str | None) -> None:
         """Record a response, and the key of its conversation (`Chat.remember`), if it has one."""
-        latest = self._latest.get(agent, ())
+        latest, messages = self._latest.get(agent, ()), _messages_of(prompt)
         continued = None
         if prompt.context != "new":
-            continued = next((c for c in reversed(latest) if _ends_inside(c.messages, prompt.messages)), None)
+            continued = next((c for c in reversed(latest) if _ends_inside(c.messages, messages)), None)
         if prompt.context == "new" and cause_of(prompt.reason) not in CHANGES:
-            given = len(_responses(prompt.messages))
+            given = len(_responses(messages))
         else:
             given = min((c.given for c in latest if continued in (None, c)), default=0)
-        made = _Conversation((*prompt.messages, response), prompt.tools, given)
+        made = _Conversation((*messages, response), prompt.tools, given)
         self._latest[agent] = (*(c for c in latest if c is not continued), made)[-_MOST_CONVERSATIONS:]
         if key is not None:
             self.sampled.add(key, self.rollout)
 
     def explain(self, agent: str | None, prompt: RenderedPrompt) -> str:
         """The reason ``prompt``, which has responses, continues no conversation of ``agent``."""
-        responses = _responses(prompt.messages)
-        earlier = [c for c in reversed(self._latest.get(agent, ())) if len(responses) > c.given]
+        messages = _messages_of(prompt)
+        responses, latest = _responses(messages), self._latest.get(agent, ())
+        own = {shown for c in latest for shown in c.responses()}
+        if not any(_shown(messages[i]) in own for i in responses) and (found := self._from_others(agent, prompt)):
+            return found
+        earlier = [c for c in reversed(latest) if len(responses) > c.given]
         if earlier:
-            return _change(max(earlier, key=lambda c: _common(c.messages, prompt.messages)), prompt)
-        others = [(a, m) for a, cs in self._latest.items() if a != agent for c in cs for m in c.messages[-1:]]
-        for i in responses:
-            for other, response in others:
-                if _same_response(response, prompt.messages[i]):
-                    who = "an agent without a name" if other is None else f"agent {other!r}"
-                    return _reason("handoff", f"message {i} (assistant) is a response of {who}", prompt.messages[i])
-        recorded = keys(prompt.messages, prompt.tools)
-        for i in responses:
-            if self.sampled.is_from_another(recorded[i], self.rollout):
-                return _reason("leaked", f"message {i} (assistant) was sampled in another rollout", prompt.messages[i])
+            return _change(max(earlier, key=lambda c: _common(c.messages, messages)), messages, prompt.tools)
         first = responses[0]
-        return _reason(
-            "examples", f"message {first} (assistant) was not sampled in this rollout", prompt.messages[first]
-        )
+        return _reason("examples", f"message {first} (assistant) was not sampled in this rollout", messages[first])
+
+    def _from_others(self, agent: str | None, prompt: RenderedPrompt) -> str | None:
+        """The reason ``prompt`` has a response of another agent or of another rollout; None if it has none."""
+        messages = _messages_of(prompt)
+        others = {shown: a for a, cs in self._latest.items() if a != agent for c in cs for shown in c.responses()}
+        for i in _responses(messages):
+            if (shown := _shown(messages[i])) in others:
+                who = "an agent without a name" if others[shown] is None else f"agent {others[shown]!r}"
+                return _reason("handoff", f"message {i} (assistant) is a response of {who}", messages[i])
+        recorded = keys(prompt.messages, prompt.tools)[len(prompt.messages) - len(messages) :]
+        for i in _responses(messages):
+            if self.sampled.is_from_another(recorded[i], self.rollout):
+                return _reason("leaked", f"message {i} (assistant) was sampled in another rollout", messages[i])
+        return None
 
 
 def cause_of(reason: str | None) -> Cause | None:
@@ -130,20 +139,29 @@ def _reason(cause: Cause, detail: str, message: Message) -> str:
     return f"{cause}: {detail}: {_excerpt(_shown(message), 0)}"
 
 
-def _change(earlier: _Conversation, prompt: RenderedPrompt) -> str:
-    """The first difference between ``earlier`` and the start of ``prompt``."""
-    before, now = earlier.messages, prompt.messages
-    at = _common_start(before, now)
+def _messages_of(prompt: RenderedPrompt) -> tuple[Message, ...]:
+    """The messages of ``prompt`` without its instructions (`Chat.render`), which are compared as a part of its setting."""
+    if not prompt.tools:  # no chat
+        return prompt.messages
+    _, instructions, _ = json.loads(prompt.tools)
+    return remove_from_system(prompt.messages, "\n".join(line for _, line in instructions))
+
+
+def _change(earlier: _Conversation, now: Sequence[Message], setting: str) -> str:
+    """The first difference between ``earlier`` and the start of the messages ``now``."""
+    before = earlier.messages
+    changed_at = [i for i, pair in enumerate(zip(before, now, strict=False)) if not _same(pair)]
+    at = changed_at[0] if changed_at else min(len(before), len(now))
     if at == len(before):
-        if earlier.setting == prompt.tools:
+        if earlier.setting == setting:
             return _reason("stopped", f"message {at - 1} (assistant) ended at a stop string of the request", before[-1])
-        return f"tools: {_setting_change(earlier.setting, prompt.tools)}"
-    known = {(m["role"], _shown(m)) for m in before if _shown(m)}
-    for i, message in enumerate(now):
-        role, text = message["role"], _shown(message)
-        other = _OTHER_ROLE.get(role)
-        if (role, text) not in known and (other, text) in known:
-            return _reason("roles", f"message {i} is from the {role}, and was from the {other}", message)
+        return f"tools: the same messages {_setting_change(earlier.setting, setting)}"
+    # An agent that plays both sides has another system prompt for each.
+    turn = next((i for i in changed_at if before[i]["role"] != "system"), None)
+    if turn is not None and _shown(before[turn]) == _shown(now[turn]):
+        role, other = now[turn]["role"], before[turn]["role"]
+        if _OTHER_ROLE.get(role) == other:
+            return _reason("roles", f"message {turn} is from the {role}, and was from the {other}", now[turn])
     role = before[at]["role"]
     if at == len(now):
         return f"shortened: message {at} ({role}) and later ones are missing: {_excerpt(_shown(before[at]), 0)}"
@@ -162,13 +180,18 @@ def _change(earlier: _Conversation, prompt: RenderedPrompt) -> str:
 
 def _setting_change(before: str, now: str) -> str:
     """The difference between two settings of prompts with the same messages (`Chat.render`)."""
-    (tools_before, schema_before, _), (tools, schema, _) = json.loads(before), json.loads(now)
+    (tools_before, required_before, _), (tools, required, _) = json.loads(before), json.loads(now)
     if tools_before != tools:
         old, new = ([_tool_name(tool) for tool in listed] for listed in (tools_before, tools))
         if old == new:
-            return f"the same messages have other definitions of the tools {new}"
-        return f"the same messages had the tools {old} and now have {new}"
-    return "the same messages have another " + ("schema of the response" if schema_before != schema else "model")
+            return f"have other definitions of the tools {new}"
+        return f"had the tools {old} and now have {new}"
+    for name in dict([*required_before, *required]):
+        was, text = dict(required_before).get(name, ""), dict(required).get(name, "")
+        if was != text:
+            at = _first_difference(was, text)
+            return f"have another {name}: it was {_excerpt(was, at)} and is now {_excerpt(text, at)}"
+    return "are for another model"
 
 
 def _tool_name(tool: Any) -> str:
@@ -195,10 +218,6 @@ def _same(pair: tuple[Message, Message]) -> bool:
 
 def _common(one: Iterable[Message], other: Iterable[Message]) -> int:
     return sum(map(_same, zip(one, other, strict=False)))
-
-
-def _common_start(one: Iterable[Message], other: Iterable[Message]) -> int:
-    return sum(1 for _ in takewhile(_same, zip(one, other, strict=False)))
 
 
 def _shown(message: Message) -> str:

@@ -89,6 +89,14 @@ def extend_system(messages: list[dict[str, Any]], more: str) -> list[dict[str, A
     return [{**(first or {"role": "system"}), "content": content}, *rest]
 
 
+def remove_from_system(messages: Sequence[Message], more: str) -> tuple[Message, ...]:
+    """``messages`` before `extend_system` added ``more``; without the system message if it had no other text."""
+    if not more:
+        return tuple(messages)
+    content = text_of(messages[0]).removesuffix(more).removesuffix("\n\n")
+    return (*([{**messages[0], "content": content}] if content else []), *messages[1:])
+
+
 def text_of(message: Message) -> str:
     """The content of a message, or ""."""
     return message.get("content") or ""
@@ -102,7 +110,7 @@ def functions_of(message: Message) -> list[Any]:
 def keys(messages: Sequence[Message], setting: str) -> list[str]:
     """The keys of the conversation up to each message.
 
-    ``setting``: the tools and the instruction.
+    ``setting``: the tools and the instructions.
 
     The key does not depend on the ids of calls, on white space around a response, on how arguments are serialized, on reasoning,
     which clients leave out, or on the name of an assistant message, which LangChain adds.

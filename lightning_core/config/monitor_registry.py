@@ -38,6 +38,8 @@ class MonitorRule(DeclaredRule):
 
     each_policy: bool = False
     """Whether it is called per policy, with the metrics ``NAME/metric`` as ``metric``."""
+    unless: str | None = None
+    """The monitor of this name says more: while it holds, this one is not reported."""
 
 
 MONITORS: Registry[MonitorRule] = Registry(
@@ -49,9 +51,9 @@ MONITORS: Registry[MonitorRule] = Registry(
 )
 
 
-def monitor(name: str, *, each_policy: bool = False) -> Callable[[F], F]:
-    """Declare a monitor; see `MonitorRule` for the argument."""
-    return lambda function: MONITORS.declare(name, function, each_policy=each_policy)
+def monitor(name: str, *, each_policy: bool = False, unless: str | None = None) -> Callable[[F], F]:
+    """Declare a monitor; see `MonitorRule` for the arguments."""
+    return lambda function: MONITORS.declare(name, function, each_policy=each_policy, unless=unless)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,21 +32,20 @@ class OutputRequirements:
     one_call: bool = False
     """Whether a response has at most one tool call."""
 
-    def instruction(self) -> str:
-        """The instruction at the end of the system message; empty if nothing is required."""
-        lines: list[str] = []
+    def instructions(self) -> dict[str, str]:
+        """The lines at the end of the system message, by the setting that asks for each; empty if nothing is required."""
+        lines: dict[str, str] = {}
         if self.tool is not None:
-            lines.append(
+            lines["tool_choice"] = (
                 f"Answer by calling the function {self.tool}." if self.tool else "Answer by calling a function."
             )
         if self.one_call:
-            lines.append("Call at most one function in an answer.")
+            lines["parallel_tool_calls"] = "Call at most one function in an answer."
         if self.schema is not None:
             what = f"satisfies this JSON schema:\n{json.dumps(self.schema)}" if self.schema else "is a JSON object."
-            lines.append(f"Write your final answer as JSON, with no text around it, such that it {what}")
-            if self.description:
-                lines.append(f"The JSON is for: {self.description}")
-        return "\n".join(lines)
+            form = f"Write your final answer as JSON, with no text around it, such that it {what}"
+            lines["schema"] = form + (f"\nThe JSON is for: {self.description}" if self.description else "")
+        return lines
 
 
 def other_kind(entry: Any) -> str:

@@ -33,7 +33,7 @@ def render_prompts(chat: Chat, request: ChatRequest, session: Session, agent: st
         request.messages,
         request.tools,
         session.memory,
-        instruction=request.requirements.instruction(),
+        instructions=request.requirements.instructions(),
         variables=request.template_variables,
     )
     if prompt.context == "new" and prompt.reason is not None:

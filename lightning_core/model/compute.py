@@ -67,7 +67,7 @@ def choose_path(model: Any) -> ComputePlan:
                 raise UnsupportedAttention(f"it has layers of the types {sorted(kinds - _KINDS)}")
             return ComputePlan(geometry=tree_geometry(model, getattr(model, decoder_name(model))), replaced=previous)
         except UnsupportedAttention as found:
-            return plain_path(model, str(found), attention=previous)
+            return plain_path(model, found.reason, attention=previous)
 
 
 @torch.no_grad()

@@ -44,7 +44,8 @@ class Watchdog:
         if (times := self._silent.count("silent")) is None:
             return
         logger.warning(
-            "task %r: nobody has made progress for %.0f s%s (%s in progress; rollouts.timeout_seconds is %g). Its agent:\n%s",
+            "task %r: nobody has made progress for %.0f s%s (%s in progress; rollouts.timeout_seconds is %g). Give what it waits "
+            "for a time-out of its own, or raise rollouts.timeout_seconds if it needs the time. Its agent:\n%s",
             task,
             seconds,
             times,

@@ -216,18 +216,18 @@ def test_other_demands_are_another_conversation(chat: Chat, tokenizer):
     memory = Memory()
     output = [*encode(chat, "answer"), tokenizer.eos_token_id]
     firsts = {
-        instruction: chat.render([USER], None, memory, instruction=instruction)
+        instruction: chat.render([USER], None, memory, instructions={"schema": instruction} if instruction else {})
         for instruction in ("", "as JSON", "as XML")
     }
     for first in firsts.values():
         chat.remember(first, output, chat.parse(output, tools=False), memory)
     turn = [USER, {"role": "assistant", "content": "answer"}, USER]
     for instruction, first in firsts.items():
-        second = chat.render(turn, None, memory, instruction=instruction)
+        second = chat.render(turn, None, memory, instructions={"schema": instruction} if instruction else {})
         assert second.context == "clean"
         assert list(second.ids[: len(first.ids) + len(output)]) == [*first.ids, *output]
         assert second.text.startswith(f"<|im_start|>system\n{instruction}<|im_end|>") is bool(instruction)
-    assert chat.render(turn, None, memory, instruction="as YAML").context == "new"
+    assert chat.render(turn, None, memory, instructions={"schema": "as YAML"}).context == "new"
 
 
 def test_parallel_tool_calls_keep_their_order_and_malformed_ones_stay_visible():

@@ -70,6 +70,26 @@ GO = [user("go"), said("first"), user("more")]
             "tools: the same messages had the tools ['add'] and now have ['add', 'search']",
         ),
         (
+            [[user("go")], GO],
+            ({}, {"response_format": {"type": "json_object"}}),
+            "tools: the same messages have another schema: it was '' and is now 'Write your final answer as JSON, with no…'",
+        ),
+        (
+            [[system("You add."), user("go")], [system("You add."), *GO]],
+            ({"tools": [tool("add")], "tool_choice": "required"}, {"tools": [tool("add")]}),
+            "tools: the same messages have another tool_choice: it was 'Answer by calling a function.' and is now ''",
+        ),
+        (
+            [[system("It is 12:03."), user("go")], [system("It is 12:04."), user("go"), said("first"), user("first")]],
+            ({}, {}),
+            "clock: message 0 (system) was 'It is 12:03.' and is now 'It is 12:04.'",
+        ),
+        (
+            [[user("go")], GO, [said("first"), user("more"), said("second"), user("go")]],
+            ({}, {}),
+            "rewritten: message 0 (assistant) was 'go' and is now 'first'",
+        ),
+        (
             [[user("go")], [user("go"), said("firs"), user("more")]],
             ({"stop": ["t"]}, {}),
             "stopped: message 1 (assistant) ended at a stop string of the request: 'firs'",
@@ -112,6 +132,28 @@ def test_another_agents_history_is_a_handoff_and_examples_are_neither() -> None:
         None,
         "handoff: message 2 (assistant) is a response of agent 'a': 'first'",
         "examples: message 1 (assistant) was not sampled in this rollout: '4'",
+    ]
+
+
+def test_every_response_of_another_agent_is_a_handoff_also_to_an_agent_that_has_spoken() -> None:
+    sampled = ["first", "second", "own", "third", "fourth"]
+    calls: list[tuple[str, list[Any]]] = [
+        ("a", [user("go")]),
+        ("a", [*GO]),
+        ("b", [system("You work."), user("go")]),
+        ("b", [system("You work."), *GO]),
+        ("b", [system("You work."), user("go"), said("own!"), user("more")]),
+    ]
+    with playground(sampled, train=["a", "b"]) as run, client_of(run) as client:
+        for agent, messages in calls:
+            with scope(agent):
+                client.chat.completions.create(model="m", messages=messages)
+    assert reasons(run) == [
+        None,
+        None,
+        None,
+        "handoff: message 2 (assistant) is a response of agent 'a': 'first'",
+        "rewritten: message 2 (assistant) was 'own' and is now 'own!'",
     ]
 
 

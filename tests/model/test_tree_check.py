@@ -191,6 +191,23 @@ def test_a_small_difference_is_found_in_bfloat16_too(dtype: torch.dtype) -> None
     assert path.reason.startswith("it gives other logits with tree attention")
 
 
+@pytest.mark.parametrize("part", ["experts", "gate"])
+def test_a_second_input_is_for_models_with_experts_only(part: str) -> None:
+    """A difference in the first comparison alone can be rounding that chose other experts; in other models nothing explains it."""
+    calls = 0
+
+    def change(module: Any, own: Any, hidden: Tensor, keywords: dict[str, Any]) -> Any:
+        nonlocal calls
+        calls += NAME in keywords
+        return own(hidden * (2 if NAME in keywords and calls <= 3 else 1), **keywords)
+
+    model = llama()
+    for layer in model.model.layers:
+        setattr(layer, part, nn.Linear(4, 4))
+    wrap(model, change)
+    assert (choose_path(model).geometry is not None) == (part == "experts")
+
+
 def test_a_mask_that_is_made_for_longer_rows_only_is_refused_when_it_is_made() -> None:
     """The check has no row of 900 tokens; a pass of them ends, instead of ignoring the mask."""
 
@@ -202,5 +219,5 @@ def test_a_mask_that_is_made_for_longer_rows_only_is_refused_when_it_is_made() -
     wrap(model, change)
     path = choose_path(model)
     assert logits(model, path, torch.arange(30) % 97).isfinite().all()
-    with pytest.raises(TrainingError, match="mask or bias of its own"):
+    with pytest.raises(TrainingError, match=r"differently than at load.*mask or bias of its own.*policy.max_context"):
         logits(model, path, torch.arange(900) % 97)

@@ -170,6 +170,18 @@ async def solve_async(task: dict[str, Any]) -> float:
     return await asyncio.to_thread(solve, task)
 
 
+async def wait(task: dict[str, Any]) -> float:
+    """An agent that hangs in an asynchronous generator, before any model call."""
+    async for _ in _silence():
+        pass
+    return 0.0
+
+
+async def _silence() -> AsyncGenerator[None]:
+    await asyncio.sleep(NEVER)
+    yield
+
+
 def score(task: dict[str, Any], result: Any) -> float:
     """The reward function."""
     fault = task["plan"].get("reward")

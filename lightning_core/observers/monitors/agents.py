@@ -10,7 +10,8 @@ _CONTINUED = ("context_clean", "context_realigned", "context_forked", "context_r
 _FEW_CALLS = 10
 _REASONS = {
     "invalid": "had an invalid reward",
-    "timeout": "took too long (raise rollouts.total_seconds, or lower rollouts.concurrency)",
+    "timeout": "took too long (raise the limit that lightning-rl trace names, rollouts.total_seconds or rollouts.timeout_seconds, or lower "
+    "rollouts.concurrency)",
     "overflow": "filled the context (raise policy.max_context)",
     "refused": "made a request that was refused",
     "unauthorized": "sent another key",
@@ -36,17 +37,22 @@ def failed_rollouts(history: History, held_out: HeldOut, *, steps: Steps = 3, at
 
 @monitor("left_out")
 def left_out(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least: Share = 0.1) -> str | None:
-    """A share of `at_least` of the rollouts was left out: infrastructure failures, or invalid rewards."""
+    """A share of `at_least` of the rollouts was left out: infrastructure failures, limits of time, refused requests, or invalid rewards."""
     lines = last(history, steps)
     count = share(lines, "rollouts_left_out", "rollouts")
     if count is None or count < at_least:
         return None
-    reasons = ((text, total(lines, f"rollouts_{status}")) for status, text in _REASONS.items())
-    named = "".join(f"{number:.0f} {text}, " for text, number in reasons if number)
+    numbers = {text: total(lines, f"rollouts_{status}") for status, text in _REASONS.items()}
+    causes = [f"{number:.0f} {text}" for text, number in numbers.items() if number]
+    advice = "lightning-rl trace lists the errors"
+    if total(lines, "rollouts_left_out") > sum(numbers.values()):
+        causes.append(
+            f"{'the others' if causes else 'they'} had an infrastructure failure, such as a provider that does not answer or a rate limit"
+        )
+        advice += "; raise rollouts.retries, or lower rollouts.concurrency if the provider limits requests"
     return (
-        f"{count:.0%} of the rollouts of {period(steps)} were left out: {named}{'the others' if named else 'they'} had an infrastructure "
-        "failure, such as a provider that does not answer or a rate limit. Tasks that fail often are trained less. lightning-rl trace "
-        "lists the errors; raise rollouts.retries, or lower rollouts.concurrency if the provider limits requests"
+        f"{count:.0%} of the rollouts of {period(steps)} were left out: {', '.join(causes)}. Tasks that fail often are trained less. "
+        f"{advice}"
     )
 
 

@@ -50,12 +50,13 @@ def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str
     return f"{text} (mean {reward:.3f}). {cause}. {LEVERS}"
 
 
-@monitor("wasted_groups", each_policy=True)
+@monitor("wasted_groups", each_policy=True, unless="no_gradient")
 def wasted_groups(
     history: History, held_out: HeldOut, *, steps: Steps = 10, at_least: Share = 0.75, idle: Steps = 3
 ) -> str | None:
     """From the first step on: a share of `at_least` of the groups of the last `steps` steps, or all groups in `idle` of these, had no
-    gradient, for example because their attempts earned the same, and the tasks are not solved. `no_gradient` reports steps in a row."""
+    gradient, for example because their attempts earned the same, and the tasks are not solved. Not reported while
+    `no_gradient` is."""
     lines = [line for line in history[-steps:] if number(line, "groups_wasted") is not None and number(line, "calls")]
     wasted, groups = total(lines, "groups_wasted"), total(lines, "groups")
     empty = sum(number(line, "groups_wasted") == number(line, "groups") for line in lines)
@@ -63,12 +64,12 @@ def wasted_groups(
         return None
     if solved(lines[-3:]) >= _SOLVED or total(lines, "groups_single") > groups / 2:  # see single_attempt
         return None
-    if any(number(line, "tokens_distilled", "tokens_ce") for line in lines) or no_gradient(history, held_out):
+    if any(number(line, "tokens_distilled", "tokens_ce") for line in lines):
         return None
     without = f", and {empty} of {len(lines)} steps had none at all" if empty else ""
     return (
-        f"{wasted:.0f} of the {groups:.0f} groups of {period(len(lines))} ({wasted / groups:.0%}) had no gradient{without}: their attempts "
-        f"earned the same. {LEVERS}"
+        f"{wasted:.0f} of the {groups:.0f} groups of {period(len(lines))} ({wasted / groups:.0%}) had no gradient{without}, for "
+        f"example because their attempts earned the same. {LEVERS}"
     )
 
 

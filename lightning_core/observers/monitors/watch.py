@@ -99,7 +99,9 @@ def _raised(views: Views, number: int, held_out: HeldOut, monitors: Sequence[Wat
                 raised.append(
                     Alert(monitor=monitor.rule.name, step=step, message=message, policy=policy, broken=broken)
                 )
-    return raised
+    held = {alert.source for alert in raised if not alert.broken}
+    unless = {monitor.rule.name: monitor.rule.unless for monitor in monitors}
+    return [alert for alert in raised if (unless[alert.monitor], alert.policy) not in held]
 
 
 def _message(monitor: Watched, history: History, held_out: HeldOut) -> tuple[str | None, bool]:

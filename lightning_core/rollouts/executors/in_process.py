@@ -32,7 +32,7 @@ from lightning_core.rollouts.executors.executor import (
     no_score,
 )
 from lightning_core.rollouts.executors.groups import waits_for_processor
-from lightning_core.rollouts.executors.stacks import stacks_of
+from lightning_core.rollouts.executors.stacks import stacks_of, tasks_of
 from lightning_core.rollouts.executors.time_limit import TimeLimit
 from lightning_core.rollouts.executors.tool_threads import ToolThreads
 from lightning_core.trace import REWARD_FUNCTION
@@ -94,7 +94,7 @@ class InProcessExecutor:
         """The converted result of ``function``, the agent or the reward function."""
         call = functools.partial(bind(function), *arguments)
         if self._own_threads:
-            return await running.on_thread(lambda: _carry(lambda: _run_here(call, running.limit.own), convert))
+            return await running.on_thread(lambda: _carry(lambda: _run_here(call, running), convert))
         if inspect.iscoroutinefunction(function):
             return await self._on_loop(_carry_async(call(), convert), running)
 
@@ -121,13 +121,15 @@ class RunningHere:
     limit: TimeLimit
     threads: list[threading.Thread] = field(default_factory=list[threading.Thread])
     tasks: list[asyncio.Task[Any]] = field(default_factory=list[asyncio.Task[Any]])
+    loops: list[asyncio.AbstractEventLoop] = field(default_factory=list[asyncio.AbstractEventLoop])
+    """Event loops of its own."""
 
     def slow_down(self) -> None:
         """Threads have no priorities."""
 
     async def stacks(self) -> str:
         """See `Running.stacks`."""
-        return stacks_of(self.threads, self.tasks)
+        return stacks_of(self.threads, [*self.tasks, *(task for loop in self.loops for task in tasks_of(loop))])
 
     async def on_thread(self, function: Callable[[], Any]) -> Any:
         """The result of ``function`` on a new daemon thread, in a copy of the current context. Raises as `Deadline.within`."""
@@ -267,13 +269,15 @@ def _settle(
         logger.info("an abandoned agent ended after its runner was closed")
 
 
-def _run_here(function: Callable[[], Any], limit: float) -> Any:
-    """The result of ``function`` on this thread, with a new event loop if it is asynchronous. ``limit``: see `AgentLoop`."""
+def _run_here(function: Callable[[], Any], running: RunningHere) -> Any:
+    """The result of ``function`` on this thread, with a new event loop if it is asynchronous."""
     result = function()
     if not inspect.iscoroutine(result):
         return result
     with asyncio.Runner() as runner:
-        runner.get_loop().set_default_executor(ToolThreads(limit))
+        loop = runner.get_loop()
+        loop.set_default_executor(ToolThreads(running.limit.own))
+        running.loops.append(loop)
         return runner.run(result, context=contextvars.copy_context())
 
 

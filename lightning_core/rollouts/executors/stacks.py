@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import inspect
 import os
 import re
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -38,6 +40,13 @@ def stacks_of(threads: Iterable[threading.Thread] | None = None, tasks: Iterable
     return "\n".join((*parts, *connections()))
 
 
+def tasks_of(loop: asyncio.AbstractEventLoop) -> Collection[asyncio.Task[Any]]:
+    """The tasks of ``loop``, which another thread may run; none if they change too fast to be listed."""
+    with suppress(RuntimeError):
+        return asyncio.all_tasks(loop)
+    return ()
+
+
 def connections() -> list[str]:
     """The TCP connections of this process, those with unread bytes first; none on systems without ``/proc``."""
     found = [connection for name in ("tcp", "tcp6") for connection in _connections(name)]
@@ -56,15 +65,23 @@ def _lines(name: str, frames: Sequence[traceback.FrameSummary]) -> str:
 
 
 def _awaited(task: asyncio.Task[Any]) -> list[traceback.FrameSummary]:
-    """The frames of a task's coroutine and of what it awaits, the innermost last."""
+    """The frames of a task's coroutine and of what it awaits, with asynchronous generators, the innermost last."""
     found: list[traceback.FrameSummary] = []
     waits: Any = task.get_coro()
     while waits is not None:
         frame = getattr(waits, "cr_frame", None) or getattr(waits, "gi_frame", None) or getattr(waits, "ag_frame", None)
         if frame is not None:
             found.append(traceback.FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        waits = getattr(waits, "cr_await", None) or getattr(waits, "gi_yieldfrom", None)
+        waits = _next_awaited(waits)
     return found
+
+
+def _next_awaited(waits: Any) -> Any:
+    for name in ("cr_await", "gi_yieldfrom", "ag_await"):
+        if hasattr(waits, name):
+            return getattr(waits, name)
+    # The step of an asynchronous generator, which has no attribute for it.
+    return next(filter(inspect.isasyncgen, gc.get_referents(waits)), None)
 
 
 def _connections(name: str) -> Iterable[tuple[int, str]]:

@@ -42,7 +42,7 @@ from lightning_core.rollouts.executors.channel import STATE, receive_bytes, send
 from lightning_core.rollouts.executors.groups import Processes, end_group
 from lightning_core.rollouts.executors.leftovers import adopt_orphans, any_left, processes
 from lightning_core.rollouts.executors.reference import FunctionReference
-from lightning_core.rollouts.executors.stacks import stacks_of
+from lightning_core.rollouts.executors.stacks import stacks_of, tasks_of
 from lightning_core.rollouts.log_format import configure_logging
 from lightning_core.trace import REWARD_FUNCTION
 
@@ -148,7 +148,8 @@ class Worker:
                 with contextlib.suppress(OSError):
                     run = self._current
                     met = {} if run is None else {"waiting": run.waiting, "unanswered": run.unanswered}
-                    self._send({"state": {"stacks": stacks_of(), **met}})
+                    tasks = tasks_of(self._loop.get_loop()) if self._used_loop else ()
+                    self._send({"state": {"stacks": stacks_of(tasks=tasks), **met}})
             else:
                 self._messages.put(message)
         # The runner is gone: end this process and those that the agent started.

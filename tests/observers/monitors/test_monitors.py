@@ -62,7 +62,10 @@ def test_wasted_groups_are_named_from_the_first_step() -> None:
     wasted = {"groups": 32, "groups_equal": 27, "groups_wasted": 27}
     (alert,) = raised(run_of(wasted), {})
     assert alert.monitor == "wasted_groups"
-    assert "27 of the 32 groups of the last step (84%) had no gradient: their attempts earned the same" in alert.message
+    assert (
+        "27 of the 32 groups of the last step (84%) had no gradient, for example because their attempts"
+        in alert.message
+    )
     assert "rollouts.temperature" in alert.message
     assert "refill" not in alert.message, "measured to harm"
     healthy = {"groups": 32, "groups_wasted": 12}
@@ -72,6 +75,24 @@ def test_wasted_groups_are_named_from_the_first_step() -> None:
     assert "3 of 10 steps had none at all" in alerts(history, {})[0].message
     assert raised(run_of({**wasted, "solved": 0.95}), {}) == [], "solved tasks are not wasted"
     assert raised(run_of({"groups": 4, "groups_wasted": 4}), {}) == [], "too few groups to tell"
+
+
+def test_wasted_groups_are_silent_only_while_no_gradient_is_reported() -> None:
+    none = run_of(*[{"groups": 32, "groups_wasted": 32, "groups_equal": 32, "calls_credited": 0}] * 4)
+    found = [
+        [alert.monitor for alert in raised(none, {}, monitors)]
+        for monitors in (watched(), watched(disable=["no_gradient"]), watched(args={"no_gradient": {"steps": 9}}))
+    ]
+    assert found == [["no_gradient"], ["wasted_groups"], ["wasted_groups"]]
+
+
+def test_the_reasons_of_rollouts_that_are_left_out_are_counted() -> None:
+    (alert,) = raised(run_of(*[{"rollouts_left_out": 4, "rollouts_timeout": 4}] * 3), {})
+    assert "12 took too long (" in alert.message
+    assert "rollouts.timeout_seconds" in alert.message
+    assert "infrastructure" not in alert.message
+    (alert,) = raised(run_of(*[{"rollouts_left_out": 4, "rollouts_timeout": 3}] * 3), {})
+    assert "the others had an infrastructure failure" in alert.message
 
 
 @pytest.mark.parametrize(
