@@ -80,7 +80,9 @@ class Responder:
         address = replace(decision.address, agent=f"{decision.address.agent}/{rule}", mark=None)
         return Decision(address=address, policy=None, here=decision.policy)
 
-    def read(self, dialect: Dialect, incoming: IncomingRequest, path: str) -> tuple[str | Remote, ChatRequest, Decision]:
+    def read(
+        self, dialect: Dialect, incoming: IncomingRequest, path: str
+    ) -> tuple[str | Remote, ChatRequest, Decision]:
         """The model that answers the request ``incoming``, and its agent. ``path``: of an upstream server."""
         requested, routing = model_name(incoming.body), incoming.session.routing
         decision = self._decide(incoming, requested)

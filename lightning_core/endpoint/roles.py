@@ -3,8 +3,8 @@
 A system prompt may vary although one agent calls: it has a clock, the state of the task, or documents. Two calls have one role if
 
 - their system prompts are equal but for numbers, weekdays and months, or have one template: the first sentence, its first words or, if it
-  does not say who the model is, most of their words; within one conversation the first words are enough. Prompts that alternate (A, B, A, B) outside one
-  conversation are two roles, however similar. Only the beginning of a prompt is compared;
+  does not say who the model is, most of their words; within one conversation the first words are enough. Prompts that alternate
+  (A, B, A, B) outside one conversation are two roles, however similar. Only the beginning of a prompt is compared;
 - one offers all tools of the other, or they are in one conversation;
 - they request one model, or begin with the same message, or are in one conversation.
 """
@@ -110,9 +110,11 @@ class Role:
         if continued is not None:
             self._conversations.remove(continued)
         # Conversations side by side, each with its own prompt, are no change of prompts.
-        if continued is None or continued[1] != call.beginning:
-            if not self._turns or self._turns[-1].beginning != call.beginning:
-                self._turns.append(call)
+        before = {self._turns[-1].beginning} if self._turns else set[str]()
+        if continued is not None:
+            before.add(continued[1])
+        if call.beginning not in before:
+            self._turns.append(call)
         if messages:
             place = len(messages), messages.hash_of(0), messages.hash_of(len(messages) - 1)
             self._conversations.append((place, call.beginning))
@@ -186,7 +188,9 @@ def describe_call(body: Mapping[str, Any]) -> str:
 def _call_of(body: Mapping[str, Any]) -> _Call:
     opening = "".join(map(text_of_message, conversation(body)[:1]))
     prompt = system_prompt(body)
-    return _Call(prompt, _without_variation(prompt[:_COMPARED]), str(body.get("model") or ""), tool_names(body), opening)
+    return _Call(
+        prompt, _without_variation(prompt[:_COMPARED]), str(body.get("model") or ""), tool_names(body), opening
+    )
 
 
 @lru_cache(maxsize=256)

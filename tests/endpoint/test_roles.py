@@ -59,7 +59,9 @@ ONE = {
         for text in DOCUMENTS
     ],
     "a name in the first sentence": [
-        call(f"You are a helpful assistant and talk with {user}. Be polite to {user}, answer briefly, in English.", user)
+        call(
+            f"You are a helpful assistant and talk with {user}. Be polite to {user}, answer briefly, in English.", user
+        )
         for user in ("Ann", "Bob")
     ],
     "documents after a sentence that does not say who the model is": [
