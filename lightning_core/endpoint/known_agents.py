@@ -9,7 +9,8 @@ No call reaches a provider because of a wrong selection:
   If a mark appears during the first attempts, those are repeated; if it appears later, or if there are several agents, the run stops.
 
 A call without a name of its own gets that of a rule under ``agents.named``, else that of the program that makes it. Several roles of calls
-without a name stop the run: they are not one agent.
+without a name stop the run: they are not one agent. After the first attempts they are only logged, since the run has trained on what was
+taken for one agent, and a rare call (a summary) should not end it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ logger = logging.getLogger(__name__)
 _MOST_UNREACHED = 16
 """Most attempts without a call of a trained agent, if names in the configuration are unknown."""
 
+_MOST_CHECKED = 16
+"""Kept attempts after which several roles no longer stop the run."""
+
 _SIMILAR = 0.8
 """Similarity from which on a name counts as misspelt: ``clasifier``, but not ``rewriter`` for ``writer-1``."""
 
@@ -49,6 +53,8 @@ class Decision:
     """None: the agent is not trained."""
     here: str | None = None
     """The model that answers an agent that is not trained, because it is not known yet where its calls go."""
+    unnamed: bool = False
+    """The call has no name of its own, and may be of another role than the agent's other calls."""
 
 
 class KnownAgents:
@@ -63,7 +69,9 @@ class KnownAgents:
         self._declared: set[str] = set()
         self._awaited: set[str] = set()
         """The selectors that no agent had in an attempt in which the policy answered for others."""
-        self._roles_shown = False
+        self._roles_shown: set[str] = set()
+        self._checked = 0
+        """The number of kept attempts."""
         self._trained_spoke = False
         self._attempts = 0
         """The number of attempts since then without a trained agent."""
@@ -90,38 +98,45 @@ class KnownAgents:
                 self._marked.add(agent)
         policy = routing.policy_of(agent, address.mark)
         self._trained_spoke = self._trained_spoke or policy is not None
-        if policy is not None and address.inherited and routing.select != "all":
-            self._note_program_role(session, agent, body)
         if policy is not None or routing.frozen_model(agent) is not None or names_served_model:
-            return Decision(address=address, policy=policy)
+            unnamed = policy is not None and address.inherited and routing.select != "all"
+            return Decision(address=address, policy=policy, unnamed=unnamed)
         if routing.select == "marked" and not self._marks(routing):
             session.provisional = True
             self._unselected.add(agent or DEFAULT_AGENT)
-            if agent is None:
-                session.problem = _note_role(session, DEFAULT_AGENT, body)
-            return Decision(address=replace(address, agent=agent or DEFAULT_AGENT), policy=POLICY)
+            address = replace(address, agent=agent or DEFAULT_AGENT)
+            return Decision(address=address, policy=POLICY, unnamed=agent is None)
         self._note_declared(address.rollout)
         if self._unknown(routing):
             session.provisional = True
             return Decision(address=address, policy=None, here=next(iter(routing.policies.values()), POLICY))
         return Decision(address=address, policy=None)
 
-    def _note_program_role(self, session: Session, agent: str | None, body: Mapping[str, Any]) -> None:
-        """Several roles of a program stop the run, or are shown once if the configuration or a mark names the program: it is one agent."""
-        if agent == session.routing.program:
-            session.problem = _note_role(session, agent, body)
-        elif not self._roles_shown and (problem := _note_role(session, agent, body)):
-            self._roles_shown = True
-            logger.warning("all roles of the program %r are trained as one agent: %s", agent, problem)
-
     def verdict(self, session: Session) -> Verdict:
         """Whether the calls of a finished attempt were answered by the right models.
 
         ``repeat``: not all, but another attempt will have them. An error: the selection is wrong.
         """
+        verdict = session.problem or self._several_roles(session) or self._verdict(session)
+        self._checked += verdict == "keep"
+        return verdict
+
+    def _several_roles(self, session: Session) -> ConfigError | None:
+        """The error for several roles of calls without a name.
+
+        They are logged once if the configuration or a mark names the program, which is then one agent, and after `_MOST_CHECKED` attempts.
+        """
+        for agent, roles in list(session.roles.items()):
+            if agent in self._roles_shown or (problem := roles.problem()) is None:
+                continue
+            if agent in (DEFAULT_AGENT, session.routing.program) and self._checked < _MOST_CHECKED:
+                return problem
+            self._roles_shown.add(agent)
+            logger.warning("all roles of the program %r are trained as one agent: %s", agent, problem)
+        return None
+
+    def _verdict(self, session: Session) -> Verdict:
         routing = session.routing
-        if session.problem is not None:
-            return session.problem
         if routing.select == "marked" and self._kept and (marks := self._marks(routing)):
             return late_mark(marks, self._kept)
         self._note_declared(session.root.rollout)
@@ -192,13 +207,6 @@ def _named(session: Session, address: Address, body: Mapping[str, Any]) -> Addre
         )
         raise PolicyRequestError(str(session.problem))
     return replace(address, agent=names[0], mark=mark_of(names[0]), inherited=False) if names else address
-
-
-def _note_role(session: Session, agent: str | None, body: Mapping[str, Any]) -> ConfigError | None:
-    """Count the role of a call without a name of its own; returns the error if there are several."""
-    if session.routing.auxiliary_rule(agent, body) is None:
-        session.roles.add(body)
-    return session.roles.problem()
 
 
 def unknown_selectors(selectors: Iterable[str], known: Collection[str]) -> list[str]:

@@ -21,6 +21,7 @@ from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.prompts import note_unknown_variables, render_prompts
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.request import EventStream, IncomingRequest
+from lightning_core.endpoint.routing import DEFAULT_AGENT
 from lightning_core.endpoint.sample import Sampler, SamplingJob, seeded
 from lightning_core.endpoint.upstream import Remote
 from lightning_core.errors import COUNTED, PolicyRequestError
@@ -55,12 +56,14 @@ class Responder:
 
         Raises `PolicyRequestError` for requests that are not supported, and the errors of the backend and the upstream server.
         """
-        model, request, trained = self.read(dialect, incoming, dialect.PATH)
+        model, request, decision = self.read(dialect, incoming, dialect.PATH)
         incoming.open_call()
+        if decision.unnamed:
+            incoming.session.roles[decision.address.agent or DEFAULT_AGENT].add(incoming.body)
         if isinstance(model, Remote):
             recorded = answer_recorded(dialect, incoming, request, model)
             return recorded or await self._forwarder.forward(dialect, incoming, request, model)
-        return await self._sample(dialect, incoming, request, model, trained=trained)
+        return await self._sample(dialect, incoming, request, model, trained=decision.policy is not None)
 
     def _decide(self, incoming: IncomingRequest, requested: str) -> Decision:
         """The agent of the call. An auxiliary call of a trained agent gets its own name, and is not trained on."""
@@ -77,8 +80,10 @@ class Responder:
         address = replace(decision.address, agent=f"{decision.address.agent}/{rule}", mark=None)
         return Decision(address=address, policy=None, here=decision.policy)
 
-    def read(self, dialect: Dialect, incoming: IncomingRequest, path: str) -> tuple[str | Remote, ChatRequest, bool]:
-        """The model that answers the request ``incoming``, and whether it is trained. ``path``: of an upstream server."""
+    def read(
+        self, dialect: Dialect, incoming: IncomingRequest, path: str
+    ) -> tuple[str | Remote, ChatRequest, Decision]:
+        """The model that answers the request ``incoming``, and its agent. ``path``: of an upstream server."""
         requested, routing = model_name(incoming.body), incoming.session.routing
         decision = self._decide(incoming, requested)
         incoming.address = decision.address
@@ -93,7 +98,7 @@ class Responder:
             if isinstance(model, str):
                 note_unknown_variables(self._chats[model], body)
         self._limits.check(request)
-        return model, request, decision.policy is not None
+        return model, request, decision
 
     def _route(self, dialect: Dialect, incoming: IncomingRequest, requested: str, path: str) -> str | Remote:
         if requested in self._backend.models:

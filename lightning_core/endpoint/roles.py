@@ -2,9 +2,9 @@
 
 A system prompt may vary although one agent calls: it has a clock, the state of the task, or documents. Two calls have one role if
 
-- their system prompts are equal but for numbers, weekdays and months, or have one template: most of their words, and the first sentence
-  if it says who the model is; within one conversation the first words are enough. Prompts that alternate (A, B, A, B) outside one
-  conversation are two roles, however similar;
+- their system prompts are equal but for numbers, weekdays and months, or have one template: the first sentence, its first words or, if it
+  does not say who the model is, most of their words; within one conversation the first words are enough. Prompts that alternate
+  (A, B, A, B) outside one conversation are two roles, however similar. Only the beginning of a prompt is compared;
 - one offers all tools of the other, or they are in one conversation;
 - they request one model, or begin with the same message, or are in one conversation.
 """
@@ -14,7 +14,8 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
@@ -29,6 +30,11 @@ _SHORT = 12
 _TEMPLATE = 0.7
 """Share of the words that two prompts of one template have in common."""
 _FIRST_WORDS = 5
+"""Words of a first sentence that show the role, and of a beginning within one conversation."""
+_LEADING_WORDS = 8
+"""First words that show the role although their sentence goes on in another way."""
+_COMPARED = 4096
+"""Characters of a system prompt that are compared: long prompts are compared at each call, on the endpoint's event loop."""
 _SHOWN = 60
 
 _VARYING = re.compile(
@@ -36,18 +42,38 @@ _VARYING = re.compile(
     r"|\b(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)(?:uary|ruary|ch|il|e|y|ust|tember|ober|ember)?\b|\b[ap]m\b",
     re.IGNORECASE,
 )
-_IDENTITY = re.compile(r"\s*(?:you are|you're|act as|your role is|as an? )[^.!?\n]*", re.IGNORECASE)
+_SENTENCE = re.compile(r"\s*([^.!?\n]*)")
+_IDENTITY = re.compile(r"you are|you're|act as|your role is|as an? ", re.IGNORECASE)
 _WORD = re.compile(r"\S+")
 
 _Place = tuple[int, int, int]
 """The number of messages of a request, and the hashes of the first and the last."""
 
 
+class _Messages:
+    """The messages of a request. Only those are hashed that are compared: histories are long."""
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        self._messages = conversation(body)
+        self._hashes: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def hash_of(self, index: int) -> int:
+        """The hash of the text of a message."""
+        if index not in self._hashes:
+            self._hashes[index] = hash(text_of_message(self._messages[index]))
+        return self._hashes[index]
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What tells the role of a call."""
+    """The properties of a call that show its role."""
 
     prompt: str
+    beginning: str
+    """The compared part of the prompt, without what varies."""
     model: str
     tools: frozenset[str]
     opening: str
@@ -65,29 +91,33 @@ class Role:
         self._openings = {hash(first.opening)}
         self._conversations: deque[tuple[_Place, str]] = deque(maxlen=_CONVERSATIONS)
         """Where they were last, and with which system prompt."""
-        self.prompts: deque[str] = deque(maxlen=4)
-        """The latest system prompts, each different from the one before it."""
+        self._turns: deque[_Call] = deque(maxlen=4)
+        """The latest calls, each with another system prompt than the one before it."""
 
-    def includes(self, call: _Call, hashes: Sequence[int]) -> bool:
-        """Whether ``call`` has this role. ``hashes``: of its messages."""
-        continues = self._continued(hashes) is not None
-        if not any(_is_same_prompt(c.prompt, call.prompt, continues=continues) for c in (self.last, self.first)):
+    def includes(self, call: _Call, messages: _Messages) -> bool:
+        """Whether ``call`` has this role."""
+        continues = self._continued(messages) is not None
+        if not any(_is_same_prompt(c.beginning, call.beginning, continues=continues) for c in (self.last, self.first)):
             return False
         return continues or (
             any(_is_same_toolbox(tools, call.tools) for tools in self._tool_sets)
             and (call.model in self._models or hash(call.opening) in self._openings)
         )
 
-    def add(self, call: _Call, hashes: Sequence[int]) -> None:
+    def add(self, call: _Call, messages: _Messages) -> None:
         """Count ``call``."""
-        continued = self._continued(hashes)
+        continued = self._continued(messages)
         if continued is not None:
             self._conversations.remove(continued)
         # Conversations side by side, each with its own prompt, are no change of prompts.
-        if (continued is None or continued[1] != call.prompt) and call.prompt not in list(self.prompts)[-1:]:
-            self.prompts.append(call.prompt)
-        if hashes:
-            self._conversations.append(((len(hashes), hashes[0], hashes[-1]), call.prompt))
+        before = {self._turns[-1].beginning} if self._turns else set[str]()
+        if continued is not None:
+            before.add(continued[1])
+        if call.beginning not in before:
+            self._turns.append(call)
+        if messages:
+            place = len(messages), messages.hash_of(0), messages.hash_of(len(messages) - 1)
+            self._conversations.append((place, call.beginning))
         self._tool_sets.add(call.tools)
         self._models.add(call.model)
         self._openings.add(hash(call.opening))
@@ -95,17 +125,22 @@ class Role:
 
     def split(self) -> Role | None:
         """Another role with the prompt that takes turns with the last one, if two did so twice."""
-        a, b = (*self.prompts, "", "")[:2]
-        if list(self.prompts) != [a, b, a, b]:
+        prompts = [call.beginning for call in self._turns]
+        if len(prompts) < 4 or prompts[:2] != prompts[2:]:
             return None
-        self.calls //= 2
-        return Role(replace(self.last, prompt=a), calls=self.calls)
+        other = Role(self._turns[2], calls=self.calls // 2)
+        other._tool_sets |= self._tool_sets
+        other._models |= self._models
+        other._openings |= self._openings
+        self.first, self.calls = self.last, self.calls - other.calls
+        self._turns.clear()
+        return other
 
-    def _continued(self, hashes: Sequence[int]) -> tuple[_Place, str] | None:
+    def _continued(self, messages: _Messages) -> tuple[_Place, str] | None:
         """The conversation that a call with these messages goes on with."""
         for known in self._conversations:
             count, first, last = known[0]
-            if count < len(hashes) and hashes[0] == first and hashes[count - 1] == last:
+            if count < len(messages) and messages.hash_of(0) == first and messages.hash_of(count - 1) == last:
                 return known
         return None
 
@@ -118,13 +153,14 @@ class Roles:
 
     def add(self, body: Mapping[str, Any]) -> None:
         """Count a call by its request ``body``."""
-        hashes = [hash(text_of_message(message)) for message in conversation(body)]
-        call = _call_of(body)
-        role = next((role for role in self._roles if role.includes(call, hashes)), None)
+        call, messages = _call_of(body), _Messages(body)
+        fitting = (role for role in self._roles if role.includes(call, messages))
+        # Roles of prompts that alternate are similar: the one that began with the same prompt comes first.
+        role = min(fitting, key=lambda role: role.first.beginning != call.beginning, default=None)
         if role is None:
             role = Role(call)
             self._roles.append(role)
-        role.add(call, hashes)
+        role.add(call, messages)
         if (other := role.split()) is not None:
             self._roles.append(other)
 
@@ -151,7 +187,15 @@ def describe_call(body: Mapping[str, Any]) -> str:
 
 def _call_of(body: Mapping[str, Any]) -> _Call:
     opening = "".join(map(text_of_message, conversation(body)[:1]))
-    return _Call(system_prompt(body), str(body.get("model") or ""), tool_names(body), opening)
+    prompt = system_prompt(body)
+    return _Call(
+        prompt, _without_variation(prompt[:_COMPARED]), str(body.get("model") or ""), tool_names(body), opening
+    )
+
+
+@lru_cache(maxsize=256)
+def _without_variation(text: str) -> str:
+    return _VARYING.sub("0", text)
 
 
 def _describe(call: _Call) -> str:
@@ -198,28 +242,29 @@ def _distinctive(text: str, others: Sequence[str]) -> str:
     return ""
 
 
-def _is_same_prompt(first: str, second: str, *, continues: bool) -> bool:
-    """Whether two system prompts are one, or of one template. ``continues``: they are in one conversation."""
-    if first == second:
-        return True
-    if not first or not second:
-        return False
-    one, other = _VARYING.sub("0", first), _VARYING.sub("0", second)
+def _is_same_prompt(one: str, other: str, *, continues: bool) -> bool:
+    """Whether two beginnings of system prompts are equal, or of one template. ``continues``: they are in one conversation."""
     if one == other:
         return True
-    a, b = one.split(), other.split()
-    start = len(_common(a, b))
-    if continues and start >= _FIRST_WORDS:
-        return True
-    if max(len(a), len(b)) < _SHORT or _identity(one) != _identity(other):
+    if not one or not other:
         return False
+    a, b = one.split(), other.split()
+    if continues and len(_common(a, b)) >= _FIRST_WORDS:
+        return True
+    if max(len(a), len(b)) < _SHORT:
+        return False
+    first, second = _first_sentence(one), _first_sentence(other)
+    same = len(_common(first, second))
+    if same >= _LEADING_WORDS or (first == second and same >= _FIRST_WORDS):
+        return True
+    if any(_IDENTITY.match(" ".join(sentence)) for sentence in (first, second)):
+        return first == second
     return (Counter(a) & Counter(b)).total() >= _TEMPLATE * max(len(a), len(b))
 
 
-def _identity(prompt: str) -> str:
-    """The first sentence, if it says who the model is."""
-    match = _IDENTITY.match(prompt)
-    return "" if match is None else " ".join(match[0].split())
+def _first_sentence(prompt: str) -> list[str]:
+    match = _SENTENCE.match(prompt)
+    return [] if match is None else match[1].split()
 
 
 def _common(a: Sequence[str], b: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -65,8 +65,8 @@ class Session:
     recorded: RecordedResponses | None = None
     """The responses to answer with in place of the model, while there are any."""
     closed: bool = False
-    roles: Roles = field(default_factory=Roles)
-    """The roles of the calls without a name of their own."""
+    roles: defaultdict[str, Roles] = field(default_factory=lambda: defaultdict(Roles))
+    """The roles of the calls without a name of their own, by agent."""
     problem: ConfigError | None = None
     """The error that stops the run, of a call that has no agent."""
     provisional: bool = False

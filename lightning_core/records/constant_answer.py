@@ -1,14 +1,17 @@
 """The best constant answer to held-out tasks: the reward of an agent that does not read its task, which a useful one exceeds.
 
-If the run has a reward function, it scores the most promising answers of the evaluations on every task, unless it returns another
-reward than was recorded, and so depends on more than the task and the answer. Otherwise the rewards are those recorded for equal
-answers; tasks that an answer was never given to count with the lowest recorded reward, so the result is a lower bound.
+If the run has a reward function, it scores the most promising answers of the evaluations on every task, unless it made model calls in the
+run, or returns another reward than was recorded, and so depends on more than the task and the answer. Otherwise the rewards are those
+recorded for equal answers; tasks that an answer was never given to count with the lowest recorded reward, so the result is a lower bound.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import inspect
 import json
+import logging
 import math
 import threading
 import time
@@ -17,12 +20,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
-from lightning_core.errors import describe
+from lightning_core.errors import describe, plural
 from lightning_core.records.held_out import EVALUATIONS
 from lightning_core.records.intervals import paired_improvement
 from lightning_core.records.store import COUNTED, Store
 from lightning_core.records.summary import one_line, response_text
-from lightning_core.trace import ANSWER, OUTPUT_MESSAGES, check_reward
+from lightning_core.trace import ANSWER, OUTPUT_MESSAGES, REWARD_FUNCTION, check_reward
+
+logger = logging.getLogger(__name__)
 
 _MOST_CALLS = 1000
 _SECONDS = 10.0
@@ -30,7 +35,7 @@ _CHARACTERS = 80
 _ROUNDING = 1e-6
 
 Score = Callable[[Any, Any], Any]
-"""A reward function, called with a task and an answer."""
+"""A reward function, called with a task and an answer. It may be asynchronous."""
 _Rewards = Mapping[str, Mapping[str, float]]
 """The reward of each answer, by answer and task id."""
 
@@ -115,17 +120,28 @@ def given_answers(store: Store) -> list[GivenAnswer]:
     return given
 
 
+def reward_problem(store: Store) -> str | None:
+    """The reason not to call the reward function after the run: its requests would reach providers outside any rollout."""
+    made = store.select("SELECT 1 FROM spans WHERE agent = ? AND operation IS NOT NULL LIMIT 1", REWARD_FUNCTION)
+    return "the reward function makes model calls" if made else None
+
+
 def compare_answers(
     given: Sequence[GivenAnswer],
     after: Mapping[str, Sequence[float]],
     tasks: Sequence[Mapping[str, Any]],
     score: Score | None,
+    problem: str | None = None,
 ) -> AnswersOfRun:
-    """The answers of a run whose evaluation after training has the rewards ``after``, by task id. ``score``: the reward function."""
+    """The answers of a run whose evaluation after training has the rewards ``after``, by task id.
+
+    ``score``: the reward function. ``problem``: the reason not to call it, if there is one.
+    """
     ids = sorted(task for task, rewards in after.items() if rewards)
     found: _Rewards | None = None
-    problem: str | None = None
-    if score is not None:
+    if score is None:
+        problem = None
+    elif problem is None:
         returned = [g for g in given if g.returned]
         by_id = {str(task["id"]): task for task in tasks}
         found, problem = _scored(score, [by_id[i] for i in ids if i in by_id], _by_answer(returned))
@@ -185,17 +201,28 @@ def _scored(score: Score, tasks: Sequence[Mapping[str, Any]], answers: _Rewards)
     found: dict[str, dict[str, float]] = {}
     problems: list[str] = []
     until = time.monotonic() + _SECONDS
+    order = order[: max(1, _MOST_CALLS // len(tasks))]
+    logger.info(
+        "the reward function scores %s on %s, in at most %g s",
+        plural(len(order), "answer"),
+        plural(len(tasks), "held-out task"),
+        _SECONDS,
+    )
+
+    def compare(runner: asyncio.Runner) -> None:
+        for answer in order:
+            rewards = dict(_rewards_of(score, tasks, answer, until, runner))
+            if len(rewards) < len(tasks):
+                return
+            if any(abs(rewards.get(t, r) - r) > _ROUNDING * max(1, abs(r)) for t, r in answers[answer].items()):
+                problems.append("the reward function depends on more than the task and the answer")
+                return
+            found[answer] = rewards
 
     def work() -> None:
         try:
-            for answer in order[: max(1, _MOST_CALLS // len(tasks))]:
-                rewards = dict(_rewards_of(score, tasks, answer, until))
-                if len(rewards) < len(tasks):
-                    return
-                if any(abs(rewards.get(t, r) - r) > _ROUNDING * max(1, abs(r)) for t, r in answers[answer].items()):
-                    problems.append("the reward function depends on more than the task and the answer")
-                    return
-                found[answer] = rewards
+            with asyncio.Runner() as runner:
+                compare(runner)
         except BaseException as error:  # noqa: BLE001 - code of the user, such as SystemExit
             problems.append(f"the reward function raised {describe(error)}")
 
@@ -210,9 +237,10 @@ def _scored(score: Score, tasks: Sequence[Mapping[str, Any]], answers: _Rewards)
 
 
 def _rewards_of(
-    score: Score, tasks: Sequence[Mapping[str, Any]], answer: str, until: float
+    score: Score, tasks: Sequence[Mapping[str, Any]], answer: str, until: float, runner: asyncio.Runner
 ) -> Iterator[tuple[str, float]]:
     for task in tasks:
         if time.monotonic() > until:
             return
-        yield str(task["id"]), check_reward(score(copy.deepcopy(task), json.loads(answer)))
+        reward = score(copy.deepcopy(task), json.loads(answer))
+        yield str(task["id"]), check_reward(runner.run(reward) if inspect.iscoroutine(reward) else reward)

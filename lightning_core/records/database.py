@@ -68,22 +68,25 @@ def _prepare(database: sqlite3.Connection, path: Path, read_only: bool) -> None:
         # both make `Store.rewind` slow, since rollouts lie in the file in the order of their random ids.
         database.execute("PRAGMA secure_delete = OFF")
         database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        # Two processes may open the file at once: the version is read where no other can change it.
         with transaction(database):
             tables = database.execute("SELECT count(*) AS count FROM sqlite_master").fetchone()["count"]
             if tables == 0:
                 for statement in SCHEMA.split(";\n"):
                     database.execute(statement)
                 database.execute(f"PRAGMA user_version = {VERSION}")
-    version = database.execute("PRAGMA user_version").fetchone()["user_version"]
+            for statement in UPGRADES.get(_version(database), ()):
+                database.execute(statement)
+    version = _version(database)
     if read_only:
         for view in VIEWS.get(version, ()):
             database.execute(view)
-    elif version in UPGRADES:
-        with transaction(database):
-            for statement in (*UPGRADES[version], f"PRAGMA user_version = {VERSION}"):
-                database.execute(statement)
-    if version != VERSION and version not in UPGRADES:
+    if version != VERSION and not (read_only and version in VIEWS):
         raise ConfigError(
             f"{str(path)!r} has layout {version}, expected {VERSION}: "
             "not a Lightning store, or written by an incompatible version"
         )
+
+
+def _version(database: sqlite3.Connection) -> int:
+    return database.execute("PRAGMA user_version").fetchone()["user_version"]

@@ -49,10 +49,12 @@ class Summary:
     """Further groups without a gradient, which ``rollouts.refill`` replaced."""
     rollouts_failed: int = 0
     """Training rollouts in which the agent failed."""
+    rollouts_max_calls: int = 0
+    """Training rollouts that reached ``rollouts.max_calls``."""
     rollouts_left_out: int = 0
     """Training rollouts with an infrastructure failure or an invalid reward."""
     first_errors: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The first error of the ``failed`` and of the ``left_out`` rollouts."""
+    """The first error of the ``failed``, the ``max_calls`` and the ``left_out`` rollouts."""
     monitors: Sequence[RaisedMonitor] = ()
     """The monitors that were raised, in the order of their first step."""
     answers: Sequence[Answers] = ()

@@ -12,7 +12,7 @@ from lightning_core.config import Config
 from lightning_core.config.command import CommandSection
 from lightning_core.errors import html_table
 from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step, checkpoints
-from lightning_core.records.constant_answer import AnswersOfRun, Score, compare_answers, given_answers
+from lightning_core.records.constant_answer import AnswersOfRun, Score, compare_answers, given_answers, reward_problem
 from lightning_core.records.held_out import EVALUATIONS
 from lightning_core.records.intervals import Comparison, compare, compare_splits, confidence_interval
 from lightning_core.records.report import Summary, draw_curve, read_metrics
@@ -30,6 +30,8 @@ class Evaluation:
     """Number of rollouts that ended for a reason outside the agent or with an invalid reward."""
     failed: int = 0
     """Number of rollouts that the agent failed; they count, with the reward so far, else 0."""
+    max_calls: int = 0
+    """Number of rollouts that reached ``rollouts.max_calls``; they count, with the reward returned or the reward so far, else 0."""
 
     @property
     def reward(self) -> float | None:
@@ -77,14 +79,15 @@ class Recorded(NamedTuple):
 def to_evaluation(outcomes: Iterable[tuple[str, str, float]]) -> Evaluation:
     """The evaluation with these ``outcomes``: task id, status and reward of each rollout."""
     by_task: dict[str, list[float]] = {}
-    left_out = failed = 0
+    left_out = failed = max_calls = 0
     for task_id, status, reward in outcomes:
         failed += status == "failed"
+        max_calls += status == "max_calls"
         if status in LEFT_OUT:
             left_out += 1
         else:
             by_task.setdefault(task_id, []).append(reward)
-    return Evaluation(rewards=by_task, left_out=left_out, failed=failed)
+    return Evaluation(rewards=by_task, left_out=left_out, failed=failed, max_calls=max_calls)
 
 
 def recorded_evaluations(store: Store, phase: Phase = "eval") -> dict[int, Evaluation]:
@@ -132,7 +135,9 @@ def finish(
         if before is not None and after is not None:
             overall = compare(before.rewards, after.rewards)
             solved = solved_tasks(before.rewards, after.rewards, solved=config.eval.solved)
-            all_answers = compare_answers(given_answers(store), after.rewards, eval_tasks, reward)
+            all_answers = compare_answers(
+                given_answers(store), after.rewards, eval_tasks, reward, reward_problem(store)
+            )
             if len(set(splits.values())) > 1:
                 by_split = compare_splits(before.rewards, after.rewards, splits)
         groups, wasted = wasted_groups(metrics)
@@ -151,6 +156,7 @@ def finish(
             groups_wasted=wasted,
             groups_replaced=replaced_groups(metrics),
             rollouts_failed=sum(int(m["rollouts_failed"]) for m in metrics),
+            rollouts_max_calls=sum(int(m.get("rollouts_max_calls") or 0) for m in metrics),
             rollouts_left_out=sum(int(m["rollouts_left_out"]) for m in metrics),
             first_errors=errors,
             answers=tuple(answers),

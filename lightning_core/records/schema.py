@@ -36,14 +36,18 @@ UPGRADES = {
     1: (
         f"UPDATE rollouts SET step = step + 1 WHERE {_OF_AN_UPDATE}",
         "UPDATE credit SET step = step + 1",
+        f"PRAGMA user_version = {VERSION}",
     )
 }
 """The statements that make a store of an earlier version one of this version. Version 1 counted the steps of rollouts from 0."""
+_IS_FIRST = "(SELECT user_version = 1 FROM pragma_user_version)"
 VIEWS = {
     1: (
-        f"""CREATE TEMP VIEW rollouts AS SELECT ordinal, id, step + ({_OF_AN_UPDATE}) AS step, task_id, phase, attempt, status, reward,
-            error, version, started_ns, ended_ns, calls, counters FROM main.rollouts""",
-        """CREATE TEMP VIEW credit AS SELECT rollout, call, agent, step + 1 AS step, reward, advantage, tokens FROM main.credit""",
+        f"""CREATE TEMP VIEW rollouts AS SELECT ordinal, id, step + {_IS_FIRST} * ({_OF_AN_UPDATE}) AS step, task_id, phase, attempt,
+            status, reward, error, version, started_ns, ended_ns, calls, counters FROM main.rollouts""",
+        f"""CREATE TEMP VIEW credit AS SELECT rollout, call, agent, step + {_IS_FIRST} AS step, reward, advantage, tokens
+            FROM main.credit""",
     )
 }
-"""The views through which a store of an earlier version is read as one of this version, without a change of the file."""
+"""The views through which a store of an earlier version is read as one of this version, without a change of the file.
+Another process may upgrade it while they are in use."""

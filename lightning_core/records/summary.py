@@ -17,6 +17,13 @@ Rewards = Mapping[str, Sequence[float]]
 """The rewards of an evaluation by task id, one per sample."""
 RewardChange = Literal["rose", "unchanged", "fell"]
 
+ENDINGS: Mapping[str, frozenset[Status]] = {
+    "failed": frozenset({"failed"}),
+    "max_calls": frozenset({"max_calls"}),
+    "left_out": LEFT_OUT,
+}
+"""The statuses of rollouts with an error that a summary shows, by the name of their count."""
+
 _ANSWER_CHARACTERS = 200
 _ERROR_CHARACTERS = 300
 
@@ -93,8 +100,8 @@ def first_error(store: Store, statuses: Collection[Status], *, phase: Phase = "t
 
 
 def first_errors(store: Store) -> dict[str, str]:
-    """The first error of the ``failed`` training rollouts, and of the ``left_out`` ones."""
-    errors = {"failed": first_error(store, ("failed",)), "left_out": first_error(store, sorted(LEFT_OUT))}
+    """The first error of the training rollouts with each of the `ENDINGS`."""
+    errors = {name: first_error(store, statuses) for name, statuses in ENDINGS.items()}
     return {name: error for name, error in errors.items() if error is not None}
 
 

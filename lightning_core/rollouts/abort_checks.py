@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 
 from lightning_core.config import Config
@@ -12,6 +13,17 @@ from lightning_core.rollouts.attempt import Group, Rollout
 from lightning_core.rollouts.selection import check_agents
 
 logger = logging.getLogger(__name__)
+
+_REMEDIES = {
+    "invalid": "Correct the reward",
+    "timeout": "Lower rollouts.concurrency, check the provider, or raise the limit or the time-out that the error names",
+    "overflow": "Raise policy.max_context, shorten what tools return, or end the conversation with a reward",
+    "refused": "Correct the part of the request that the error names",
+    "unauthorized": "Let the client send the key that it was given; a hook, an adapter or a proxy of the client may set another one",
+    "late": "Lower rollouts.concurrency, or check why requests do not arrive in time",
+    "stream_error": "Check the provider that reported the error",
+}
+"""For the statuses whose errors do not say what to do, or say it to the agent."""
 
 
 class AbortChecks:
@@ -55,11 +67,16 @@ class AbortChecks:
 
 def check_finished(rollouts: Sequence[Rollout], lost: Sequence[str]) -> None:
     """Raise `InfrastructureError` if every rollout was left out. ``lost``: the errors of jobs without a rollout."""
-    if all(r.status in LEFT_OUT for r in rollouts):
-        what = "were left out" if any(r.status == "invalid" for r in rollouts) else "had an infrastructure failure"
-        raise InfrastructureError(
-            f"all {len(rollouts) + len(lost)} rollouts {what}; the first: {_first(rollouts, lost)}"
-        )
+    if not all(r.status in LEFT_OUT for r in rollouts):
+        return
+    statuses = Counter[str](r.status for r in rollouts)
+    statuses["infrastructure"] += len(lost)
+    what, advice = "had an infrastructure failure", ""
+    if +statuses != Counter(infrastructure=statuses.total()):
+        counts = ", ".join(f"{number} {status}" for status, number in statuses.most_common() if number)
+        what = f"were left out ({counts})"
+        advice = "".join(f". {_REMEDIES[status]}" for status, n in statuses.most_common() if n and status in _REMEDIES)
+    raise InfrastructureError(f"all {statuses.total()} rollouts {what}; the first: {_first(rollouts, lost)}{advice}")
 
 
 def check_rewarded(rollouts: Sequence[Rollout], lost: Sequence[str]) -> None:

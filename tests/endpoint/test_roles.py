@@ -54,6 +54,19 @@ ONE = {
         call(f"Answer from the context below, nothing else. {text}", *HISTORY[: 2 * i + 1])
         for i, text in enumerate(DOCUMENTS)
     ],
+    "retrieved documents in three conversations": [
+        call(f"You are a helpful assistant. Answer the question from these documents: {' '.join([text] * 30)}", text)
+        for text in DOCUMENTS
+    ],
+    "a name in the first sentence": [
+        call(
+            f"You are a helpful assistant and talk with {user}. Be polite to {user}, answer briefly, in English.", user
+        )
+        for user in ("Ann", "Bob")
+    ],
+    "documents after a sentence that does not say who the model is": [
+        call(f"Answer from the context below, nothing else.\n{text}", text) for text in DOCUMENTS
+    ],
     "few-shot examples": [
         call(f"Classify the sentiment of a review as positive or negative, in one word only. Example: {text}", text)
         for text in ("It was great: positive", "It was bad: negative")
@@ -103,7 +116,7 @@ SEVERAL = {
             f"This is a game of two players on a board with nine fields. The piece of this player is {'XO'[i % 2]}.",
             f"{i}",
         )
-        for i in range(4)
+        for i in range(12)
     ],
     "a handoff in one conversation": [
         call("You are the triage.", "q", tools=["to_refunds"]),

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lightning_core import trace as tr
 from lightning_core.records import constant_answer
-from lightning_core.records.constant_answer import AnswersOfRun, GivenAnswer, compare_answers
+from lightning_core.records.constant_answer import AnswersOfRun, GivenAnswer, compare_answers, reward_problem
+from lightning_core.records.store import Store
+from tests.records.test_ledger import record, spans
 
 TASKS = [{"id": f"t{i}", "gold": "yes" if i % 3 else "no"} for i in range(12)]
 """Eight tasks with the answer yes, four with no."""
@@ -18,6 +22,10 @@ TASKS = [{"id": f"t{i}", "gold": "yes" if i % 3 else "no"} for i in range(12)]
 
 def right(task: Mapping[str, Any], answer: str) -> float:
     return float(answer == task["gold"])
+
+
+async def right_later(task: Mapping[str, Any], answer: str) -> float:
+    return right(task, answer)
 
 
 def given(phase: str, answers: Sequence[str], *, returned: bool, rewards: Sequence[float] = ()) -> list[GivenAnswer]:
@@ -48,7 +56,11 @@ LEARNED = [task["gold"] for task in TASKS]
 
 @pytest.mark.parametrize(
     ("score", "source"),
-    [pytest.param(right, "reward function", id="asked"), pytest.param(None, "recorded", id="recorded")],
+    [
+        pytest.param(right, "reward function", id="asked"),
+        pytest.param(right_later, "reward function", id="asynchronous"),
+        pytest.param(None, "recorded", id="recorded"),
+    ],
 )
 def test_an_agent_that_always_gives_the_best_answer_does_not_beat_it(score: Any, source: str) -> None:
     found = compared(BEFORE, COLLAPSED, score=score)
@@ -87,6 +99,21 @@ def test_a_slow_reward_function_is_asked_no_longer_than_the_limit(monkeypatch: p
     monkeypatch.setattr(constant_answer, "_SECONDS", 0.05)
     found = compared(BEFORE, COLLAPSED, score=lambda task, answer: time.sleep(30))
     assert found.problem == "the reward function needs more than 0.05 s for 12 tasks"
+
+
+@pytest.mark.parametrize(
+    ("operation", "agent"), [("chat", tr.REWARD_FUNCTION), (tr.ELSEWHERE, tr.REWARD_FUNCTION), ("chat", "a")]
+)
+def test_a_reward_function_that_made_model_calls_is_not_called(tmp_path: Path, operation: str, agent: str) -> None:
+    with Store(tmp_path / "store.db") as store:
+        store.add_rollout(record("1" * 32), spans("1" * 32, [({tr.OPERATION: operation, tr.AGENT: agent}, None)]))
+        problem = reward_problem(store)
+    assert problem == ("the reward function makes model calls" if agent == tr.REWARD_FUNCTION else None)
+    last = given("eval_after", COLLAPSED, returned=True)
+    found = compare_answers(last, {g.task: [g.reward] for g in last}, TASKS, right, problem)
+    assert found.problem == problem
+    assert found.constant is not None
+    assert found.constant.source == ("reward function" if problem is None else "recorded")
 
 
 def test_a_reward_function_that_fails_is_a_reason() -> None:

@@ -91,8 +91,13 @@ OVERVIEW: dict[str, object] = {
     "groups_wasted": 60,
     "groups_replaced": 3,
     "rollouts_failed": 12,
+    "rollouts_max_calls": 5,
     "rollouts_left_out": 3,
-    "first_errors": {"failed": "ValueError: [/bold] no number", "left_out": "UpstreamError: gone"},
+    "first_errors": {
+        "failed": "ValueError: [/bold] no number",
+        "max_calls": "it made 9 model calls",
+        "left_out": "UpstreamError: gone",
+    },
     "monitors": (
         RaisedMonitor(
             monitor="no_gradient", policy=None, first_step=4, last_step=9, steps=5, message="nothing. Do this"
@@ -117,6 +122,7 @@ def test_the_summary_shows_failures_monitors_and_answers(tmp_path: Path, capsys:
     assert "No gradient from rewards in 60 of 240 groups (25%): all their advantages were 0." in out
     assert "Replaced by rollouts.refill: 3 further groups without a gradient." in out
     assert "12 of 1,920 rollouts failed; the first: ValueError: [/bold] no number" in out
+    assert "5 of 1,920 rollouts reached rollouts.max_calls; the first: it made 9 model calls" in out
     assert "3 of 1,920 rollouts were left out; the first: UpstreamError: gone" in out
     assert "Monitor no_gradient (5 steps, 4 to 9): nothing. Do this." in out
     assert "Monitor truncation of policy writer (step 7): cut." in out

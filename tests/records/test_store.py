@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -224,6 +225,23 @@ def test_an_older_store_is_converted_once_when_it_is_written_to(old_store: Path)
     with Store(old_store) as store:
         store.rewind(1)
         assert steps_in(store) == ([("eval_before", 0), ("train", 1)], [1])
+
+
+def test_an_older_store_that_two_processes_open_at_once_is_converted_once(old_store: Path) -> None:
+    """Both wait for a third that writes; a viewer has the file open all the time."""
+    expected = [("eval_before", 0), ("train", 1), ("train", 2), ("eval_after", 2)], [1, 2]
+    writer = sqlite3.connect(old_store, isolation_level=None)
+    writer.execute("PRAGMA journal_mode = WAL")
+    writer.execute("BEGIN IMMEDIATE")
+    with Store(old_store, read_only=True) as viewer, ThreadPoolExecutor() as threads:
+        opening = [threads.submit(Store, old_store) for _ in range(2)]
+        assert steps_in(viewer) == expected
+        writer.execute("ROLLBACK")
+        for store in [future.result() for future in opening]:
+            assert steps_in(store) == expected
+            store.close()
+        assert steps_in(viewer) == expected
+    writer.close()
 
 
 def test_the_phase_of_an_evaluation_changes_for_all_its_rollouts(tmp_path: Path) -> None:

@@ -112,6 +112,27 @@ def test_roles_without_names_stop_the_run_and_the_rules_of_the_message_name_them
     assert agents_of(program.run(simulated_user(program), agents={"named": same})) == {("shop", True)}
 
 
+def test_counting_tokens_is_no_role(program: Program) -> None:
+    def solve(task: Any) -> float:
+        program.ask(system=CLERK)
+        counted = httpx.post(f"{program.provider.url}/responses/input_tokens", json={"model": "gpt", "input": "hi"})
+        return float(counted.raise_for_status().json()["input_tokens"])
+
+    assert agents_of(program.run(solve)) == {("agent", True)}
+
+
+def test_a_late_role_is_a_warning(program: Program, caplog: pytest.LogCaptureFixture) -> None:
+    tasks: list[Any] = []
+
+    def solve(task: Any) -> float:
+        tasks.append(task)
+        return float(bool(program.ask(system=CLERK) and (len(tasks) <= 16 or program.ask(system=CUSTOMER))))
+
+    limits = {"retries": 0, "concurrency": 1}
+    assert agents_of(program.run(solve, eval={"samples": 9}, rollouts=limits)) == {("agent", True)}
+    assert caplog.text.count("all roles of the program 'agent' are trained as one agent: ") == 1
+
+
 def test_rules_name_the_calls_that_have_no_name(program: Program, caplog: pytest.LogCaptureFixture) -> None:
     def solve(task: Any) -> float:
         simulated_user(program)(task)
@@ -404,6 +425,17 @@ def test_a_program_that_makes_no_call_is_told_so(program: Program) -> None:
         TrainingError, match=r"no trained agent made a call in 2 rollouts.*uses a cache, a process that"
     ):
         program.run(lambda task: 1.0)
+
+
+def test_rollouts_that_are_left_out_name_their_statuses_and_the_remedy(program: Program) -> None:
+    def solve(task: Any) -> float:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "functions": [{"name": "f"}]}
+        httpx.post(f"{program.provider.url}/chat/completions", json=body).raise_for_status()
+        return 1.0
+
+    expected = r"all 2 rollouts were left out \(2 refused\); the first: .*functions.*\. Correct the part of the request"
+    with pytest.raises(InfrastructureError, match=expected):
+        program.run(solve)
 
 
 def test_a_provider_that_fails_is_not_blamed_on_the_agent(program: Program) -> None:

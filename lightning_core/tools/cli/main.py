@@ -324,8 +324,8 @@ def _eval(options: argparse.Namespace) -> int:
     from lightning_core.records.folder import create_folder
     from lightning_core.records.intervals import confidence_interval
     from lightning_core.records.remove import removed_if_unused
-    from lightning_core.records.store import LEFT_OUT, Status, Store
-    from lightning_core.records.summary import first_error
+    from lightning_core.records.store import Store
+    from lightning_core.records.summary import ENDINGS, first_error
     from lightning_core.tools.cli.console import show
     from lightning_core.tools.cli.ledger import format_ledger
     from lightning_core.tools.cli.summary import format_estimate
@@ -354,10 +354,13 @@ def _eval(options: argparse.Namespace) -> int:
     say(f"policy: {checkpoint or config.policy.model}")
     say(f"held-out reward {format_estimate(estimate)} (95% interval) on {plural(len(result.rewards), 'task')}")
     with Store(folder / "store.db", read_only=True) as store:
-        for number, what in ((result.failed, "failed"), (result.left_out, "left out")):
+        for number, what, name in (
+            (result.failed, "failed", "failed"),
+            (result.max_calls, "reached rollouts.max_calls", "max_calls"),
+            (result.left_out, "left out", "left_out"),
+        ):
             if number:
-                statuses = LEFT_OUT if what == "left out" else frozenset[Status]({"failed"})
-                error = first_error(store, statuses, phase="eval_manual", after=before)
+                error = first_error(store, ENDINGS[name], phase="eval_manual", after=before)
                 say(f"{plural(number, 'rollout')} {what}{'' if error is None else f'; the first: {error}'}")
         show("", format_ledger(store.ledger(after=before)), "")
     say(f"recorded in {folder}")

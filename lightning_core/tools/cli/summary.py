@@ -95,7 +95,7 @@ def _answers(answers: Sequence[Answers]) -> Iterator[RenderableType]:
 
 
 def _waste(summary: Summary) -> Iterator[str]:
-    """Groups without a gradient, and rollouts that failed or were left out."""
+    """Groups without a gradient, and rollouts that failed, reached ``rollouts.max_calls`` or were left out."""
     if summary.groups_wasted:
         share = summary.groups_wasted / summary.groups
         groups = f"{summary.groups_wasted:,} of {summary.groups:,} groups ({share:.0%})"
@@ -105,6 +105,7 @@ def _waste(summary: Summary) -> Iterator[str]:
         yield f"Replaced by rollouts.refill: {plural(summary.groups_replaced, 'further group')} without a gradient."
     for number, what, key in (
         (summary.rollouts_failed, "failed", "failed"),
+        (summary.rollouts_max_calls, "reached rollouts.max_calls", "max_calls"),
         (summary.rollouts_left_out, "were left out", "left_out"),
     ):
         if number:

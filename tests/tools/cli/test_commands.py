@@ -17,16 +17,16 @@ from lightning_core.errors import InfrastructureError
 from lightning_core.records.checkpoints import mark_best
 from lightning_core.records.intervals import MIN_TASKS, compare
 from lightning_core.records.report import Summary
-from lightning_core.records.results import Evaluation
+from lightning_core.records.results import Evaluation, to_evaluation
 from lightning_core.records.store import Store
 from lightning_core.tools.cli.main import main
 from tests.tools.cli.conftest import Install
 from tests.tools.cli.recorded import keep, try_it
 
 
-def record_rollout(folder: Path) -> None:
+def record_rollout(folder: Path, **changes: Any) -> None:
     with Store(folder / "store.db") as store:
-        keep(store, try_it()[0])
+        keep(store, try_it()[0], **changes)
 
 
 def summary(gain: float | None) -> Summary:
@@ -132,10 +132,12 @@ def test_interrupted(
 
 def test_eval_of_a_run(run_folder: Path, loop: Install, capsys: pytest.CaptureFixture[str]) -> None:
     newest = run_folder / "checkpoints" / "step-000002"
-    evaluation = Evaluation(rewards={"a": [1.0], "b": [0.0, 1.0]}, left_out=1)
+    evaluation = to_evaluation([
+        ("a", "ok", 1.0), ("b", "max_calls", 0.0), ("b", "ok", 1.0), ("b", "timeout", 0.0)
+    ])  # fmt: skip
 
     def measure(arguments: dict[str, Any]) -> Any:
-        record_rollout(arguments["folder"])
+        record_rollout(arguments["folder"], phase="eval_manual", status="max_calls", error="it made 9 calls")
         return evaluation
 
     calls = loop(measure, [run_folder / "checkpoints" / "step-000001", newest])
@@ -145,7 +147,7 @@ def test_eval_of_a_run(run_folder: Path, loop: Install, capsys: pytest.CaptureFi
     assert calls[0]["config"].eval.samples == 2
     out = capsys.readouterr().out
     assert "held-out reward 0.750 [0.114, 0.994] (95% interval) on 2 tasks" in out
-    assert "1 rollout left out; the first: " in out
+    assert "\n1 rollout reached rollouts.max_calls; the first: it made 9 calls\n1 rollout left out\n" in out
     assert "\nwriter         1  answered  policy (trained)\n" in out, "earlier rollouts are not counted"
 
 
