@@ -236,7 +236,7 @@ def test_a_connection_class_that_answers_itself_is_left_alone(playground: Playgr
 
 
 def test_a_connection_class_without_a_network_is_left_alone(playground: Playground) -> None:
-    """urllib3 asks its connections for `request` and `getresponse` only."""
+    """urllib3 needs no base class for its connections."""
 
     class Answers:
         is_closed = is_verified = proxy_is_verified = True
@@ -249,6 +249,9 @@ def test_a_connection_class_without_a_network_is_left_alone(playground: Playgrou
 
         def getresponse(self) -> Any:
             return urllib3.HTTPResponse(io.BytesIO(b"own"), status=200, preload_content=False)
+
+        def close(self) -> None:
+            pass
 
     with playground.rollout(train=["writer"]) as run, scope("writer"), urllib3.HTTPConnectionPool("app.test") as pool:
         pool.ConnectionCls = Answers  # pyright: ignore[reportAttributeAccessIssue]
