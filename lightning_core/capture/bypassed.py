@@ -38,7 +38,6 @@ def check_reached(run: ActiveRollout, agent: str | None, host: str) -> None:
         logger.warning("%s%s", message, times, extra=COUNTED)
     run.count("bypassed")
     if run.agents:
-        run.permanent.add(message)
-        run.count_infrastructure_failure(message)
+        run.count_infrastructure_failure(message, permanent=True)
         run.note_elsewhere(agent, host, f"{STRAY}{BYPASSED}")
         raise StrayCallError(message)

@@ -258,9 +258,16 @@ class ActiveRollout:
         if failures := self.infrastructure[:5]:
             raise InfrastructureError(f"a model request of the agent failed: {'; '.join(failures)}")
 
-    def count_infrastructure_failure(self, detail: str, *, times: int = 1, kind: str | None = None) -> None:
-        """Count failures of the infrastructure, not of the agent. ``kind``: the status of a rollout that ends so, if it has its own."""
+    def count_infrastructure_failure(
+        self, detail: str, *, times: int = 1, kind: str | None = None, permanent: bool = False
+    ) -> None:
+        """Count failures of the infrastructure, not of the agent.
+
+        ``kind``: the status of a rollout that ends so, if it has its own. ``permanent``: another attempt cannot avoid it.
+        """
         with self._lock:
+            if permanent:
+                self.permanent.add(detail)
             if kind is not None:
                 self.kinds[detail] = kind
             self.counters["infrastructure"] += times

@@ -52,6 +52,11 @@ class SignalSection:
     computed again; during training, `Signal.annotate` adds them. Raises `ConfigError`."""
     functions: Callable[[Section], Iterator[str]] = _none
     """Yields the functions that a section ``credit`` names for the signal, as ``module:callable``."""
+    rewards: Callable[[Any], Collection[str]] = lambda credit: ()
+    """The names of the rewards that the signal adds to the store, for a section ``credit``. The task did not give them."""
+    unrecorded: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Values of keys in recorded configurations that lack them: a run from before the key did not use its default. By the key with dots,
+    below the section."""
     terms: Callable[[Any], Sequence[RewardTerm]] = lambda credit: ()
     """The rewards that are compared on their own, for a section ``credit``."""
     stream: str | None = None
@@ -86,6 +91,11 @@ def with_derived(c: Sections, episodes: Sequence[Episode]) -> Sequence[Episode]:
     for own in signal_sections().values():
         episodes = own.derive(c, episodes)
     return episodes
+
+
+def signal_rewards(credit: Section) -> frozenset[str]:
+    """The names of the rewards that signals add to the store, for a section ``credit``."""
+    return frozenset(name for own in signal_sections().values() for name in own.rewards(credit))
 
 
 def stream_kinds(algorithm: Section) -> set[StreamKind]:

@@ -82,8 +82,8 @@ class ChildRecord(_Strict):
     span: ChildSpan | None = None
     count: tuple[_Text, _Text | None, _Times] | None = None
     """The kind of record that is missing, the detail, and the number of times."""
-    infrastructure: tuple[_Text, _Times] | None = None
-    """The failure, and how often."""
+    infrastructure: tuple[_Text, bool, _Times] | None = None
+    """The failure, whether another attempt cannot avoid it, and how often."""
     declared: Annotated[list[_Text], Field(max_length=1000)] | None = None
     elsewhere: tuple[_Text | None, _Text, _Text, _Times] | None = None
     """The agent, the host, the reason, and the number of requests."""
@@ -159,8 +159,8 @@ def _add(session: Session, run: ActiveRollout, record: ChildRecord) -> None:
         what, detail, times = record.count
         run.count(what, detail=detail, times=times)
     elif record.infrastructure is not None:
-        failure, times = record.infrastructure
-        run.count_infrastructure_failure(failure, times=times)
+        failure, permanent, times = record.infrastructure
+        run.count_infrastructure_failure(failure, times=times, permanent=permanent)
     elif record.declared is not None:
         run.declare(record.declared)
     elif record.elsewhere is not None:

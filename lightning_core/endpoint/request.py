@@ -364,9 +364,8 @@ def count_failure(session: Session, key: RequestKey, error: Exception) -> None:
         logger.warning("a model call of %s failed%s: %s", agent, times, detail, extra=COUNTED)
     run = find_rollout(session.root.rollout)
     if run is not None:
-        if isinstance(error, HostedToolError) or (isinstance(error, UpstreamRefusal) and error.is_permanent):
-            run.permanent.add(detail)
-        run.count_infrastructure_failure(detail, kind=_kind(error))
+        permanent = isinstance(error, HostedToolError) or (isinstance(error, UpstreamRefusal) and error.is_permanent)
+        run.count_infrastructure_failure(detail, kind=_kind(error), permanent=permanent)
         session.failed.setdefault(key, []).append(detail)
         session.failures += 1
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import yaml
 
-from lightning_core.config import Config, dump_config
+from lightning_core.config import Config, dump_config, load_config
+from lightning_core.config.signal_sections import signal_sections
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,29 @@ def config_of_step(folder: Path, step: int) -> Path:
         if (match := _EARLIER.fullmatch(path.name)) and not path.is_symlink()
     }
     return earlier[min(usable)] if (usable := [last for last in earlier if last >= step]) else folder / _NEWEST
+
+
+def load_recorded(file: Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration that a run recorded in ``file``, with ``overrides``. Raises `ConfigError` as `load_config` does.
+
+    Keys that the run did not know have the value that it used, see `SignalSection.unrecorded`, or else their default.
+    """
+    recorded = _settings(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else {}
+    earlier = [
+        f"{own.section}.{key}={json.dumps(value)}"
+        for own in signal_sections().values()
+        for key, value in own.unrecorded.items()
+        if _lacks(recorded, (own.section, *key.split(".")))
+    ]
+    return load_config(file, [*earlier, *overrides])
+
+
+def _lacks(values: Mapping[str, Any], key: Sequence[str]) -> bool:
+    """Whether ``values`` have the section of ``key``, but not the key."""
+    section: Any = values
+    for name in key[:-1]:
+        section = section.get(name) if isinstance(section, Mapping) else None
+    return isinstance(section, Mapping) and key[-1] not in section
 
 
 def _settings(text: str) -> Mapping[str, Any]:

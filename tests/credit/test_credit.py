@@ -90,6 +90,15 @@ def test_single_and_equal_groups_get_nothing_and_are_counted(rule: str):
     assert credit.metrics == {"groups": 2, "groups_single": 1, "groups_equal": 1, "groups_wasted": 2}
 
 
+def test_a_flat_group_of_large_rewards_does_not_hide_the_differences_of_others():
+    attempts = [episode(r, v, task=r[0]) for r, v in (("a1", 1e6), ("a2", 1e6), ("b1", 0), ("b2", 0.5))]
+    found = assign_credit(attempts, CreditRules(advantage="reinforce++-baseline")).advantages
+    deviation = math.sqrt(2 * 0.25**2 / 3)
+    assert [found[f"{r}0"] for r in ("a1", "a2", "b1", "b2")] == pytest.approx(
+        [0, 0, -0.25 / deviation, 0.25 / deviation], abs=1e-4
+    )
+
+
 def test_groups_that_get_advantages_from_elsewhere_are_not_wasted():
     """Equal within, but compared over the batch, or trained by another component."""
     flat = [episode(r, v, task=r[0]) for r, v in (("a1", 1), ("a2", 1), ("b1", 0), ("b2", 0))]

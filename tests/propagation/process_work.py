@@ -182,7 +182,7 @@ def fail_many(number: int) -> None:
     run = current_rollout()
     assert run is not None
     for _ in range(number):
-        run.count_infrastructure_failure("refused")
+        run.count_infrastructure_failure("refused", permanent=True)
 
 
 def count_twice() -> None:

@@ -130,6 +130,7 @@ def test_repeated_infrastructure_failures_are_summed_and_the_first_ones_kept(
         process.join()
     assert run.counters["infrastructure"] == 10_000
     assert run.infrastructure == ["refused"] * 20 + ["9980 more"]
+    assert run.permanent == {"refused"}, "no other attempt avoids it"
     assert 1 <= gate.posts <= 50
 
 

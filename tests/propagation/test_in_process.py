@@ -235,6 +235,30 @@ def test_a_connection_class_that_answers_itself_is_left_alone(playground: Playgr
     assert elsewhere(run) == {("writer", "app.test", "answered by its own transport"): 1}
 
 
+def test_a_connection_class_without_a_network_is_left_alone(playground: Playground) -> None:
+    """urllib3 needs no base class for its connections."""
+
+    class Answers:
+        is_closed = is_verified = proxy_is_verified = True
+
+        def __init__(self, **settings: Any) -> None:
+            self.timeout = None
+
+        def request(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+        def getresponse(self) -> Any:
+            return urllib3.HTTPResponse(io.BytesIO(b"own"), status=200, preload_content=False)
+
+        def close(self) -> None:
+            pass
+
+    with playground.rollout(train=["writer"]) as run, scope("writer"), urllib3.HTTPConnectionPool("app.test") as pool:
+        pool.ConnectionCls = Answers  # pyright: ignore[reportAttributeAccessIssue]
+        assert pool.request("POST", "/", body=b"{}").data == b"own"
+    assert run.trace.calls == ()
+
+
 def test_a_body_without_the_fields_of_a_model_call_is_left_alone(
     playground: Playground, server: RecordingServer
 ) -> None:

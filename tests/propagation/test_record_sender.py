@@ -96,7 +96,7 @@ def test_the_end_of_a_rollout_is_logged_unless_its_runner_ends_this_process_too(
 
 def test_names_that_are_not_unicode_arrive(own: tuple[Sender, ActiveRollout], caplog: pytest.LogCaptureFixture) -> None:
     sender, run = own
-    sender.add(destination(run), "infrastructure", "thread 'w-\udc80é' failed", times=1)
+    sender.add(destination(run), "infrastructure", "thread 'w-\udc80é' failed", False, times=1)
     sender.put(destination(run), "declared", {"declared": ["\ud800 \u2028 \0"]})
     sender.flush()
     assert run.infrastructure == ["thread 'w-?é' failed"]
@@ -134,7 +134,7 @@ def test_an_endpoint_that_is_gone_loses_records_with_one_error(
     with socket.create_server(("127.0.0.1", 0)) as closed:
         run.endpoint = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
     for _ in range(3):
-        sender.put(destination(run), "reward", {"infrastructure": ["x", 1]})
+        sender.put(destination(run), "reward", {"infrastructure": ["x", False, 1]})
         sender.flush()
     assert [message.partition(" [")[0] for message in messages(caplog)] == [
         "a child process could not send a record (reward) to its rollout: ConnectionRefusedError:"
@@ -282,7 +282,7 @@ class Late:
     def __del__(self): self.put("late")
 
 to = Destination(*sys.argv[1:])
-def put(text, put=sender.put, to=to): put(to, "infrastructure", {"infrastructure": [text, 1]})
+def put(text, put=sender.put, to=to): put(to, "infrastructure", {"infrastructure": [text, False, 1]})
 late = Late(put)
 put("early")
 """

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from websockets.sync import client
 
 from lightning_core.errors import StrayCallError
 from lightning_core.testing import open_playground
@@ -45,3 +46,12 @@ def test_responses_over_websocket_are_refused(connect: Callable[[str], None], pr
     assert rollout.infrastructure == [str(refusal.value)] == list(rollout.permanent)
     with pytest.raises(BlockingIOError):
         provider.accept()
+
+
+def test_wrong_arguments_are_reported_by_the_host() -> None:
+    with open_playground([]) as opened, opened.rollout() as rollout:
+        with pytest.raises(TypeError, match="uri"):
+            client.connect()  # pyright: ignore[reportCallIssue]
+        with pytest.raises(ValueError, match="Invalid IPv6"):
+            client.connect("ws://[")
+    assert not rollout.counters

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from lightning_core import load_config
-from lightning_core.records.configs import config_of_step
+from lightning_core.records.configs import config_of_step, load_recorded
 from lightning_core.records.folder import open_run_folder, record_resume
 from lightning_core.records.runs import list_runs
+from lightning_core.signals.air.keys import air_of
 
 
 def settings(tmp_path: Path, *more: str) -> list[str]:
@@ -67,3 +68,18 @@ def test_a_configuration_without_a_step_of_its_own_is_dropped(tmp_path: Path) ->
     (folder / "checkpoints" / "step-000008").rmdir()
     resume(tmp_path, 8, "rollouts.temperature=0.7")
     assert [temperature(folder, step) for step in (8, 9)] == [0.5, 0.7]
+
+
+def test_a_run_from_before_a_key_is_read_with_what_it_did(tmp_path: Path) -> None:
+    """Shaping had no gate at first. The default holds for new configurations, and for settings that are changed now."""
+    folder, _ = open_run_folder(load_config({}, settings(tmp_path, "credit.air.call_cost=0.1")))
+    file = folder / "config.yaml"
+    air = air_of(load_recorded(file).credit)
+    assert air is not None
+    assert air.gate
+    file.write_text(file.read_text().replace("    gate: true\n", ""))
+    for more, gate in (((), False), (("credit.air.token_cost=0.1",), False), (("credit.air.gate=true",), True)):
+        air = air_of(load_recorded(file, more).credit)
+        assert air is not None
+        assert air.gate is gate
+    assert air_of(load_recorded(file, ["credit.air=null"]).credit) is None

@@ -76,9 +76,11 @@ class RemoteRollout(ActiveRollout):
         super().count(what, detail=detail, times=times)
         sender.add(self._destination(), "count", what, detail, times=times)
 
-    def count_infrastructure_failure(self, detail: str, *, times: int = 1, kind: str | None = None) -> None:
+    def count_infrastructure_failure(
+        self, detail: str, *, times: int = 1, kind: str | None = None, permanent: bool = False
+    ) -> None:
         """See `ActiveRollout.count_infrastructure_failure`. Only the endpoint knows a ``kind``."""
-        sender.add(self._destination(), "infrastructure", detail, times=times)
+        sender.add(self._destination(), "infrastructure", detail, permanent, times=times)
 
     def _append(self, span: SpanRecord) -> None:
         is_reward = span.attributes.get(OPERATION) == "reward"

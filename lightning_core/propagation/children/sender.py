@@ -125,7 +125,7 @@ class Sender:
         """Forget everything: in a forked child, where the thread does not exist. The parent sends its own records."""
         self._changed = threading.Condition()  # has a reentrant lock
         self._queue: deque[_Record] = deque()  # not a `queue.Queue`: those are followed inside a rollout
-        self._counts: deque[tuple[tuple[Destination, str, tuple[str | None, ...]], int]] = deque()
+        self._counts: deque[tuple[tuple[Destination, str, tuple[str | bool | None, ...]], int]] = deque()
         self._sending: Sequence[_Record] = ()
         """The batch that was taken from the queue and is not yet sent."""
         self._bytes = 0
@@ -155,7 +155,7 @@ class Sender:
                 self._append(_Record(to, what, line))
             self._send_soon()
 
-    def add(self, to: Destination, what: str, *key: str | None, times: int) -> None:
+    def add(self, to: Destination, what: str, *key: str | bool | None, times: int) -> None:
         """Add ``times`` to the count of ``key``. One record, ``{what: [*key, number]}``, is sent for many calls."""
         if self._wait_for_space(what):
             with self._changed:
@@ -203,7 +203,7 @@ class Sender:
             self._changed.notify_all()
 
     def _queue_counts(self) -> None:
-        counts: Counter[tuple[Destination, str, tuple[str | None, ...]]] = Counter()
+        counts: Counter[tuple[Destination, str, tuple[str | bool | None, ...]]] = Counter()
         while self._counts:
             key, times = self._counts.popleft()
             counts[key] += times

@@ -48,7 +48,8 @@ def _urlopen(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], 
 @cache
 def _sends(connection: type) -> bool:
     """Whether connections of a class send requests by `http.client`; others answer themselves, or send by another connection."""
-    return next(base for base in connection.__mro__ if "endheaders" in vars(base)).__module__ == "http.client"
+    sending_class = next((base for base in connection.__mro__ if "endheaders" in vars(base)), None)
+    return sending_class is not None and sending_class.__module__ == "http.client"
 
 
 def _arguments(pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from lightning_core.capture.import_hooks import when_imported
 from lightning_core.capture.patching import Patches
 from lightning_core.capture.run import live_runs
 from lightning_core.errors import StrayCallError
+from lightning_core.propagation.clients.unrouted import attempt
 from lightning_core.propagation.providers import host_of, is_listed
 
 _PATHS = ("/responses", "/realtime")
@@ -31,7 +32,9 @@ def _wrap(patches: Patches, attribute: str, module: Any) -> None:
 
 
 def _connect(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    _refuse(str(args[0] if args else kwargs["uri"]))
+    url = args[0] if args else kwargs.get("uri")
+    if url is not None:
+        attempt(None, lambda: _refuse(str(url)), reported=(ValueError,))
     return wrapped(*args, **kwargs)
 
 
@@ -51,7 +54,6 @@ def _refuse(url: str) -> None:
         f"trained on, list {host!r} under rollouts.ignore_hosts"
     )
     run = speaker.run
-    run.permanent.add(message)
-    run.count_infrastructure_failure(message)
+    run.count_infrastructure_failure(message, permanent=True)
     run.note_elsewhere(speaker.address.agent, host, f"{STRAY}{WEBSOCKET}")
     raise StrayCallError(message)

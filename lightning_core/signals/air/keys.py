@@ -81,8 +81,9 @@ class Air(Section):
     rules: Annotated[tuple[Rule, ...], Field(strict=False)] = ()
     """Custom rules."""
     gate: bool = True
-    """Whether `truncated`, `token_cost`, `call_cost` and `formats` count only if an attempt at the task succeeds. An
-    attempt succeeds if its other rewards reach `eval.solved`, or exceed those of another attempt. Otherwise, among
+    """Whether `truncated`, `token_cost`, `call_cost` and `formats` count only if an attempt at the task succeeds:
+    the sum of the rewards that it has without `credit.air` and `credit.judge` reaches `eval.solved`, or exceeds that of
+    another attempt at the task, up to rounding. A single attempt succeeds by `eval.solved` alone. Otherwise, among
     attempts that all fail, the one that fails fastest has an advantage."""
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from lightning_core.capture.selectors import find_selector
+from lightning_core.config.signal_sections import signal_rewards
 from lightning_core.config.types import Section
 from lightning_core.credit.episode import Episode
-from lightning_core.credit.precision import agree, are_close
+from lightning_core.credit.precision import are_close, sum_of
 from lightning_core.records.solved import is_solved
 from lightning_core.signals.air.keys import Air, CallReward, air_of, import_rules
 from lightning_core.signals.air.tool_outcomes import ToolOutcome, tool_outcomes
@@ -25,15 +26,23 @@ _PREFIX = "air: "
 
 
 def with_air(
-    episodes: Sequence[Episode], air: Air, functions: Sequence[CallReward] = (), *, solved: float
+    episodes: Sequence[Episode],
+    air: Air,
+    functions: Sequence[CallReward] = (),
+    *,
+    solved: float,
+    added: Collection[str] = (),
 ) -> list[Episode]:
     """``episodes`` plus the intermediate rewards of their trained calls, except rewards of 0.
 
     A fork also gets the rewards of the calls that it repeats: its return is compared with the rollout's where they were sampled.
 
-    ``functions``: of ``air.rules``. ``solved``: see ``eval.solved``.
+    ``functions``: of ``air.rules``. ``solved``: see ``eval.solved``. ``added``: names of rewards that do not count as success; see
+    `signal_rewards`.
     """
-    shaped = _shaped_tasks(episodes, solved) if air.gate else {e.task_id for e in episodes}
+    shaped = {
+        task for task, attempts in _by_task(episodes).items() if not air.gate or _one_succeeds(attempts, solved, added)
+    }
     return [
         replace(e, rewards=(*e.rewards, *_rewards(e, air, functions, is_shaped=e.task_id in shaped))) for e in episodes
     ]
@@ -42,13 +51,19 @@ def with_air(
 def with_air_of(credit: Section, episodes: Sequence[Episode], *, solved: float) -> Sequence[Episode]:
     """``episodes`` with the rewards of ``credit.air``, if it is set. Raises `ConfigError` as `import_rules` does."""
     air = air_of(credit)
-    return episodes if air is None else with_air(episodes, air, import_rules(air), solved=solved)
+    if air is None:
+        return episodes
+    return with_air(episodes, air, import_rules(air), solved=solved, added=signal_rewards(credit))
 
 
 def count_alone(episodes: Sequence[Episode]) -> tuple[int, int]:
-    """Of ``episodes`` with their intermediate rewards: the tasks whose attempts differ in these alone, and the tasks with several."""
+    """Of ``episodes`` with their intermediate rewards: the tasks at which the sums of the attempts' rewards differ by these
+    alone, and the tasks with several attempts."""
     groups = [attempts for attempts in _by_task(episodes).values() if len(attempts) > 1]
-    return sum(not _are_equal(group) and _are_equal(list(map(_without_air, group))) for group in groups), len(groups)
+    alone = [
+        group for group in groups if _are_equal(_others(e) for e in group) and not _are_equal(e.rewards for e in group)
+    ]
+    return len(alone), len(groups)
 
 
 def air_sum(episodes: Sequence[Episode], policy: str | None = None) -> float:
@@ -64,27 +79,21 @@ def _by_task(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
     return found
 
 
-def _shaped_tasks(episodes: Sequence[Episode], solved: float) -> set[str]:
-    """The tasks at which an attempt succeeds. A single attempt is compared with the whole batch, if at all."""
-    batch = _one_succeeds(episodes, solved)
-    groups = _by_task(episodes).items()
-    return {task for task, own in groups if (_one_succeeds(own, solved) if len(own) > 1 else batch)}
-
-
-def _one_succeeds(attempts: Sequence[Episode], solved: float) -> bool:
+def _one_succeeds(attempts: Sequence[Episode], solved: float, added: Collection[str]) -> bool:
     """Whether one of ``attempts`` is solved, or better than another; their rewards may be of any scale."""
-    rewards = [math.fsum(r.value for r in e.rewards) for e in attempts]
-    return not are_close(rewards) or is_solved(max(rewards, default=-math.inf), solved)
+    rewards = [[r for r in e.rewards if r.name not in added] for e in attempts]
+    best = max(math.fsum(r.value for r in own) for own in rewards)
+    return not _are_equal(rewards) or is_solved(best, solved)
 
 
-def _are_equal(attempts: Sequence[Episode]) -> bool:
-    """Whether ``attempts`` have the same rewards, and at the same places."""
-    first = attempts[0].outcome
-    return first is not None and all(agree(first, e.outcome) for e in attempts)
+def _are_equal(rewards: Iterable[Sequence[Reward]]) -> bool:
+    """Whether the sums of the attempts' ``rewards`` differ by rounding only."""
+    sums = [sum_of(r.value for r in own) for own in rewards]
+    return are_close((own.value for own in sums), magnitude=max(own.size for own in sums))
 
 
-def _without_air(episode: Episode) -> Episode:
-    return replace(episode, rewards=[r for r in episode.rewards if not _is_air(r)])
+def _others(episode: Episode) -> Sequence[Reward]:
+    return [r for r in episode.rewards if not _is_air(r)]
 
 
 def _is_air(reward: Reward) -> bool:

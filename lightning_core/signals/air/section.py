@@ -52,6 +52,7 @@ SECTION = SignalSection(
     check_run=_check_run,
     agents=_agents,
     derive=_derive,
+    unrecorded={"air.gate": False},
     functions=_functions,
     means={"air_alone": ("air_alone_sum", "air_groups")},
     hidden=("air_groups",),

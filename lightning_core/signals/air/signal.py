@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from lightning_core.config.signal_sections import signal_rewards
 from lightning_core.credit import Episode
 from lightning_core.rollouts.attempt import Task
 from lightning_core.rollouts.signal import Resources, Signal
@@ -24,6 +25,8 @@ class AirSignal(Signal):
     functions: Sequence[CallReward]
     solved: float
     """See ``eval.solved``."""
+    added: Collection[str] = ()
+    """See `with_air`."""
     policies: Sequence[str]
     """The names of several policies."""
 
@@ -31,7 +34,9 @@ class AirSignal(Signal):
         self, episodes: Sequence[Episode], tasks: Mapping[str, Task], step: int, *, required: bool
     ) -> Sequence[Episode]:
         """``episodes`` with intermediate rewards among their rewards."""
-        return await asyncio.to_thread(with_air, episodes, self.settings, self.functions, solved=self.solved)
+        return await asyncio.to_thread(
+            with_air, episodes, self.settings, self.functions, solved=self.solved, added=self.added
+        )
 
     def streams(self, episodes: Sequence[Episode]) -> Streams:
         """The sum of the rewards that were added, for each of several policies, and the tasks that only these rewards train, as counts."""
@@ -46,4 +51,10 @@ def open_signal(resources: Resources) -> Signal | None:
     if air is None:
         return None
     c = resources.config
-    return AirSignal(settings=air, functions=import_rules(air), solved=c.eval.solved, policies=list(c.policies))
+    return AirSignal(
+        settings=air,
+        functions=import_rules(air),
+        solved=c.eval.solved,
+        added=signal_rewards(c.credit),
+        policies=list(c.policies),
+    )

@@ -1,17 +1,19 @@
 """Outcomes of tools, each matched to the model call that requested the tool.
 
 An outcome is matched by the tool call's id; where ids differ or are missing, by name, arguments and order. Some clients replace the ids
-of a response, and some frameworks run a tool without its id. Without a match, the outcome belongs to no call.
+of a response, and some frameworks run a tool without its id. Without a match, the outcome belongs to no call. Calls whose response
+the agent dropped request no tools.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from lightning_core.trace import TOOL_ARGUMENTS, TOOL_CALL_ID, TOOL_RESULT, Call, Event, Trace
+from lightning_core.transitions import discarded_calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +49,11 @@ def tool_outcomes(trace: Trace) -> tuple[ToolOutcome, ...]:
 
     ``trace``: the trace of a complete rollout. A response with several tool calls has several outcomes.
     """
-    requests = [request for call in trace.calls for request in _requests(call)]
+    discarded = discarded_calls(trace)
+    written = [request for call in trace.calls for request in _requests(call)]
+    requests = [request for request in written if request.call.id not in discarded]
     events = [event for event in trace.events if event.kind == "tool"]
-    matched = _match(events, requests)
+    matched = _match(events, requests, {request.id for request in written if request.id is not None})
     outcomes: list[ToolOutcome] = []
     for event in events:
         request = matched.get(event.id)
@@ -73,12 +77,16 @@ def tool_outcomes(trace: Trace) -> tuple[ToolOutcome, ...]:
     return tuple(outcomes)
 
 
-def _match(events: list[Event], requests: list[_Request]) -> dict[str, _Request]:
-    """The request that each event executes, by the event's id: the first that is left, by the strictest of `_TESTS`."""
+def _match(events: list[Event], requests: list[_Request], ids: Set[str]) -> dict[str, _Request]:
+    """The request that each event executes, by the event's id: the first that is left, by the strictest test.
+
+    ``ids``: of all tool calls. An event with one of them executes no other request, whatever its content.
+    """
     matched: dict[str, _Request] = {}
     left = list(requests)
-    for fits in _TESTS:
-        for event in events:
+    unknown = [event for event in events if event.attributes.get(TOOL_CALL_ID) not in ids]
+    for fits, tried in [*((test, events) for test in _BY_ID), *((test, unknown) for test in _BY_CONTENT)]:
+        for event in tried:
             request = None if event.id in matched else next((r for r in left if fits(event, r)), None)
             if request is not None:
                 matched[event.id] = request
@@ -102,9 +110,9 @@ def _same_content(event: Event, request: _Request) -> bool:
     )
 
 
-_TESTS: tuple[Callable[[Event, _Request], bool], ...] = (
-    lambda event, request: _same_id(event, request) and _same_content(event, request),
-    _same_id,
+_Tests = tuple[Callable[[Event, _Request], bool], ...]
+_BY_ID: _Tests = (lambda event, request: _same_id(event, request) and _same_content(event, request), _same_id)
+_BY_CONTENT: _Tests = (
     lambda event, request: event.agent == request.call.agent and _same_content(event, request),
     _same_content,
 )

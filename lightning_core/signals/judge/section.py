@@ -136,6 +136,11 @@ def _terms(credit: Any) -> Sequence[RewardTerm]:
     return [RewardTerm(name=c.reward, weight=judge.weight * c.weight, agents=c.agents) for c in criteria if judge]
 
 
+def _rewards(credit: Section) -> Sequence[str]:
+    judge = judge_of(credit)
+    return () if judge is None else judge.rewards
+
+
 SECTION = SignalSection(
     section="credit",
     keys=JudgeKeys,
@@ -143,5 +148,6 @@ SECTION = SignalSection(
     check_rules=_check_rules,
     agents=_agents,
     models=_models,
+    rewards=_rewards,
     terms=_terms,
 )

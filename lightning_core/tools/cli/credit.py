@@ -34,8 +34,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def credit(options: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
-    from lightning_core.config import load_config
-
     folder = as_run_folder(options.config)
     if folder is None:
         state = "is a file" if Path(options.config).exists() else "does not exist"
@@ -47,8 +45,9 @@ def credit(options: argparse.Namespace) -> int:
             f"{unsupported!r}: recorded rollouts cannot be reconfigured; expected settings under credit, or rollouts.forks=null for rules "
             "without forks"
         )
-    _rules(load_config(folder / "config.yaml", overrides))
-    from lightning_core.records.configs import config_of_step
+    from lightning_core.records.configs import config_of_step, load_recorded
+
+    _rules(load_recorded(folder / "config.yaml", overrides))
     from lightning_core.records.store import Store
     from lightning_core.signals.information_gain.gains import ANSWER_LOGPROBS
     from lightning_core.signals.information_gain.section import NEED
@@ -63,7 +62,7 @@ def credit(options: argparse.Namespace) -> int:
                 raise ConfigError(f"--step {options.step}: the run has credit for steps {_range(steps)}")
             steps = [options.step]
         files = {step: config_of_step(folder, step) for step in steps}
-        configs = {file: load_config(file, overrides) for file in dict.fromkeys(files.values())}
+        configs = {file: load_recorded(file, overrides) for file in dict.fromkeys(files.values())}
         rules = {file: _rules(config) for file, config in configs.items()}
         needing = next(
             (r.reward_rule.name for named in rules.values() for r in named.values() if NEED in r.reward_rule.needs),

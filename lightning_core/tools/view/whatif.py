@@ -10,13 +10,14 @@ from typing import Any
 
 import yaml
 
-from lightning_core.config import Config, load_config
+from lightning_core.config import Config
 from lightning_core.config.credit import RULE_ARGUMENT_KEYS, CreditSection
 from lightning_core.config.resolve import policy_settings
 from lightning_core.config.source import parse_scalar
 from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, REWARD_RULES
 from lightning_core.credit.registry import DeclaredRule, Parameter, Registry
 from lightning_core.errors import ConfigError
+from lightning_core.records.configs import load_recorded
 
 REWARDS, ADVANTAGE, GROUP = "rewards", "advantage", "group"
 """The parameters of the URL; rule parameters are ``rewards.RULE.PARAMETER`` and ``advantage.RULE.PARAMETER``."""
@@ -129,7 +130,7 @@ def changed_config(
     if rewards != credit.rewards:
         settings["critic"] = None
     prefix = f"policies.{policy}.credit" if config.policies else "credit"
-    return load_config(path, [f"{prefix}.{key}={json.dumps(value)}" for key, value in settings.items()])
+    return load_recorded(path, [f"{prefix}.{key}={json.dumps(value)}" for key, value in settings.items()])
 
 
 def _group_keys(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jinja2.utils import LRUCache
 
-from lightning_core.config import Config, load_config
+from lightning_core.config import Config
 from lightning_core.config.build_rules import policy_rules
 from lightning_core.config.resolve import policy_settings
 from lightning_core.config.signal_sections import signal_sections, with_derived
@@ -17,7 +17,7 @@ from lightning_core.config.types import is_callable_name
 from lightning_core.credit import CreditRules
 from lightning_core.credit.explain import Explanation, explain_credit
 from lightning_core.errors import ConfigError, describe
-from lightning_core.records.configs import config_of_step
+from lightning_core.records.configs import config_of_step, load_recorded
 from lightning_core.records.store import CallCredit, RolloutRecord, Store
 from lightning_core.tools.runs.recredit import step_episodes
 from lightning_core.tools.view.library import file_signature
@@ -80,7 +80,7 @@ def explain_rollout(
         return Why()
     try:
         file = config_of_step(folder, credit[0].step)
-        config = load_config(file)
+        config = load_recorded(file)
     except ConfigError as error:
         return Why(problem=f"The run's configuration cannot be read: {error}")
     imports = user_functions(config)

@@ -19,6 +19,7 @@ from lightning_core.signals.air.keys import Air, CallReward, Format, Rule
 from lightning_core.signals.air.rewards import with_air, with_air_of
 from lightning_core.signals.air.signal import AirSignal
 from lightning_core.signals.air.tool_outcomes import ToolOutcome
+from lightning_core.trace import Reward
 from tests.credit.episodes import call, calls_tools, episode, from_calls, tool
 
 EXPLICIT = CreditRules(rewards="explicit")
@@ -113,11 +114,21 @@ def test_shaping_counts_where_an_attempt_is_solved_or_better_than_another(reward
     assert [r.value for r in with_air([broken, episode("w", 0)], air, solved=1.0)[0].rewards[1:]] == [-0.5]
 
 
-def test_an_attempt_without_others_is_shaped_if_one_of_the_batch_succeeds():
-    air = Air(call_cost=0.1)
-    batch = [episode("x", 0, task="1"), episode("y", 0.5, task="2")]
-    assert [len(found.rewards) for found in with_air(batch, air, solved=1.0)] == [2, 2]
-    assert [len(found.rewards) for found in with_air(batch[:1], air, solved=1.0)] == [1]
+def test_a_single_attempt_is_shaped_if_it_is_solved_whatever_else_is_in_the_batch():
+    batch = [episode("x", 0, task="1"), episode("y", 0.5, task="2"), episode("z", 1, task="3")]
+    assert [len(found.rewards) for found in with_air(batch, Air(call_cost=0.1), solved=1.0)] == [1, 1, 2]
+
+
+def test_neither_rounding_nor_the_scores_of_a_judge_are_success():
+    """1e6 + 0.1 − 1e6 is 0.1 up to rounding. A judge's scores hardly ever agree."""
+    rounded = [episode("x", 0.1), episode("y", 1e6, extra=(Reward(value=0.1), Reward(value=-1e6)))]
+    judged = [episode(f"j{s}", 0, task="u", extra=(Reward(value=s, name="judge"),)) for s in (0.12, 0.13, 1.5)]
+    section = {"air": {"call_cost": 0.1}, "judge": {"model": "base"}}
+    credit = load_config({"policy": {"model": "m"}, "credit": section}).credit
+    before = [*rounded, *judged]
+    assert list(map(len, (e.rewards for e in with_air_of(credit, before, solved=1.0)))) == [
+        len(e.rewards) for e in before
+    ]
 
 
 def test_groups_that_differ_in_intermediate_rewards_alone_are_counted() -> None:
@@ -129,6 +140,22 @@ def test_groups_that_differ_in_intermediate_rewards_alone_are_counted() -> None:
         signal = AirSignal(settings=Air(call_cost=0.1, gate=gate), functions=(), solved=1.0, policies=())
         found = annotated(signal, [*episodes, episode("single", 1, task="single")])
         assert metrics_of(found, signal.streams(found).counts)["air_alone"] == alone / 3
+
+
+@pytest.mark.parametrize(("placed", "alone"), [((0, 0), 0), ((0, 1), 0), ((0, None), 1)])
+def test_the_places_of_equal_intermediate_rewards_do_not_count(placed: tuple[int, int | None], alone: int) -> None:
+    """Each attempt's tool fails in its first or in its second call, or in none."""
+
+    def attempt(rollout: str, at: int | None) -> Episode:
+        calls = [
+            call(f"{rollout}{i}", rollout, "a", i, **({"response": calls_tools("1")} if i == at else {}))
+            for i in range(2)
+        ]
+        return from_calls(calls, 1, events=() if at is None else [tool("t", "1", at + 1, error="no")])
+
+    signal = AirSignal(settings=Air(tool_error=-0.5), functions=(), solved=1.0, policies=())
+    found = annotated(signal, [attempt(name, at) for name, at in zip("xy", placed, strict=True)])
+    assert signal.streams(found).counts["air_alone_sum"] == alone
 
 
 def test_air_distinguishes_errors():

@@ -24,7 +24,7 @@ from lightning_core.errors import CaptureError
 from lightning_core.signals.air.tool_outcomes import ToolOutcome, tool_outcomes
 from lightning_core.testing import Playground, playground
 from lightning_core.testing import tool_call as written
-from lightning_core.trace import Event
+from lightning_core.trace import EXECUTION, INTERRUPTED, Event
 from tests.test_transitions import call
 
 Requested = list[tuple[dict[str, Any], str | None]]
@@ -163,6 +163,35 @@ def test_an_id_that_a_model_gives_again_belongs_to_each_response_in_turn() -> No
                    for i, text in ((4, '{"a":2}'), (5, '{"a": 1}')))  # fmt: skip
     trace = Trace(rollout="r", task_id="t", task=None, calls=calls, events=events, rewards=())
     assert [(o.call, o.status) for o in tool_outcomes(trace)] == [("c2", "ok"), ("c1", "ok"), ("c3", "unused")]
+
+
+def look(identity: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": [tool_call(identity, "look")]}
+
+
+def test_a_retry_belongs_to_its_own_request_and_not_to_an_equal_one_that_never_ran() -> None:
+    calls = (call(1, "a", [1], [2], response=look("x")), call(2, "a", [1], [2], response=look("y")))
+    events = (tool_event(3, "look", "x", error="boom"), tool_event(4, "look", "x"))
+    trace = Trace(rollout="r", task_id="t", task=None, calls=calls, events=events, rewards=())
+    assert [(o.call, o.status) for o in tool_outcomes(trace)] == [("c1", "error"), ("c1", "ok"), ("c2", "unused")]
+
+
+@pytest.mark.parametrize("identity", [None, "x", "y"])
+def test_a_discarded_call_requests_no_tools(identity: str | None) -> None:
+    """A node is interrupted after its call, and runs again: the tool belongs to the second call, unless its id is of the first."""
+    runs = [
+        replace(tool_event(i, "node", None), kind="node", attributes={EXECUTION: "n", **interrupted})
+        for i, interrupted in ((0, {INTERRUPTED: True}), (2, {}))
+    ]
+    calls = tuple(
+        replace(call(i, "a", [1], [2], response=look(name)), parent=run.id)
+        for i, name, run in zip((1, 3), "xy", runs, strict=True)
+    )
+    trace = Trace(
+        rollout="r", task_id="t", task=None, calls=calls, events=(*runs, tool_event(4, "look", identity)), rewards=()
+    )
+    found = [(o.call, o.status) for o in tool_outcomes(trace)]
+    assert found == ([(None, "ok"), ("c3", "unused")] if identity == "x" else [("c3", "ok")])
 
 
 def test_a_reward_for_a_call_that_is_not_there_is_not_lost_silently() -> None:

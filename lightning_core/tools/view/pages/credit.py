@@ -9,10 +9,10 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lightning_core.config import Config, load_config
+from lightning_core.config import Config
 from lightning_core.config.build_rules import policy_rules
 from lightning_core.errors import ConfigError, describe
-from lightning_core.records.configs import config_of_step
+from lightning_core.records.configs import config_of_step, load_recorded
 from lightning_core.records.store import Store
 from lightning_core.tools.runs.recredit import compare_agents, credited_steps, most_changed, recredit
 from lightning_core.tools.view.library import Library
@@ -40,11 +40,11 @@ def show(request: Request) -> Response:
             chosen = _steps(query.get("step"), steps)
             files = {step: config_of_step(folder, step) for step in chosen}
             file = files[chosen[-1]] if chosen else folder / "config.yaml"
-            config = load_config(file)
+            config = load_recorded(file)
             policy = choose_policy(config, query)
             values["form"] = make_form(config, policy, query, groups)
             changed = {
-                path: changed_config(path, load_config(path), policy, query, groups)
+                path: changed_config(path, load_recorded(path), policy, query, groups)
                 for path in dict.fromkeys([file, *files.values()])
             }
             imported = dict.fromkeys(function for rules in changed.values() for function in user_functions(rules))
