@@ -103,12 +103,8 @@ class WholeTimeLimitError(InfrastructureError):
     """A rollout exceeded ``rollouts.total_seconds``, which is ``seconds``; ``waited``: seconds of these that it waited for others."""
 
     def __init__(self, seconds: float, *, waited: float = 0.0) -> None:
-        super().__init__(
-            f"the rollout was stopped after rollouts.total_seconds = {seconds:g} s, of which it waited {waited:.1f} s for model calls "
-            "or for a processor"
-        )
-        self.seconds = seconds
-        self.waited = waited
+        why = f"the rollout was stopped after rollouts.total_seconds = {seconds:g} s"
+        super().__init__(f"{why}, of which it waited {waited:.1f} s for model calls or for a processor")
 
     def __reduce__(self) -> tuple[object, ...]:
         return (LightningError, (str(self),))
@@ -198,11 +194,8 @@ class CallLimitError(PolicyRequestError):
     """A rollout has made ``rollouts.max_calls`` model calls, which is ``limit``. Clients do not retry the status."""
 
     def __init__(self, limit: int) -> None:
-        super().__init__(
-            f"this rollout has made {limit} model calls, which is the limit rollouts.max_calls. End the agent here: further model calls "
-            "are refused",
-            status=403,
-        )
+        why = f"this rollout has made {limit} model calls, which is the limit rollouts.max_calls"
+        super().__init__(f"{why}. End the agent here: further model calls are refused", status=403)
 
 
 class TrainingError(LightningError, RuntimeError):

@@ -22,6 +22,7 @@ from lightning_core import trace as tr
 from lightning_core.capture.address import Address
 from lightning_core.capture.execution_context import current_worker, is_running, name_of
 from lightning_core.capture.selectors import matches
+from lightning_core.capture.sent_requests import SentRequests
 from lightning_core.capture.signatures import new_secret
 from lightning_core.capture.spans import SpanHandle, listen, start_root, start_span, stop_listening, to_record
 from lightning_core.errors import CaptureError, InfrastructureError, describe
@@ -37,8 +38,6 @@ OTHER_HOSTS = "others"
 _live: dict[str, ActiveRollout] = {}
 
 T = TypeVar("T")
-RequestKey = tuple[str | None, str, int]
-"""Agent, URL, and a hash of the body: equal for a request and its retries."""
 
 
 class ToolRunner(Protocol):
@@ -109,12 +108,7 @@ class ActiveRollout:
         self.answer: str | None = None
         """What the agent returned, as JSON; None if no reward function scores it."""
         self._infrastructure: list[str] = []
-        self._unanswered: dict[RequestKey, list[str]] = {}
-        """The failures that clients met, by request, until a retry of it has a response."""
-        self._sending = 0
-        """The number of model requests that clients send or wait for."""
-        self._cancelled = False
-        """Whether the last request that ended was cancelled by its agent, which did not wait for the response."""
+        self.sent = SentRequests()
         self._unlisted = 0
         """The number of further infrastructure failures."""
         self.rollout = ""
@@ -251,7 +245,7 @@ class ActiveRollout:
         """The first infrastructure failures that no retry recovered. The attempt is repeated."""
         with self._lock:
             more = [f"{self._unlisted} more"] if self._unlisted else []
-            return [*self._infrastructure, *self.unanswered, *more]
+            return [*self._infrastructure, *self.sent.unanswered, *more]
 
     def check_requests(self) -> None:
         """Raise `InfrastructureError` if model requests failed and no retry recovered them."""
@@ -275,48 +269,10 @@ class ActiveRollout:
             self._infrastructure += [detail] * listed
             self._unlisted += times - listed
 
-    def begin_request(self) -> None:
-        """Count a model request that a client begins to send."""
-        with self._lock:
-            self._sending += 1
-
-    def end_request(self, *, cancelled: bool) -> None:
-        """Count the end of a request of `begin_request`. ``cancelled``: its agent did not wait for the end."""
-        with self._lock:
-            self._sending -= 1
-            self._cancelled = cancelled
-
-    @property
-    def waiting(self) -> int:
-        """The number of requests whose clients wait for a response, or were cancelled while they did."""
-        return self._sending + self._cancelled
-
     def count_waiting(self) -> None:
         """Count ``waiting`` if a client still waits for a response, or was cancelled while it did."""
-        if waiting := self.waiting:
+        if waiting := self.sent.waiting:
             self.count("waiting", times=waiting)
-
-    def count_unanswered(self, request: RequestKey, detail: str) -> None:
-        """Count a model request whose client met the failure ``detail`` before it had a response. See `count_answered`."""
-        with self._lock:
-            if len(self._unanswered) < _MAX_FAILURES:
-                self._unanswered.setdefault(request, []).append(detail)
-
-    @property
-    def has_unanswered(self) -> bool:
-        """Whether there are failures that `count_answered` may recover."""
-        return bool(self._unanswered)
-
-    @property
-    def unanswered(self) -> list[str]:
-        """The failures of `count_unanswered` that no retry has recovered."""
-        with self._lock:
-            return [failure for failures in self._unanswered.values() for failure in failures]
-
-    def count_answered(self, request: RequestKey) -> None:
-        """Forget the failures of ``request``: a retry of it has a response."""
-        with self._lock:
-            self.counters["recovered"] += len(self._unanswered.pop(request, ()))
 
     def note_worker(self, worker: threading.Thread | asyncio.Task[Any], agent: str | None) -> None:
         """Record that a thread or task, which ``agent`` started, made a model call in its name. It must end before the rollout does."""
@@ -335,6 +291,7 @@ class ActiveRollout:
     def renew_lock(self) -> None:
         """Replace the lock, which another thread may have held when this process was forked."""
         self._lock = threading.RLock()
+        self.sent.renew_lock()
 
     def _append(self, span: SpanRecord) -> None:
         with self._lock:

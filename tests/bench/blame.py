@@ -1,4 +1,4 @@
-"""Counts what becomes of rollouts with a fault at each place, for each executor and concurrency.
+"""Counts how rollouts with a fault at each place end, for each executor and concurrency.
 
     python -m tests.bench.blame [--executors task thread process fresh] [--concurrency 1 64 1000] [--places upstream …]
 

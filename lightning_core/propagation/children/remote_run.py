@@ -42,9 +42,8 @@ class RemoteRollout(ActiveRollout):
         """Receive no more spans, and send the failures that no retry recovered."""
         self.ended = True
         self.count_waiting()
-        for failure in self.unanswered:
+        for failure in self.sent.unanswered:
             self.count_infrastructure_failure(failure)
-        self._unanswered.clear()
         spans.stop_listening(self.rollout)
         runs.unregister(self)
 

@@ -23,8 +23,9 @@ from lightning_core.capture.bypassed import check_reached
 from lightning_core.capture.caller import Speaker, speaking, spoke
 from lightning_core.capture.elsewhere import IGNORED, IN_PROCESS, NO_MODEL_CALL, NO_MODEL_NAMED, UNREAD
 from lightning_core.capture.recording import note_elsewhere, record
-from lightning_core.capture.run import ActiveRollout, RequestKey, live_runs
+from lightning_core.capture.run import ActiveRollout, live_runs
 from lightning_core.capture.scope import current_rollout
+from lightning_core.capture.sent_requests import SentKey
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION, sign_origin
 from lightning_core.errors import describe
 from lightning_core.propagation.clients.unrouted import refuse_unrouted
@@ -83,7 +84,7 @@ class Redirection:
     body: Body | Compressed = field(default=None, repr=False, compare=False)
 
     @property
-    def key(self) -> RequestKey:
+    def key(self) -> SentKey:
         """A key that a request and its retries share."""
         body = self.body
         return self.set.get(AGENT_HEADER), self.url, hash(bytes(body) if isinstance(body, bytearray) else repr(body))
@@ -342,21 +343,21 @@ def sending(to: Redirection | None = None) -> Generator[None]:
 @contextmanager
 def _counted(to: Redirection) -> Generator[None]:
     """Count the body as a request of the rollout, and how it ended."""
-    run, cancelled = to.run, False
-    run.begin_request()
+    sent, cancelled = to.run.sent, False
+    sent.begin()
     try:
         yield
-        if run.has_unanswered:
-            run.count_answered(to.key)
+        if sent.has_failed:
+            to.run.counters["recovered"] += sent.recover(to.key)
     except Exception as error:
         if _is_unanswered(error):
-            run.count_unanswered(to.key, f"a model request had no response: {describe(error)}")
+            sent.fail(to.key, f"a model request had no response: {describe(error)}")
         raise
     except BaseException:
         cancelled = True
         raise
     finally:
-        run.end_request(cancelled=cancelled)
+        sent.end(cancelled=cancelled)
 
 
 def _is_unanswered(error: Exception) -> bool:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 _MOST_FRAMES = 12
-_MOST_CONNECTIONS = 8
-_LIGHTNING = str(Path(__file__).parents[2])
+_MOST_CONNECTIONS = 3
+_HIDDEN = (str(Path(__file__).parents[2]), threading.__file__)
+"""Lightning, and the start of every thread."""
 _OURS = ("lightning-",)
 """Names of threads that run no code of agents start so, but for those of agents."""
 _AGENTS = ("lightning-agent", "lightning-tool")
@@ -60,7 +61,7 @@ def _may_be_agents(thread: threading.Thread) -> bool:
 
 def _lines(name: str, frames: Sequence[traceback.FrameSummary]) -> str:
     """The innermost lines that are not Lightning's, the innermost last."""
-    shown = [f for f in frames if not f.filename.startswith(_LIGHTNING)][-_MOST_FRAMES:]
+    shown = [f for f in frames if not f.filename.startswith(_HIDDEN)][-_MOST_FRAMES:]
     return "\n".join((f"  {name}", *(f"    {f.filename}:{f.lineno}, in {f.name}: {f.line or '?'}" for f in shown)))
 
 

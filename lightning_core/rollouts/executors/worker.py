@@ -147,7 +147,7 @@ class Worker:
             if message == STATE:
                 with contextlib.suppress(OSError):
                     run = self._current
-                    met = {} if run is None else {"waiting": run.waiting, "unanswered": run.unanswered}
+                    met = {} if run is None else {"waiting": run.sent.waiting, "unanswered": run.sent.unanswered}
                     tasks = tasks_of(self._loop.get_loop()) if self._used_loop else ()
                     self._send({"state": {"stacks": stacks_of(tasks=tasks), **met}})
             else:

@@ -1,0 +1,63 @@
+"""The model requests of one rollout as its clients see them: what they met, and what they wait for."""
+
+from __future__ import annotations
+
+import threading
+
+SentKey = tuple[str | None, str, int]
+"""Agent, URL, and a hash of the body: equal for a request and its retries."""
+_MOST = 20
+"""Requests whose failures are kept."""
+
+
+class SentRequests:
+    """Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._failures: dict[SentKey, list[str]] = {}
+        self._sending = 0
+        self._cancelled = False
+        """Whether the agent did not wait for the end of the last request that ended."""
+
+    def begin(self) -> None:
+        """Count a request that a client begins to send."""
+        with self._lock:
+            self._sending += 1
+
+    def end(self, *, cancelled: bool) -> None:
+        """Count the end of a request. ``cancelled``: its agent did not wait for it."""
+        with self._lock:
+            self._sending -= 1
+            self._cancelled = cancelled
+
+    def fail(self, request: SentKey, detail: str) -> None:
+        """Keep the failure that a client met before it had a response."""
+        with self._lock:
+            if len(self._failures) < _MOST:
+                self._failures.setdefault(request, []).append(detail)
+
+    def recover(self, request: SentKey) -> int:
+        """Forget the failures of ``request``, which a retry of it recovered; return their number."""
+        with self._lock:
+            return len(self._failures.pop(request, ()))
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether there are failures."""
+        return bool(self._failures)
+
+    @property
+    def unanswered(self) -> list[str]:
+        """The failures that no retry has recovered."""
+        with self._lock:
+            return [failure for failures in self._failures.values() for failure in failures]
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests whose clients wait for a response, or were cancelled while they did."""
+        return self._sending + self._cancelled
+
+    def renew_lock(self) -> None:
+        """Replace the lock, which another thread may have held when this process was forked."""
+        self._lock = threading.RLock()
