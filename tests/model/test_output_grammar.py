@@ -257,7 +257,7 @@ def may_call(name: str, parameters: dict[str, Any], arguments: dict[str, Any]) -
     grammar = chat.output_grammar(SCHEMA, AllowedCalls(tools=tools, required=True, one=True), "")
     function = {"name": "f", "arguments": arguments}
     call = {"id": chat.template.ids.example("f", 0), "type": "function", "function": function}
-    ids = encode(family(name), chat.template._probe_response([call]))
+    ids = encode(family(name), chat.template._probe_response([call]))  # pyright: ignore[reportPrivateUsage]
     return walker(name).accepts(SamplingParams(max_tokens=1, stop_token_ids=chat.stop_token_ids, grammar=grammar), ids)
 
 
