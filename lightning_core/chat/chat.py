@@ -143,9 +143,8 @@ class Chat:
     ) -> RenderedPrompt:
         """The prompt of ``messages``, with the recorded ids of earlier turns.
 
-        ``instructions``: lines at the end of the system message, by the setting of the request that asks for each; with others it is
-        another conversation. ``variables``: of the chat template, for this prompt; names that the template does not use have no
-        effect. Raises `PolicyRequestError` if the template cannot render the messages.
+        ``instructions``: lines at the end of the system message, by the setting that asks for each; with others it is another conversation.
+        ``variables``: of the chat template; names that it does not use have no effect. Raises `PolicyRequestError` if it cannot render.
         """
         plain = [check_message(m, i) for i, m in enumerate(messages)]
         if not plain:

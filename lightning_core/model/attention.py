@@ -99,8 +99,7 @@ def _is_neutral(value: Any) -> bool:
 class UnsupportedAttention(TrainingError):
     """The model's attention is not a plain scaled dot product.
 
-    ``reason``: a clause about the model, such as ``it makes a mask of its own``. The check at load computes such a model on the plain
-    path; the whole message is for calls that differ from those of the check.
+    ``reason``: a clause about the model. The message is for calls that differ from those of the check at load, which reads the reason.
     """
 
     def __init__(self, reason: str) -> None:
@@ -110,8 +109,7 @@ class UnsupportedAttention(TrainingError):
     def __str__(self) -> str:
         return (
             f"the model calls attention differently than at load, where tree attention fitted it: {self.reason}. Do not call it outside "
-            "of Lightning while it is trained, and do not change its code or configuration after load. If neither is the cause, its code "
-            "treats these tokens differently, such as long rows: lower policy.max_context, or use another model"
+            "of Lightning or change it after load. If its code treats long rows differently, lower policy.max_context, or use another model"
         )
 
 

@@ -5,15 +5,12 @@ Each attempt, and each call of the reward function, gets its own copy of the tas
 
 - ``ok`` if it returns. Its reward is the returned number, the sum of calls of `capture.reward`, or the result of the
   reward function.
-- ``failed`` if it raises, or uses up ``timeout_seconds`` of its own after a model call was answered. This is a genuine outcome: its
-  reward is the sum of the rewards so far, else 0.
+- ``failed`` if it raises, or uses up ``timeout_seconds`` of its own after a model call was answered: its reward is that so far, else 0.
 - ``max_calls`` if it made all of its model calls. It counts as ``failed`` does, with the reward that it returned, if any.
-- ``infrastructure`` if the endpoint, an upstream server, the reward function or capture fails; ``timeout`` if another limit of time
-  passed; ``stream_error``, ``unauthorized`` or ``late`` for a request that failed so. The attempt is retried up to ``retries`` times.
-  After that the rollout is counted, and left out of the baseline and the loss; it is never a reward of 0.
+- ``infrastructure`` if the endpoint, an upstream server, the reward function or capture fails; ``timeout``, ``stream_error``,
+  ``unauthorized`` or ``late`` by the reason. The attempt is retried up to ``retries`` times, then left out of baseline and loss.
 - ``overflow`` or ``refused`` if it raises after its last request was refused. It is left out, and not retried.
-- ``invalid`` if its reward is missing, not a finite number, or given twice: a bug in the program. It is left out, and
-  stops the run if there are more than ``max_invalid``.
+- ``invalid`` if its reward is missing, not finite, or given twice. It is left out; more than ``max_invalid`` stop the run.
 """
 
 from __future__ import annotations
