@@ -93,8 +93,7 @@ class Chat:
 
     ``stop_token_ids``: tokens that end a response, besides the stop tokens of the template and the tokenizer. ``name``: distinguishes the
     turns of several tokenizers in one rollout, which cannot continue each other. ``template_kwargs``: variables of the chat template,
-        such as ``enable_thinking``; the variables of a request replace them. Raises `ConfigError` if the tokenizer has no usable chat
-        template; see `ChatTemplate`.
+    such as ``enable_thinking``; those of a request replace them. Raises `ConfigError` without a usable chat template; see `ChatTemplate`.
     """
 
     def __init__(
@@ -120,8 +119,8 @@ class Chat:
         self._stops = [text for i in self.stop_token_ids if (text := decode([i]))]
         around = "".join(self._around)
         shown = {i for t, i in added.items() if t in self.tool_format.marks or t in around} - self.stop_token_ids
-        special_ids = self._encoder.special_ids
-        self._hidden = {i for i in special_ids - shown if not decode([i], skip=True)} | self.stop_token_ids
+        hidden = {i for i in self._encoder.special_ids - shown if not decode([i], skip=True)}
+        self._hidden = hidden | self.stop_token_ids
 
     @property
     def tool_format(self) -> ToolFormat:
@@ -306,8 +305,7 @@ class Chat:
 
     def output_grammar(self, schema: Mapping[str, Any], calls: AllowedCalls | None, prompt: str) -> str | None:
         """The grammar of a response to the rendered ``prompt`` whose answer satisfies ``schema``; see `output_grammar.output_grammar`."""
-        delimiters = self.template.delimiters
-        thought = "none" if delimiters is None else delimiters.thought(prompt)
+        thought = "none" if (delimiters := self.template.delimiters) is None else delimiters.thought(prompt)
         return output_grammar(self.template, self._added, schema=schema, calls=calls, thought=thought)
 
     def answered(self, output_ids: Sequence[int], *, thinking: bool) -> bool:
