@@ -255,10 +255,7 @@ class ActiveRollout:
     def count_infrastructure_failure(
         self, detail: str, *, times: int = 1, kind: str | None = None, permanent: bool = False
     ) -> None:
-        """Count failures of the infrastructure, not of the agent.
-
-        ``kind``: the status of a rollout that ends so, if it has its own. ``permanent``: another attempt cannot avoid it.
-        """
+        """Count failures of the infrastructure. ``kind``: their own status of a rollout. ``permanent``: no other attempt avoids them."""
         with self._lock:
             if permanent:
                 self.permanent.add(detail)

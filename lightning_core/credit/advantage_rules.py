@@ -97,12 +97,9 @@ def reinforce_plus_plus_baseline(groups: list[list[Value]]) -> dict[str, float]:
     by_group: list[list[Value]] = []
     for group in groups:
         (mean, _), flat = moments(group), is_flat(group)
-        # The rewards of a flat group, which may be large, say nothing about the precision of the others.
-        by_group.append(
-            [replace(v, value=0.0, magnitude=0.0) if flat else replace(v, value=v.value - mean) for v in group]
-        )
+        by_group.append([replace(v, value=0.0 if flat else v.value - mean) for v in group])
     centred = _as_one_group(by_group)
-    if is_flat(centred):
+    if all(map(is_flat, groups)):
         return {v.call: 0.0 for v in centred}
     mean, deviation = moments(centred)
     return {v.call: (v.value - mean) / (deviation + EPSILON) for v in centred}
