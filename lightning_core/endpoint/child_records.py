@@ -23,7 +23,7 @@ from lightning_core.dialects import openai_chat as chat_completions
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.otlp_receiver import MAX_SPANS
 from lightning_core.endpoint.receive import read_body, read_json
-from lightning_core.endpoint.request import error_response
+from lightning_core.endpoint.refusals import error_response
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session, Sessions
 from lightning_core.errors import PolicyRequestError
 from lightning_core.propagation.children.sender import PATH as RELATIVE_PATH

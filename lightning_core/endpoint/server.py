@@ -50,14 +50,14 @@ from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.passthrough import Passthrough
 from lightning_core.endpoint.receive import connection_class
 from lightning_core.endpoint.recorded import RecordedResponses
-from lightning_core.endpoint.request import (
-    RequestHandler,
+from lightning_core.endpoint.refusals import (
     address_of,
     credentials,
     error_response,
     record_refusal,
     refuse_unknown_key,
 )
+from lightning_core.endpoint.request import RequestHandler
 from lightning_core.endpoint.respond import Responder
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session, Sessions, stop

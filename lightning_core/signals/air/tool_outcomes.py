@@ -80,7 +80,7 @@ def tool_outcomes(trace: Trace) -> tuple[ToolOutcome, ...]:
 def _match(events: list[Event], requests: list[_Request], ids: Set[str]) -> dict[str, _Request]:
     """The request that each event executes, by the event's id: the first that is left, by the strictest test.
 
-    ``ids``: of all tool calls. An event with one of them executes no other request, whatever its content.
+    ``ids``: of all tool calls. An event with one of them executes no other request, even one of equal content.
     """
     matched: dict[str, _Request] = {}
     left = list(requests)
