@@ -92,10 +92,10 @@ test-trackers: $(TRACKERS)/.installed
 # Agents beside Sentry, Langfuse, Datadog's and other instrumentations, which are initialized before or after Lightning's patches. An
 # environment of its own, since they bring nearly a hundred instrumentations. The long form has worker processes too.
 test-coexistence: $(COEXISTENCE)/.installed
-	$(ONE_THREAD) $(COEXISTENCE)/bin/python -m pytest $(TWICE) -m "not long" tests/coexistence $(ARGS)
+	$(ONE_THREAD) $(COEXISTENCE)/bin/python -m pytest -m "not long" tests/coexistence $(ARGS)
 
 test-coexistence-long: $(COEXISTENCE)/.installed
-	$(ONE_THREAD) $(COEXISTENCE)/bin/python -m pytest $(TWICE) tests/coexistence $(ARGS)
+	$(ONE_THREAD) $(COEXISTENCE)/bin/python -m pytest tests/coexistence $(ARGS)
 
 # The policy backend on a real vLLM server, in vLLM's build for CPUs.
 test-vllm: $(CLUSTER)/.installed
