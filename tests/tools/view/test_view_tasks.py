@@ -19,7 +19,7 @@ from tests.tools.view.recorded_run import TASK
 def test_tasks_have_their_first_and_last_means(sample: httpx.Client) -> None:
     seen = Seen(sample.get("/runs/sample/tasks").text)
     assert "held-out held-out 0–2 2 0.000 1.000 +1.000 1.000 1" in seen.text
-    assert f"{TASK} training 0–1 9 (1 left out) 0.625 0.625 +0.000 1.000 4" in seen.text
+    assert f"{TASK} training 1–2 9 (1 left out) 0.625 0.625 +0.000 1.000 4" in seen.text
     assert "/runs/sample/task?id=%3Cscript%3Etask%3C/script%3E/1" in seen.links
 
 
@@ -75,7 +75,7 @@ def test_all_attempts_at_a_task_are_in_order_with_their_answers(sample: httpx.Cl
     assert re.findall(r'/rollouts/(\d+)">', table) == [str(n) for n in range(1, 10)]
     assert Seen(table).text.count("<script>alert(2)</script>") == 8
     assert re.findall(r"<title>rollout (\d+), (\w+) at step (\d+)", html) == [
-        (str(n), "train", str((n - 1) // 4)) for n in range(1, 9)
+        (str(n), "train", str(1 + (n - 1) // 4)) for n in range(1, 9)
     ]
     assert "infrastructure TimeoutError: <i>no such page</i>" in Seen(table).text
     held_out = sample.get("/runs/sample/task?id=held-out").text
