@@ -119,7 +119,7 @@ def test_the_parameters_of_the_chosen_rule_are_sent(sample: Tab) -> None:
     page.get_by_role("button", name="Compare").click()
     expect(page).to_have_url(containing("rewards=gigpo&rewards.gigpo.gamma=0.9"))
     assert "rewards.discounted" not in page.url
-    expect(page.get_by_role("heading", name="8 calls of step 1")).to_be_visible()
+    expect(page.get_by_role("heading", name="8 calls of step 2")).to_be_visible()
 
 
 def test_the_list_is_filtered_and_sorted(sample: Tab) -> None:
