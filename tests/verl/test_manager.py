@@ -114,7 +114,7 @@ def test_a_rollout_that_hangs_is_left_out_and_its_group_trained(start: Start, tm
     uids = request(start("hangs_twice", rollouts=rollouts), {"id": "a"}, {"id": "b"})
     assert set(settled(uids).values()) == {"finished"}
     with Store(tmp_path / "store.db", read_only=True) as store:
-        spoiled = [r for r in store.rollouts() if r.status == "infrastructure"]
+        spoiled = [r for r in store.rollouts() if r.status == "timeout"]
         fine = [r for r in store.rollouts() if r.status == "ok"]
     assert len(spoiled) == 2  # a rollout, and its retry
     assert all("timeout_seconds" in (r.error or "") for r in spoiled)
