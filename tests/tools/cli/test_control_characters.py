@@ -51,7 +51,7 @@ def test_rollouts_are_shown_without_control_characters(
     text = capsys.readouterr().out
     assert is_clean(text)
     assert f"ValueError: {SHOWN}" in text
-    assert "names for agents.train: \"a\\u001b[2J" in text, "as YAML"
+    assert 'names for agents.train: "a\\u001b[2J' in text, "as YAML"
     assert f"{SHOWN} c" in text
 
 
