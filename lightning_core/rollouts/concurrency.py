@@ -1,8 +1,7 @@
 """The limit on rollouts that run at the same time.
 
 A rollout that hangs until its time limit would hold its slot for minutes. A rollout that has been silent for much longer than those
-that ended well, with no model call in progress, gives its slot to another one and keeps running. If it goes on, it gets a lower priority,
-which a process cannot lose.
+that ended well, with no model call in progress, gives its slot to another one and keeps running, with a lower priority.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
-_MIN_SILENCE_SECONDS = 0.02
-_MIN_SLOW_SECONDS = 0.25
-"""The least silence after which a rollout gets a lower priority."""
+_MIN_SILENCE_SECONDS = 0.25
 _TIMES_LONGEST = 3.0
 """The factor by which a silence must be longer than usual."""
 _ENOUGH = 8
@@ -24,9 +21,7 @@ _ENOUGH = 8
 _RECENT = 256
 _EXTRA = 3.0
 """Most rollouts that have given up their slots, as a multiple of the slots."""
-_POLL_SECONDS = 0.02
-_SLOTS_A_SECOND = 5000
-"""Most slots that are looked at in a second."""
+_POLL_SECONDS = 0.1
 
 
 class Slot:
@@ -70,8 +65,6 @@ class ConcurrencyLimit:
         self._held: set[Slot] = set()
         self._longest: deque[float] = deque(maxlen=_RECENT)
         """The longest silence of each rollout that ended well."""
-        self._unusual = float("inf")
-        """The seconds of silence that are much longer than usual."""
 
     @asynccontextmanager
     async def hold(self) -> AsyncGenerator[Slot]:
@@ -91,20 +84,22 @@ class ConcurrencyLimit:
     def ended_well(self, slot: Slot) -> None:
         """Add the attempt's longest silence to the statistics."""
         self._longest.append(max(slot.longest, slot.silence()))
-        if len(self._longest) >= _ENOUGH:
-            usual = heapq.nlargest(1 + len(self._longest) // 50, self._longest)[-1]
-            self._unusual = _TIMES_LONGEST * usual
 
     async def watch(self) -> None:
         """Free the slots of silent rollouts, until cancelled."""
         while True:
-            await asyncio.sleep(max(_POLL_SECONDS, len(self._held) / _SLOTS_A_SECOND))
+            await asyncio.sleep(_POLL_SECONDS)
+            if len(self._longest) >= _ENOUGH:
+                usual = heapq.nlargest(1 + len(self._longest) // 50, self._longest)[-1]
+                limit = max(_MIN_SILENCE_SECONDS, _TIMES_LONGEST * usual)
+            else:
+                limit = float("inf")
             for slot in self._held:
                 silence = slot.silence()
                 slot.longest = max(slot.longest, silence)
-                if silence <= max(_MIN_SILENCE_SECONDS, self._unusual):
+                if silence <= limit:
                     continue
-                if not slot.slow and silence > _MIN_SLOW_SECONDS:
+                if not slot.slow:
                     slot.slow = True
                     slot.slow_down()
                 if not slot.given_up and self._given_up < self._most_given_up:

@@ -375,7 +375,9 @@ def test_a_good_client_is_served_while_bad_ones_do_what_they_can():
                     except OSError:
                         pass
                 times += 1
-            assert all("did not arrive within 1 s" in failure for failure in run.infrastructure)
+            assert bool(run.infrastructure) == (attack is half_the_body), (
+                "a body that is late is no failure of the agent"
+            )
         return times
 
     def huge(connection: socket.socket, whole: bytes) -> None:

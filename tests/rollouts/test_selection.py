@@ -275,7 +275,7 @@ def test_other_agents_are_not_paid_for_long_if_no_trained_agent_is_reached(progr
         program.run(
             two_speakers(program), agents={"train": ["critic"]}, rollouts={"concurrency": 1}, eval={"samples": 20}
         )
-    assert len(program.provider.requests) <= 34, "another attempt may have begun"
+    assert len(program.provider.requests) == 32
 
 
 def test_an_agent_that_speaks_after_others_is_found_without_a_provider(program: Program) -> None:

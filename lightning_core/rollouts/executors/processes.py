@@ -118,8 +118,6 @@ class ProcessExecutor:
                 self._idle.append(worker)
             else:
                 self._pool.end(worker)
-                if not self._fresh and len(self._spares) < processors():
-                    self._spares.add(self._pool.start())  # it starts while others run
 
     async def _receive(self, worker: WorkerHandle, limit: TimeLimit, run: ActiveRollout) -> Any:
         """The next message of ``worker``. Raises the errors of the limits, and `InfrastructureError` if it ended."""
