@@ -104,6 +104,8 @@ class Runner:
         self._strict = strict
         self._failures = FailureLog()
         self._watchdog = Watchdog(settings.timeout_seconds)
+        self._wrong: ConfigError | None = None
+        """Why no attempt can be right."""
         self._loop = asyncio.new_event_loop()
         self._closing = ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="lightning-closing")
         self._removing = ThreadPoolExecutor(_REMOVING_THREADS, thread_name_prefix="lightning-removing")
@@ -158,6 +160,9 @@ class Runner:
 
         async def guarded(job: Job) -> Rollout:
             async with self._slots.hold() as slot:
+                # Another batch may get the slot of the attempt that found it, before the caller cancels that batch.
+                if self._wrong is not None:
+                    raise self._wrong
                 return await self._attempts(job, routing, on_attempt, slot)
 
         try:
@@ -178,6 +183,7 @@ class Runner:
                 logger.info("task %r: repeated: %s", job.task_id, why)
                 ended, retry, verdict = await self._attempt(job, attempt, routing, slot, repeated=True)
             if isinstance(verdict, ConfigError):
+                self._wrong = verdict
                 if on_attempt is not None:
                     on_attempt(Attempt(rollout=_untrained(ended), final=True))
                 raise verdict
