@@ -345,6 +345,25 @@ def test_rollouts_that_hang_give_their_slots_to_others(endpoint: PolicyEndpoint,
     assert sum(r.status == "ok" for r in rollouts) == 18
 
 
+def test_one_rollout_at_a_time_is_one_even_if_it_hangs(endpoint: PolicyEndpoint) -> None:
+    tasks = [{"id": str(n), "fault": "hang" if n == 10 else "", "calls": 1} for n in range(12)]
+    order: list[str] = []
+
+    def on_attempt(attempt: Attempt) -> None:
+        order.append(attempt.rollout.job.task_id)
+
+    run(
+        endpoint,
+        faulty_agents.solve_async,
+        tasks,
+        executor="task",
+        concurrency=1,
+        timeout_seconds=1,
+        on_attempt=on_attempt,
+    )
+    assert order == [task["id"] for task in tasks]
+
+
 def test_of_the_agents_on_a_blocked_loop_only_the_one_that_blocks_it_is_blamed(endpoint: PolicyEndpoint) -> None:
     tasks = [{"id": str(n), "fault": "block loop" if n == 3 else ""} for n in range(8)]
     rollouts = run(endpoint, agents.blocks, tasks, executor="task", concurrency=8, timeout_seconds=2)

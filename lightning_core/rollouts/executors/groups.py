@@ -102,14 +102,16 @@ def _descendants(running: Mapping[int, _Process], of: Iterable[int], but: Collec
 
 
 def _running() -> dict[int, _Process]:
+    # Read as bytes: all processes of the machine are read whenever a worker ends.
     found: dict[int, _Process] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if not name.isdigit():
+            continue
         try:
-            # After the name in parentheses, which may have any characters: state, parent, group, …, start time.
-            fields = path.read_text(errors="replace").rpartition(")")[2].split()
-            found[int(path.parent.name)] = _Process(
-                int(fields[1]), int(fields[2]), int(fields[19]), fields[0] in ("Z", "X")
-            )
+            with open(f"/proc/{name}/stat", "rb") as file:
+                # After the name in parentheses, which may have any characters: state, parent, group, …, start time.
+                fields = file.read().rpartition(b")")[2].split()
+            found[int(name)] = _Process(int(fields[1]), int(fields[2]), int(fields[19]), fields[0] in (b"Z", b"X"))
         except (OSError, ValueError, IndexError):
             continue
     return found

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import importlib
 import json
 import os
 import selectors
@@ -77,6 +78,7 @@ class Launcher:
         obstacle = _why_not_fork(*before)
         if obstacle is None:
             self._program = program
+            _import_lazy_modules()
             gc.collect()
             gc.freeze()  # a collection in a worker would copy the pages of all objects
         send_json(self._control, {"ready": True, "obstacle": obstacle, "memory": memory_bytes()})
@@ -176,6 +178,13 @@ class Launcher:
                 send_json(self._control, {"exited": ended, "status": os.waitstatus_to_exitcode(status)})
         if workers:
             end_descendants(but={*self._workers, *self._own})
+
+
+def _import_lazy_modules() -> None:
+    """Import once what each worker would import in its first rollout: for asynchronous HTTP clients (30 ms), and for the seed (15 ms)."""
+    for name in ("anyio._backends._asyncio", "numpy.random"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def _ended_child() -> int | None:

@@ -41,7 +41,8 @@ class ProcessExecutor:
         self._fresh = fresh
         self._idle: list[WorkerHandle] = []
         self._spares: set[asyncio.Task[WorkerHandle]] = set()
-        self._spare_count = min(concurrency, processors()) if fresh else 0
+        self._most_spares = min(concurrency, processors())
+        self._spare_count = self._most_spares if fresh else 0
         self._limit: asyncio.Semaphore | None = None
         self._growth = _MEMORY_SHARE * total_memory() / concurrency
 
@@ -118,6 +119,7 @@ class ProcessExecutor:
                 self._idle.append(worker)
             else:
                 self._pool.end(worker)
+                self._spare_count = self._most_spares  # some of these agents raise or hang
 
     async def _receive(self, worker: WorkerHandle, limit: TimeLimit, run: ActiveRollout) -> Any:
         """The next message of ``worker``. Raises the errors of the limits, and `InfrastructureError` if it ended."""
