@@ -14,27 +14,19 @@ other, and as many without. Each run is a process of its own. A cell shows the r
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from lightning_core.rollouts.attempt import Attempt, Job
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.rollouts.runner import Runner
+from tests.bench.cells import EXECUTORS, end_cell, run_cell
 from tests.rollouts import faulty_places
 from tests.rollouts.faulty_places import PLACES, ROUTING, ideal, places, settings
 
-EXECUTORS: dict[str, dict[str, Any]] = {
-    "task": {"executor": "task"},
-    "thread": {"executor": "thread"},
-    "process": {"executor": "process"},
-    "fresh": {"executor": "process", "fresh": True},
-}
 RUN_SECONDS = 1200
 
 
@@ -80,17 +72,6 @@ def measure(executor: str, concurrency: int, chosen: Sequence[str]) -> dict[str,
     return counts
 
 
-def run(executor: str, concurrency: int, chosen: Sequence[str]) -> dict[str, dict[str, int]] | None:
-    """One run, in a process of its own; None if that does not survive it."""
-    line = [sys.executable, "-m", "tests.bench.blame", "--run", executor, str(concurrency), *chosen]
-    try:
-        done = subprocess.run(line, stdout=subprocess.PIPE, timeout=RUN_SECONDS, text=True, check=False)
-    except subprocess.TimeoutExpired:
-        return None
-    last = done.stdout.strip().splitlines()[-1:]
-    return json.loads(last[0]) if done.returncode == 0 and last and last[0].startswith("{") else None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--executors", nargs="*", default=list(EXECUTORS), choices=list(EXECUTORS))
@@ -100,8 +81,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.run:
         executor, concurrency, *chosen = arguments.run
-        print("\n" + json.dumps(measure(executor, int(concurrency), chosen)), flush=True)
-        os._exit(0)  # agents that hang still run
+        end_cell(measure(executor, int(concurrency), chosen))
     print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
     print(
         f"{'fault':38}{'executor':10}{'at once':>8}{'counted':>9}{'repeated':>10}{'left out':>10}{'wrongly 0':>11}  statuses"
@@ -110,7 +90,8 @@ def main() -> None:
     for executor in arguments.executors:
         for concurrency in arguments.concurrency:
             began = time.monotonic()
-            counts = run(executor, concurrency, arguments.places)
+            cell = [executor, str(concurrency), *arguments.places]
+            counts = run_cell("tests.bench.blame", "--run", cell, seconds=RUN_SECONDS)
             if counts is None:
                 total["lost"] += 1
                 print(f"{'(did not survive)':38}{executor:10}{concurrency:8}", flush=True)

@@ -15,11 +15,8 @@ faults, then with them.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -31,6 +28,7 @@ from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.rollouts.runner import Runner
+from tests.bench.cells import EXECUTORS, end_cell, run_cell
 from tests.rollouts import faulty_agents
 from tests.rollouts.faulty_agents import ASYNC_FAULTS, FAULTS, expected_status
 
@@ -38,12 +36,6 @@ DELAY = 0.1
 LIMIT = 3.0
 CONCURRENCY = 8
 CELL_SECONDS = 60
-EXECUTORS: dict[str, dict[str, Any]] = {
-    "task": {"executor": "task"},
-    "thread": {"executor": "thread"},
-    "process": {"executor": "process"},
-    "fresh": {"executor": "process", "fresh": True},
-}
 
 
 def measure(executor: str, kind: str, fault: str, rollouts: int, calls: int) -> dict[str, Any]:
@@ -93,18 +85,6 @@ def measure(executor: str, kind: str, fault: str, rollouts: int, calls: int) -> 
 ROUTING = Routing(trained=frozenset({"a"}))
 
 
-def cell(executor: str, kind: str, fault: str, rollouts: int, calls: int) -> dict[str, Any] | None:
-    """One cell, in a process of its own; None if that does not survive it."""
-    arguments = [executor, kind, fault, str(rollouts), str(calls)]
-    line = [sys.executable, "-m", "tests.bench.isolation", "--cell", *arguments]
-    try:
-        done = subprocess.run(line, capture_output=True, timeout=CELL_SECONDS, text=True, check=False)
-    except subprocess.TimeoutExpired:
-        return None
-    last = done.stdout.strip().splitlines()[-1:]
-    return json.loads(last[0]) if done.returncode == 0 and last and last[0].startswith("{") else None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--executors", nargs="*", default=list(EXECUTORS), choices=list(EXECUTORS))
@@ -115,8 +95,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.cell:
         executor, kind, fault, rollouts, calls = arguments.cell
-        print("\n" + json.dumps(measure(executor, kind, fault, int(rollouts), int(calls))), flush=True)
-        return
+        end_cell(measure(executor, kind, fault, int(rollouts), int(calls)))
     print(f"{arguments.rollouts} rollouts, {CONCURRENCY} at a time, every fifth with a fault; time limit {LIMIT:g} s")
     print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
     print(f"{'fault':24}{'executor':10}{'survived':>10}{'throughput':>12}{'lost':>6}{'blamed':>8}")
@@ -125,7 +104,8 @@ def main() -> None:
             if arguments.faults and fault not in arguments.faults:
                 continue
             for executor in arguments.executors:
-                found = cell(executor, kind, fault, arguments.rollouts, arguments.calls)
+                cell = [executor, kind, fault, str(arguments.rollouts), str(arguments.calls)]
+                found = run_cell("tests.bench.isolation", "--cell", cell, seconds=CELL_SECONDS, quiet=True)
                 name = f"{fault} ({kind})"
                 if found is None:
                     print(f"{name:24}{executor:10}{'no':>10}", flush=True)
