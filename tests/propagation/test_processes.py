@@ -12,7 +12,9 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import Any
 
+import joblib
 import pytest
+from joblib.externals.loky import get_reusable_executor
 
 from lightning_core import reward
 from lightning_core.capture import ActiveRollout, outside_rollout, scope
@@ -125,6 +127,18 @@ def test_a_pool_that_is_created_in_a_rollout_serves_others(playground: Playgroun
         with playground.rollout() as run, scope("second"):
             assert pool.submit(work.ask, "x").result() == "re: x"
         assert calls(run) == {("second", "x"): 1}
+
+
+def test_joblibs_workers_serve_each_agent_that_gives_them_work(playground: Playground) -> None:
+    """joblib keeps them. They start when the first agent gives them work, and more when a later one asks for more."""
+    try:
+        for name, workers in (("first", 2), ("second", 3)):
+            with playground.rollout() as run, scope(name), joblib.Parallel(workers, backend="loky") as parallel:
+                jobs = [joblib.delayed(work.ask)(text) for text in "abc"]
+                assert parallel(jobs) == ["re: a", "re: b", "re: c"]
+            assert calls(run) == {(name, text): 1 for text in "abc"}
+    finally:
+        get_reusable_executor().shutdown(wait=True)
 
 
 def test_a_worker_that_is_replaced_after_each_job(playground: Playground) -> None:

@@ -1,7 +1,7 @@
 """Propagates a rollout's scope into Python processes: processes, process pools and their jobs.
 
 Inside a rollout, the current scope is bound to a process for its whole life, and to each job of a pool. A pool's own processes serve
-other rollouts too, so they are started outside any scope.
+other rollouts too, so they are started outside any scope. Pools are those of the standard library and of loky, joblib's default.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lightning_core.capture.context import bind, current_scope, without_scope
+from lightning_core.capture.import_hooks import when_imported
 from lightning_core.capture.patching import Patches, Wrapper
 from lightning_core.capture.scope import current_rollout
 from lightning_core.propagation.children.scope import ChildCall, ChildScope, child_scope
@@ -65,10 +67,7 @@ def _is_process_pool(pool: Any) -> bool:
 
 
 def _pool_init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    if not _is_process_pool(instance):
-        return wrapped(*args, **kwargs)
-    with without_scope():
-        return wrapped(*args, **kwargs)
+    return _outside(wrapped, instance, args, kwargs) if _is_process_pool(instance) else wrapped(*args, **kwargs)
 
 
 def _pool_method(*names: str) -> Wrapper:
@@ -121,6 +120,20 @@ def _flush(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -
     return wrapped(*args, **kwargs)
 
 
+def _wrap_loky(patches: Patches, module: Any) -> None:
+    patches.wrap(module.ProcessPoolExecutor, "submit", _submit)
+    # Private (loky 3.5): it also starts processes when a pool is made larger.
+    patches.wrap(module.ProcessPoolExecutor, "_adjust_process_count", _outside)
+
+
+def _outside(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    with without_scope():
+        return wrapped(*args, **kwargs)
+
+
+_LOKY = ("loky.process_executor", "joblib.externals.loky.process_executor")
+
+
 def install_processes(patches: Patches) -> None:
     """Make processes and jobs of process pools run in the scope that started them, and send what they record."""
     patches.wrap(multiprocessing.process.BaseProcess, "start", _start)
@@ -128,6 +141,8 @@ def install_processes(patches: Patches) -> None:
     patches.wrap(multiprocessing.pool.Pool, "__init__", _pool_init)
     for name, wrapper in _METHODS.items():
         patches.wrap(multiprocessing.pool.Pool, name, wrapper)
+    for name in _LOKY:
+        when_imported(patches, name, partial(_wrap_loky, patches))
     patches.wrap(os, "_exit", _flush)  # ends processes that multiprocessing forks
     # Private (CPython 3.11 to 3.14, Lib/multiprocessing/connection.py): queues keep a bound `send_bytes` from before the patches.
     for kind in ("Connection", "PipeConnection"):  # the second one on Windows
