@@ -89,7 +89,8 @@ class Patches:
 
     def __init__(self, enabled: Callable[[], bool]) -> None:
         self._enabled = enabled
-        self._wraps: list[_Wrap] = []
+        self._wraps: dict[tuple[int, str, int], _Wrap] = {}
+        """The wraps by the identities of owner and wrapper, which they keep alive, in order."""
         self._codes: dict[CodeType, list[_Wrap]] = {}
         self._undo = ExitStack()
         self._lock = threading.RLock()
@@ -103,12 +104,13 @@ class Patches:
         """
         owner, name, original = wrapt.resolve_path(target, attribute)
         with self._lock:
-            if any(w.owner is owner and w.attribute == name and w.wrapper is wrapper for w in self._wraps):
+            key = id(owner), name, id(wrapper)
+            if key in self._wraps:
                 return
             wrap = _Wrap(owner, name, original, name not in vars(owner), wrapper)
             wrap.installed = _Installed(wrap, (lambda: True) if everywhere else self._enabled)
             setattr(owner, name, wrap.installed)
-            self._wraps.append(wrap)
+            self._wraps[key] = wrap
             if (code := wrap.code) is not None:
                 self._codes.setdefault(code, []).append(wrap)
 
@@ -139,7 +141,7 @@ class Patches:
         with self._lock, self._undo:
             self._codes.clear()
             while self._wraps:
-                wrap = self._wraps.pop()
+                _, wrap = self._wraps.popitem()
                 wrap.live = False
                 if vars(wrap.owner).get(wrap.attribute) is not wrap.installed:
                     continue

@@ -63,7 +63,7 @@ def with_rewards(
 
 @pytest.mark.parametrize("advantage", COMPARING)
 @pytest.mark.parametrize("rewards", WITHOUT_CRITIC)
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(st.lists(agents, min_size=2, max_size=5), numbers, numbers)
 def test_attempts_with_equal_rewards_get_no_advantage(
     rewards: str, advantage: str, attempts: list[str], reward: float, own: float
@@ -77,7 +77,7 @@ def test_attempts_with_equal_rewards_get_no_advantage(
 
 @pytest.mark.parametrize("advantage", COMPARING)
 @pytest.mark.parametrize("rewards", WITHOUT_CRITIC)
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(agents, numbers, st.lists(numbers, max_size=4), numbers, numbers)
 def test_copies_of_an_attempt_get_no_advantage(
     rewards: str, advantage: str, agents: str, reward: float, by_turn: list[float], a: float, b: float
@@ -148,7 +148,7 @@ def two_policies(name: str, reward: float, agents: str, extra: Sequence[Reward])
     # The values of a rule with a baseline may be negative.
     [(r, a) for r in REWARDS for a in ADVANTAGE_RULES if a not in POSITIVE or r not in WITH_BASELINE],
 )
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(st.lists(st.tuples(agents, numbers, numbers), min_size=2, max_size=4))
 def test_a_reward_of_one_agent_moves_no_other_policys_calls(
     rewards: str, advantage: str, attempts: list[tuple[str, float, float]]
@@ -184,7 +184,7 @@ def test_a_reward_of_an_untrained_agent_changes_no_advantage(rewards: str) -> No
 
 @pytest.mark.parametrize("rewards", REWARDS)
 @pytest.mark.parametrize("advantage", [name for name, rule in ADVANTAGE_RULES.items() if rule.compares == "batch"])
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(st.lists(st.tuples(agents, numbers), min_size=2, max_size=5), st.sampled_from(GROUPINGS))
 def test_a_rule_over_the_batch_does_not_depend_on_the_grouping(
     advantage: str, rewards: str, attempts: list[tuple[str, float]], group_by: Any

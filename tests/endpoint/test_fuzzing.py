@@ -34,7 +34,7 @@ LONGEST = 5.0
 """Seconds for one response on a busy machine."""
 
 FUZZING = settings(
-    max_examples=300,
+    max_examples=100,
     deadline=None,
     derandomize=True,
     database=None,

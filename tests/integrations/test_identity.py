@@ -12,15 +12,15 @@ from tests.integrations.identity.all_kinds import run_all
 from tests.integrations.identity.outcome import NOTHING, Outcome, compare
 from tests.integrations.storm import CALLS_PER_ROUND, Storm
 
-ROLLOUTS, ROUNDS = 50, 2
+ROLLOUTS, ROUNDS = 20, 2
 
 
-def test_nine_hundred_calls_in_fifty_concurrent_rollouts(playground: Playground) -> None:
+def test_hundreds_of_calls_in_concurrent_rollouts(playground: Playground) -> None:
     storm = Storm(ChatOpenAI(model="policy", api_key="sk-of-the-agent", max_retries=0))
     with Installed().installed("langgraph"):
         traces = run_async(storm.run(playground.rollout, rollouts=ROLLOUTS, rounds=ROUNDS, concurrency=ROLLOUTS))
     sent = ROLLOUTS * ROUNDS * CALLS_PER_ROUND
-    assert sent == 900
+    assert sent == 360
     assert storm.compare(traces) == Outcome(sent=sent, recorded=sent, misattributed=0, lost=0, twice=0, silent=0)
     assert len({call.id for trace in traces for call in trace.calls}) == sent
 
@@ -28,9 +28,9 @@ def test_nine_hundred_calls_in_fifty_concurrent_rollouts(playground: Playground)
 @pytest.mark.slow
 def test_every_kind_of_program_is_exact() -> None:
     """The benchmark with few calls."""
-    outcomes = dict(run_all(300, concurrency=10, seed=0))
+    outcomes = dict(run_all(150, concurrency=10, seed=0))
     assert {name: outcome for name, outcome in outcomes.items() if not outcome.is_exact} == {}
-    assert sum(outcomes.values(), NOTHING).sent >= 300
+    assert sum(outcomes.values(), NOTHING).sent >= 150
 
 
 def test_a_call_that_raised_an_error_is_lost_but_not_silent() -> None:

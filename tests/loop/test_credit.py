@@ -187,6 +187,7 @@ def test_a_judge_without_scores_stops_the_run(model: Path, tmp_path: Path):
         )
 
 
+@pytest.mark.long
 def test_a_critic_learns_what_to_expect_and_is_resumed(model: Path, tmp_path: Path):
     credit = {"rewards": "gae", "gamma": 1.0, "lam": 0.9, "advantage": "reinforce++", "critic": {"learning_rate": 0.02}}
     sections: dict[str, Any] = {"credit": credit, "rollouts": {"group_size": 8}}

@@ -90,6 +90,7 @@ def test_tokens_get_the_difference_to_the_teacher() -> None:
     assert streams.counts == {"tokens_distilled": 2, "teacher_kl_sum": 1.75}
 
 
+@pytest.mark.long
 def test_the_policy_comes_closer_to_another_model(model: Path, other: Path, tmp_path: Path) -> None:
     """Without any difference in rewards."""
     result = train(model, tmp_path, {"teacher": str(other)})
@@ -100,6 +101,7 @@ def test_the_policy_comes_closer_to_another_model(model: Path, other: Path, tmp_
     assert not any(metrics.get("monitor/no_gradient") for metrics in result.metrics), "the teacher's gradient counts"
 
 
+@pytest.mark.long
 def test_the_policy_loses_its_examples(model: Path, tmp_path: Path) -> None:
     """The teacher has the same weights, with examples in its prompt."""
     distill = {"teacher": "base", "prompt": "tests.loop.taught_agents:with_examples"}

@@ -53,10 +53,11 @@ def earned(result: Result, agent: str, step: int) -> float:
 @pytest.mark.parametrize(
     ("talker", "counter", "policy"),
     [
-        pytest.param({}, {"learning_rate": 1.5e-2}, LORA, id="adapters", marks=pytest.mark.long),
+        pytest.param({}, {"learning_rate": 1.5e-2}, LORA, id="adapters"),
         pytest.param({}, {"learning_rate": 6e-3}, {}, id="models"),
     ],
 )
+@pytest.mark.long
 def test_two_agents_learn_two_bandits_at_once(
     model: Path, tmp_path: Path, talker: dict[str, Any], counter: dict[str, Any], policy: dict[str, Any]
 ):

@@ -103,7 +103,15 @@ def naming(fault: Fault, found: list[Named]) -> Named | None:
     return next(matching, None)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.fault)
+def _short_or_long(fault: Fault) -> tuple[pytest.MarkDecorator, ...]:
+    """Each monitor has tests of its own; a short run of some shows that they are asked at all."""
+    is_short = fault.by != "monitor" or fault.expected & {"failed_rollouts", "no_calls", "sampler_mismatch"}
+    return () if is_short else (pytest.mark.long,)
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(fault, id=fault.fault, marks=_short_or_long(fault)) for fault in FAULTS]
+)
 def test_a_fault_is_named(runs: Runs, fault: Fault) -> None:
     found = runs.named(fault)
     first = naming(fault, found)
@@ -111,6 +119,7 @@ def test_a_fault_is_named(runs: Runs, fault: Fault) -> None:
     assert first.step is None or first.step <= STEPS
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)  # alone, it runs all programs
 def test_at_least_eleven_faults_of_twelve_are_named(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     """Prints the table of all faults."""
@@ -128,7 +137,7 @@ def test_at_least_eleven_faults_of_twelve_are_named(runs: Runs, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] if name == "one call" else []) for name in HEALTHY]
+    "name", [pytest.param(name, marks=[] if name == "one call" else [pytest.mark.long]) for name in HEALTHY]
 )
 def test_a_healthy_run_raises_nothing(runs: Runs, name: str) -> None:
     solve, rollouts = HEALTHY[name]

@@ -67,7 +67,9 @@ def test_the_configuration_is_valid_and_no_held_out_task_is_trained_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize(
+    "template", [pytest.param(t, marks=() if t in ("plain", "langgraph") else pytest.mark.long) for t in TEMPLATES]
+)
 def test_each_template_trains_as_it_is(template: str, folder: Path, environment: dict[str, str]) -> None:
     pytest.importorskip("torch")
     need(template)

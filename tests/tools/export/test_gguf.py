@@ -114,9 +114,9 @@ def warm_converter(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("tuning", "dtype", "tolerance"),
     [
-        ("full", "float32", TOLERANCE),
+        pytest.param("full", "float32", TOLERANCE, marks=pytest.mark.long),
         pytest.param("lora", "float16", 0.02, marks=pytest.mark.long),
-        ("lora", "bfloat16", 0.2),
+        pytest.param("lora", "bfloat16", 0.2, marks=pytest.mark.long),
         ("lora", "q8_0", 0.5),
     ],
 )
