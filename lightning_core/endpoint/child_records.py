@@ -125,7 +125,7 @@ class ChildRecords:
                 )
             if session.closed:
                 raise PolicyRequestError(UNKNOWN_KEY, status=401)
-            session.active = time.monotonic()
+            session.touch()
             return JSONResponse({"refused": _add_all(session, run, data.split(b"\n"))})
         except PolicyRequestError as error:
             return error_response(chat_completions, error)

@@ -212,10 +212,19 @@ class PolicyEndpoint:
         session = Session(root=root, routing=routing, seed=seed, secret=secret, recorded=recorded, max_calls=max_calls)
         self._sessions.open(key, session)
 
-    def silence(self, key: str) -> float:
-        """Seconds since the rollout last called a model or sent a record; 0 during a call, and for a rollout that has ended."""
+    def begin(self, key: str) -> None:
+        """The rollout's agent starts."""
+        if (session := self._sessions.get(key)) is not None:
+            session.active = time.monotonic()
+
+    def silence(self, key: str) -> Silence:
+        """How long the rollout has been silent; not at all if it has ended."""
         session = self._sessions.get(key)
-        return 0.0 if session is None or session.waiting.requests else time.monotonic() - session.active
+        if session is None:
+            return Silence(spoke=False, seconds=0.0)
+        now = 0.0 if session.waiting.requests else time.monotonic() - session.active
+        before, after = session.silences
+        return Silence(session.spoke, now, (before, after))
 
     def calls(self, key: str) -> tuple[int, float]:
         """The number of the rollout's requests in progress, and the seconds since a request, a response or a record of it."""

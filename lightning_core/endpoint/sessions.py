@@ -30,6 +30,17 @@ UNKNOWN_KEY = "unknown API key: expected the key of a live rollout or of a serve
 """Invalid and expired keys get the same response."""
 
 
+class Silence(NamedTuple):
+    """How long a rollout has called no model and recorded nothing, in seconds."""
+
+    spoke: bool
+    """Whether it has before."""
+    seconds: float
+    """Now; 0 during a model call."""
+    longest: tuple[float, float] = (0.0, 0.0)
+    """The longest that has ended, before the first call or record and after it."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Session:
     """One live rollout."""
@@ -53,7 +64,11 @@ class Session:
     calls: int = 0
     """Model calls of its agents, without those that failed for reasons outside them."""
     active: float = field(default_factory=time.monotonic)
-    """Time of the last request, record or response, by the monotonic clock."""
+    """Time of the last request, record or response, or of the agent's start, by the monotonic clock."""
+    spoke: bool = False
+    """Whether there was a request or record."""
+    silences: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    """Seconds of the longest silence that has ended, before the first request or record and after it."""
     work: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
     """The tasks of the requests being answered."""
     failed: dict[RequestKey, list[str]] = field(default_factory=dict["RequestKey", list[str]])
@@ -74,6 +89,13 @@ class Session:
 
     def __post_init__(self) -> None:
         self.prompts = Conversations(rollout=self.root.rollout)
+
+    def touch(self) -> None:
+        """A request, record or response arrives. To be called before a request is counted, and before it no longer is."""
+        now = time.monotonic()
+        if not self.waiting.requests:
+            self.silences[self.spoke] = max(self.silences[self.spoke], now - self.active)
+        self.active, self.spoke = now, True
 
     def open_call(self, agent: str | None) -> bool:
         """Count a model call of ``agent``, unless it is the reward function; return whether it counts.
@@ -151,13 +173,13 @@ class Sessions:
                 f"the policy endpoint has {self._requests} requests in progress, which is the limit; retry when one has finished"
             )
         failures = session.failures
+        session.touch()
         session.waiting.begin()
         self._requests += 1
-        session.active = time.monotonic()
         try:
             yield
         finally:
-            session.active = time.monotonic()
+            session.touch()
             session.waiting.end(failed=session.failures > failures)
             self._requests -= 1
 
