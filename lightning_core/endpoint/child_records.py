@@ -7,7 +7,6 @@ a reward. Calls are not accepted, because the endpoint records them itself.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 

@@ -60,7 +60,7 @@ from lightning_core.endpoint.refusals import (
 from lightning_core.endpoint.request import RequestHandler
 from lightning_core.endpoint.respond import Responder
 from lightning_core.endpoint.routing import Routing
-from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session, Sessions, stop
+from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session, Sessions, Silence, stop
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.errors import ConfigError, InfrastructureError, PolicyRequestError, describe
 from lightning_core.trace import COUNT

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_core.capture.address import Address
 from lightning_core.chat.chat import Memory

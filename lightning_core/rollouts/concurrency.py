@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import statistics
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import asynccontextmanager
 
-_LONG_SECONDS, _LONG_TIMES = 0.01, 1.5
-"""A silence is long, and its slot given up, after so many seconds and so many times the usual silence. A mistake costs little: for a
-while one rollout more than `count` runs."""
+from lightning_core.endpoint.sessions import Silence
+
+_LONG_SHARE = 0.1
+"""A silence is long, and its slot given up, after this share of a usual rollout's time: agents that hang then cost little throughput."""
+_LEAST_LONG, _MOST_LONG = 0.01, 0.25
+"""Seconds that limit it."""
+_LONG_TIMES = 1.5
+"""It is also so many times as long as a usual silence."""
 _HANGS_SECONDS, _HANGS_TIMES = 0.25, 3.0
-"""The same for the lower priority, which cannot be undone."""
+"""The seconds, and the multiple of a usual silence, after which the priority is lowered, which cannot be undone."""
 _ENOUGH = 8
 """Rollouts that must have ended before a silence counts as long."""
 _RECENT = 256
@@ -32,27 +38,19 @@ class Slot:
     """One of the slots, as one rollout holds it."""
 
     def __init__(self) -> None:
-        self.silence: Callable[[], tuple[bool, float]] = _silent
-        """Whether the attempt has called a model or recorded something, and the seconds since, or since it began; 0 during a model call."""
-        self.longest = [0.0, 0.0]
-        """The longest silence before the first call or record, and after it."""
+        self.silence: Callable[[], Silence] = _silent
+        self.began = time.monotonic()
+        """When the attempt began."""
         self.given_up = False
         self.slow_down: Callable[[], None] = _nothing
         self.slow = False
         self.watch: asyncio.Task[None] | None = None
         """What watches the attempt that runs."""
 
-    def begin(self, silence: Callable[[], float], slow_down: Callable[[], None]) -> None:
-        """An attempt begins. ``silence``: its seconds since a call or a record. ``slow_down``: lowers its priority."""
-        self.slow_down = slow_down
-        began = time.monotonic()
-
-        def find() -> tuple[bool, float]:
-            seconds, whole = silence(), time.monotonic() - began
-            return seconds < whole, min(seconds, whole)
-
-        self.silence = find
-        self.longest, self.slow = [0.0, 0.0], False
+    def begin(self, silence: Callable[[], Silence], slow_down: Callable[[], None]) -> None:
+        """An attempt with that silence begins. ``slow_down``: lowers its priority."""
+        self.silence, self.slow_down = silence, slow_down
+        self.began, self.slow = time.monotonic(), False
 
     def end(self) -> None:
         """No attempt runs."""
@@ -61,9 +59,9 @@ class Slot:
             self.watch.cancel()
 
 
-def _silent() -> tuple[bool, float]:
+def _silent() -> Silence:
     """No attempt runs."""
-    return False, 0.0
+    return Silence(spoke=False, seconds=0.0)
 
 
 def _nothing() -> None:
@@ -79,8 +77,10 @@ class ConcurrencyLimit:
         self._most_given_up = int(_EXTRA * count) if count > 1 else 0
         self._given_up = 0
         self._held: set[Slot] = set()
+        self._durations: deque[float] = deque(maxlen=_RECENT)
+        """The seconds of each rollout that ended well."""
         self._longest = [deque[float](maxlen=_RECENT), deque[float](maxlen=_RECENT)]
-        """The longest silences of each rollout that ended well. Those before the first call include the imports of a new worker."""
+        """Their longest silences before the first call, which include the imports of a new worker, and after it."""
 
     @asynccontextmanager
     async def hold(self) -> AsyncGenerator[Slot]:
@@ -98,26 +98,28 @@ class ConcurrencyLimit:
                 self._free.release()
 
     def ended_well(self, slot: Slot) -> None:
-        """Add the attempt's longest silences to the statistics."""
-        spoke, seconds = slot.silence()
-        slot.longest[spoke] = max(slot.longest[spoke], seconds)
-        for silences, longest in zip(self._longest[: 1 + spoke], slot.longest, strict=False):
-            silences.append(longest)
+        """Add the attempt to the statistics."""
+        self._durations.append(time.monotonic() - slot.began)
+        spoke, seconds, longest = slot.silence()
+        self._longest[spoke].append(max(longest[spoke], seconds))
+        if spoke:
+            self._longest[False].append(longest[False])
 
     async def watch(self) -> None:
         """Free the slots of silent rollouts, until cancelled."""
         while True:
             usual = [_usual(silences) for silences in self._longest]
-            least = max(_LONG_SECONDS / 2, _POLL_SECONDS_PER_SLOT * len(self._held))
-            await asyncio.sleep(min(max(min(usual) / 4, least), _MOST_POLL_SECONDS))
+            share = _LONG_SHARE * statistics.median(self._durations) if self._durations else 0.0
+            long = min(max(share, _LEAST_LONG), _MOST_LONG)
+            least = max(_LEAST_LONG / 2, _POLL_SECONDS_PER_SLOT * len(self._held))
+            await asyncio.sleep(min(max(long / 4, least), _MOST_POLL_SECONDS))
             for slot in self._held:
-                spoke, silence = slot.silence()
-                slot.longest[spoke] = max(slot.longest[spoke], silence)
+                spoke, silence, _ = slot.silence()
                 if silence > max(_HANGS_SECONDS, _HANGS_TIMES * usual[spoke]) and not slot.slow:
                     slot.slow = True
                     slot.slow_down()
-                long = silence > max(_LONG_SECONDS, _LONG_TIMES * usual[spoke])
-                if long and not slot.given_up and self._given_up < self._most_given_up:
+                is_long = silence > max(long, _LONG_TIMES * usual[spoke])
+                if is_long and not slot.given_up and self._given_up < self._most_given_up:
                     slot.given_up = True
                     self._given_up += 1
                     self._free.release()

@@ -116,7 +116,7 @@ class Runner:
     def __enter__(self) -> Self:
         self._executor.open()
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._slots.watch(), self._loop)
+        asyncio.run_coroutine_threadsafe(self._slots.watch(), self._loop).add_done_callback(_log_error)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -160,9 +160,6 @@ class Runner:
 
         async def guarded(job: Job) -> Rollout:
             async with self._slots.hold() as slot:
-                # Another batch may get the slot of the attempt that found it, before the caller cancels that batch.
-                if self._wrong is not None:
-                    raise self._wrong
                 return await self._attempts(job, routing, on_attempt, slot)
 
         try:
@@ -202,6 +199,9 @@ class Runner:
 
         The scope outlives the endpoint's session, so every call gets its span.
         """
+        # Another batch may get the slot of the attempt that found it, before the caller cancels that batch.
+        if self._wrong is not None:
+            raise self._wrong
         task, scored_task = await _own_copies(job, 1 + self._has_reward_function)
         key = self._endpoint.new_key()
         started = time.monotonic()
@@ -261,7 +261,9 @@ class Runner:
                 self._removals.append(self._removing.submit(remove_folders, run.folder))
         if isinstance(error, DisplacedError) and verdict == "keep":
             verdict = "repeat"
-        assert run is not None
+        if run is None:  # the scope of the rollout could not be entered
+            assert error is not None
+            raise error
         trace, spans, unreadable = _read_trace(run)
         outcome = _classify(
             Evidence(
@@ -292,6 +294,7 @@ class Runner:
 
     def _begin(self, slot: Slot, key: str, job: Job, running: Running) -> None:
         """An attempt at ``job`` starts."""
+        self._endpoint.begin(key)
         slot.begin(partial(self._endpoint.silence, key), running.slow_down)
         watch = self._watchdog.watch(job.task_id, running, partial(self._endpoint.calls, key))
         slot.watch = self._loop.create_task(watch, context=contextvars.Context())
@@ -322,6 +325,11 @@ class Runner:
             reward(check_reward(value), name="return")
         except RewardError as error:
             raise RewardError(f"task {job.task_id!r}: {source} {show(value)}: {error}") from None
+
+
+def _log_error(ended: Future[None]) -> None:
+    if not ended.cancelled() and (error := ended.exception()) is not None:
+        logger.error("silent rollouts keep their slots from now on: %s", describe(error))
 
 
 def _score(returned: Returned) -> Any:

@@ -178,7 +178,18 @@ class Pool:
             self._starting.pop(number, None)
         if self._boots:
             worker.send(self._settings)
+            await self._import(worker)
         return worker
+
+    async def _import(self, worker: WorkerHandle) -> None:
+        """Wait until ``worker`` has imported the agent, which is not time of a rollout."""
+        try:
+            message = await asyncio.wait_for(worker.receive(), _START_SECONDS)
+        except TimeoutError:
+            self.end(worker)
+            raise not_started(f"importing the agent took more than {_START_SECONDS:g} s") from None
+        if message is None:
+            raise not_started(f"it ended with {exit_text(await self.exit_code(worker))} while it imported the agent")
 
     async def ready(self) -> None:
         """Wait until the agent is imported. Raises `ExecutorError` if it cannot be."""

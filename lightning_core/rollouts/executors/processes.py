@@ -41,8 +41,7 @@ class ProcessExecutor:
         self._fresh = fresh
         self._idle: list[WorkerHandle] = []
         self._spares: set[asyncio.Task[WorkerHandle]] = set()
-        self._most_spares = min(concurrency, processors())
-        self._spare_count = self._most_spares if fresh else 0
+        self._spare_count = min(concurrency, processors()) if fresh else 0
         self._limit: asyncio.Semaphore | None = None
         self._growth = _MEMORY_SHARE * total_memory() / concurrency
 
@@ -119,7 +118,8 @@ class ProcessExecutor:
                 self._idle.append(worker)
             else:
                 self._pool.end(worker)
-                self._spare_count = self._most_spares  # some of these agents raise or hang
+                # Some of these agents raise or hang. A fork costs little memory.
+                self._spare_count = self._spare_count or int(self._pool.obstacle is None)
 
     async def _receive(self, worker: WorkerHandle, limit: TimeLimit, run: ActiveRollout) -> Any:
         """The next message of ``worker``. Raises the errors of the limits, and `InfrastructureError` if it ended."""
@@ -141,10 +141,13 @@ class ProcessExecutor:
         return message
 
     async def _take(self, *, unused: bool) -> WorkerHandle:
-        while self._idle and not unused:
+        while self._idle:
             worker = self._idle.pop()
             if not worker.exited.done():
-                return worker
+                if not unused:
+                    return worker
+                self._pool.end(worker)  # in exchange, or each retry would add a worker
+                break
         # The next rollouts' workers start while this one runs.
         while self._spare_count and len(self._spares) <= self._spare_count:
             self._spares.add(self._pool.start())

@@ -96,7 +96,9 @@ def main(fd: int) -> None:
     connection = socket.socket(fileno=fd)
     settings = receive_bytes(connection)
     if settings is not None:
-        work(Program.load(json.loads(settings)), connection)
+        program = Program.load(json.loads(settings))
+        send_json(connection, {"ready": True})
+        work(program, connection)
         _flush()
         os._exit(0)  # threads of the agent may still run
 
