@@ -267,9 +267,10 @@ class ActiveRollout:
             self._unlisted += times - listed
 
     def count_waiting(self) -> None:
-        """Count ``waiting`` if a client still waits for a response, or was cancelled while it did."""
-        if waiting := self.sent.waiting:
-            self.count("waiting", times=waiting)
+        """Count ``waiting`` if a client still waits for a response, or was cancelled while it did, and ``given_up``; see `SentRequests`."""
+        for name, number in (("waiting", self.sent.waiting), ("given_up", self.sent.given_up)):
+            if number:
+                self.count(name, times=number)
 
     def note_worker(self, worker: threading.Thread | asyncio.Task[Any], agent: str | None) -> None:
         """Record that a thread or task, which ``agent`` started, made a model call in its name. It must end before the rollout does."""

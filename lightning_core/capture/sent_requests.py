@@ -19,19 +19,28 @@ class SentRequests:
         """The failures of each request; None in place of a text that is not kept."""
         self._texts = 0
         self._sending = 0
+        self._answered = 0
         self._cancelled = False
         """Whether the agent did not wait for the end of the last request that ended."""
+        self._given_up: set[SentKey] = set()
 
-    def begin(self) -> None:
-        """Count a request that a client begins to send."""
+    def begin(self) -> int:
+        """Count a request that a client begins to send. Returns the number of those answered so far, for `end`."""
         with self._lock:
             self._sending += 1
+            return self._answered
 
-    def end(self, *, cancelled: bool) -> None:
-        """Count the end of a request. ``cancelled``: its agent did not wait for it."""
+    def end(self, request: SentKey, before: int, *, answered: bool, cancelled: bool) -> None:
+        """Count the end of a request. ``before``: what `begin` returned. ``cancelled``: its agent did not wait for it."""
         with self._lock:
             self._sending -= 1
             self._cancelled = cancelled
+            if answered:
+                self._answered += 1
+                self._given_up.discard(request)
+            # One of several at once that is cancelled after another was answered lost a race, which is as the agent wants it.
+            elif cancelled and self._answered == before:
+                self._given_up.add(request)
 
     def fail(self, request: SentKey, detail: str) -> None:
         """Keep the failure that a client met before it had a response."""
@@ -61,6 +70,11 @@ class SentRequests:
         texts = [failure for failure in failures if failure is not None]
         more = len(failures) - len(texts)
         return [*texts, f"{more} more model requests had no response"] if more else texts
+
+    @property
+    def given_up(self) -> int:
+        """The number of requests that were cancelled before any was answered that was sent beside them, and not repeated since."""
+        return len(self._given_up)
 
     @property
     def waiting(self) -> int:

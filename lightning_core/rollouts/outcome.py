@@ -7,13 +7,15 @@
    (it did not arrive in time), else ``infrastructure``.
 2. A request was refused because of ``rollouts.max_calls``, and nothing outside the agent failed later: ``max_calls``.
 3. The reward is missing, invalid or given twice: ``invalid``.
-4. The agent used up its own time: ``failed`` once it has an answer of a model; ``timeout`` without one, while a client waits for a
+4. The agent returned, and had cancelled a request before a model answered it, or any beside it: ``timeout``. Its result may come from
+   the clock.
+5. The agent used up its own time: ``failed`` once it has an answer of a model; ``timeout`` without one, while a client waits for a
    response, or by ``rollouts.on_timeout``. The limit on the whole time passed: ``timeout``.
-5. The exception, or one that it was raised from, is an infrastructure failure, or says that a shared client is closed: ``infrastructure``.
-6. It is a time-out, and a model call of the agent had no answer yet: ``timeout``.
-7. The last request was refused, or the last one of an agent, and the exception quotes it: ``overflow`` if its prompt filled the context,
+6. The exception, or one that it was raised from, is an infrastructure failure, or says that a shared client is closed: ``infrastructure``.
+7. It is a time-out, and a model call of the agent had no answer yet: ``timeout``.
+8. The last request was refused, or the last one of an agent, and the exception quotes it: ``overflow`` if its prompt filled the context,
    else ``refused``.
-8. Any other exception: ``failed``.
+9. Any other exception: ``failed``.
 
 ``failed`` and ``max_calls`` are the agent's: they count, with the reward so far, else 0. The others are left out, and repeated if another
 attempt may end otherwise.
@@ -61,6 +63,11 @@ _CLOSED = re.compile(
     re.IGNORECASE,
 )
 """The errors of clients when an object that several rollouts share was closed, or when their rollout has ended."""
+_GAVE_UP = (
+    "the agent returned after it had cancelled a model request that had no answer, so its result may depend on how fast models answer: "
+    "wait for the answer, or for longer"
+)
+_QUOTING = frozenset({"ArithmeticError", "AssertionError", "LookupError", "TypeError", "ValueError"})
 _QUOTED_CHARACTERS = 60
 _OF_UPSTREAM = tuple(f"{kind.__name__}:" for kind in (UpstreamRefusal, UpstreamStreamError))
 """The start of the error of a call whose request an upstream refused; see `errors.describe`."""
@@ -81,6 +88,8 @@ class Evidence:
     """The ``failures`` that another attempt cannot avoid."""
     waits: bool = False
     """Whether a client still waited for a response."""
+    gave_up: bool = False
+    """Whether the agent cancelled a request before a model answered it, or any that was sent beside it."""
     endpoint_gone: bool = False
     unreadable: str | None = None
     """The reason the trace cannot be read, or None."""
@@ -113,7 +122,7 @@ def classify(evidence: Evidence) -> Outcome:
     if limited is not None and _is_of_limit(error):
         return Outcome(status="max_calls", error=limited if error is None else f"{limited} (then {describe(error)})")
     if error is None:
-        return Outcome(status="ok")
+        return _outside(_GAVE_UP, "timeout") if evidence.gave_up else Outcome(status="ok")
     why = describe(error)
     if isinstance(error, RewardError):
         return Outcome(status="invalid", error=why)
@@ -159,15 +168,21 @@ def _words(text: str) -> str:
 
 def _is_outside(cause: BaseException) -> bool:
     """Whether ``cause`` shows that the agent is not responsible."""
-    if isinstance(cause, ProgramError):
-        return False  # its text is what the program printed
-    return isinstance(cause, (InfrastructureError, CaptureError)) or _CLOSED.search(text_of(cause)) is not None
+    if isinstance(cause, (InfrastructureError, CaptureError)):
+        return True
+    # The text of a program's error is what it printed. These kinds quote the values that an agent found, such as what a model said.
+    quotes = isinstance(cause, ProgramError) or not _QUOTING.isdisjoint(_names(cause))
+    return not quotes and _CLOSED.search(text_of(cause)) is not None
 
 
 def _is_timeout(cause: BaseException) -> bool:
     """Whether ``cause`` is a time-out of Python or of a client, by the names of its classes."""
-    names = getattr(cause, "names", None) or [kind.__name__ for kind in type(cause).__mro__]
-    return any(name.endswith(("Timeout", "TimeoutError", "TimeoutException")) for name in names)
+    return any(name.endswith(("Timeout", "TimeoutError", "TimeoutException")) for name in _names(cause))
+
+
+def _names(cause: BaseException) -> Sequence[str]:
+    """The names of its classes, also of one that was raised in another process."""
+    return getattr(cause, "names", None) or [kind.__name__ for kind in type(cause).__mro__]
 
 
 def _last_calls(calls: Sequence[Call]) -> list[Call]:

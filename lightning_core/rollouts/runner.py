@@ -272,6 +272,7 @@ class Runner:
                 failures=tuple(run.infrastructure),
                 kinds=run.kinds,
                 waits=bool(run.counters["waiting"]),
+                gave_up=bool(run.counters["given_up"]),
                 permanent=frozenset(run.permanent),
                 endpoint_gone=not self._endpoint.is_serving,
                 unreadable=unreadable,

@@ -51,7 +51,7 @@ PLACES: Mapping[str, Sequence[str]] = {
         *("slow", "fails", "fails once", "never answers", "drops", "garbage", "refuses", "wrong key"),
         *("error in the stream", "error first in the stream", "cut stream"),
     ),
-    "client": ("times out", "gives up", "another key"),
+    "client": ("times out", "gives up", "cancels", "another key"),
     "endpoint": ("overflow", "refuses"),
     "worker": ("killed",),
     "reward": ("raises", "slow", "hangs"),
@@ -84,7 +84,7 @@ class FaultyBackend(ScriptedBackend):
         prompt = self.tokenizer.decode(list(prompt_ids), skip_special_tokens=True)
         task = json.loads(prompt[prompt.index("{") : prompt.rindex("}") + 1])
         fault = task["plan"].get("sampler")
-        if task["plan"].get("client") in ("times out", "gives up"):
+        if task["plan"].get("client") in ("times out", "gives up", "cancels"):
             await asyncio.sleep(SLOW)
         await _delay(fault)
         self._seen[task["id"]] += 1
@@ -209,7 +209,9 @@ def _solve(task: dict[str, Any]) -> float:
 def write(task: dict[str, Any]) -> None:
     """The call of the trained agent."""
     fault = task["plan"].get("client")
-    if fault == "gives up":
+    if fault == "cancels":
+        asyncio.run(asyncio.wait_for(_write_async(task), LIMIT / 4))
+    elif fault == "gives up":
         sent, done = threading.Event(), threading.Event()
 
         def work() -> None:
@@ -221,8 +223,18 @@ def write(task: dict[str, Any]) -> None:
         sent.wait()
         if not done.wait(LIMIT / 4):
             raise TimeoutError("no answer in time")
-        return
-    _write(task, fault)
+    else:
+        _write(task, fault)
+
+
+async def _write_async(task: dict[str, Any]) -> None:
+    text = json.dumps({"id": task["id"], "plan": task["plan"]})
+    async with openai.AsyncOpenAI(
+        api_key="sk-x",
+        base_url=f"{task['provider']}/v1",
+        http_client=httpx.AsyncClient(verify=False),  # loading certificates takes long
+    ) as client:
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
 
 
 def _write(task: dict[str, Any], fault: str | None, sent: threading.Event | None = None) -> None:

@@ -56,6 +56,7 @@ def test_the_reward_depends_on_the_agent_alone(executor: str, seed: int) -> None
         ("sampler", "never answers", "timeout"),
         ("client", "times out", "infrastructure"),
         ("client", "gives up", "timeout"),
+        ("client", "cancels", "timeout"),
         ("client", "another key", "unauthorized"),
         ("upstream", "error in the stream", "stream_error"),
         ("upstream", "error first in the stream", "stream_error"),

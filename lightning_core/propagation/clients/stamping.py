@@ -343,10 +343,11 @@ def sending(to: Redirection | None = None) -> Generator[None]:
 @contextmanager
 def _counted(to: Redirection) -> Generator[None]:
     """Count the body as a request of the rollout, and how it ended."""
-    sent, cancelled = to.run.sent, False
-    sent.begin()
+    sent, answered, cancelled = to.run.sent, False, False
+    before = sent.begin()
     try:
         yield
+        answered = True
         if sent.has_failed:
             to.run.counters["recovered"] += sent.recover(to.key)
     except Exception as error:
@@ -357,7 +358,7 @@ def _counted(to: Redirection) -> Generator[None]:
         cancelled = True
         raise
     finally:
-        sent.end(cancelled=cancelled)
+        sent.end(to.key, before, answered=answered, cancelled=cancelled)
 
 
 def _is_unanswered(error: Exception) -> bool:
