@@ -7,7 +7,7 @@ import threading
 SentKey = tuple[str | None, str, int]
 """Agent, URL, and a hash of the body: equal for a request and its retries."""
 _MOST = 20
-"""Requests whose failures are kept."""
+"""Failures whose texts are kept; the others are counted."""
 
 
 class SentRequests:
@@ -15,7 +15,9 @@ class SentRequests:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._failures: dict[SentKey, list[str]] = {}
+        self._failures: dict[SentKey, list[str | None]] = {}
+        """The failures of each request; None in place of a text that is not kept."""
+        self._texts = 0
         self._sending = 0
         self._cancelled = False
         """Whether the agent did not wait for the end of the last request that ended."""
@@ -34,13 +36,17 @@ class SentRequests:
     def fail(self, request: SentKey, detail: str) -> None:
         """Keep the failure that a client met before it had a response."""
         with self._lock:
-            if len(self._failures) < _MOST:
-                self._failures.setdefault(request, []).append(detail)
+            # Each request is kept: one that is forgotten would make its failure the agent's.
+            kept = self._texts < _MOST
+            self._failures.setdefault(request, []).append(detail if kept else None)
+            self._texts += kept
 
     def recover(self, request: SentKey) -> int:
         """Forget the failures of ``request``, which a retry of it recovered; return their number."""
         with self._lock:
-            return len(self._failures.pop(request, ()))
+            failures = self._failures.pop(request, [])
+            self._texts -= len(failures) - failures.count(None)
+            return len(failures)
 
     @property
     def has_failed(self) -> bool:
@@ -49,9 +55,12 @@ class SentRequests:
 
     @property
     def unanswered(self) -> list[str]:
-        """The failures that no retry has recovered."""
+        """The failures that no retry has recovered: their texts, and the number of those without one."""
         with self._lock:
-            return [failure for failures in self._failures.values() for failure in failures]
+            failures = [failure for failures in self._failures.values() for failure in failures]
+        texts = [failure for failure in failures if failure is not None]
+        more = len(failures) - len(texts)
+        return [*texts, f"{more} more model requests had no response"] if more else texts
 
     @property
     def waiting(self) -> int:

@@ -175,7 +175,9 @@ class _Calls:
             arguments = lark.arguments({"type": "object", **schema, **closed})
             return f"{name}{lark.with_ids(syntax.head)}{arguments}{end}"
         ways: list[str] = []
-        for alternative in alternatives(schema, schema):
+        if not (found := alternatives(schema, schema)):
+            raise ValueError(f"no arguments satisfy the parameters of the tool {function['name']!r}")
+        for alternative in found:
             parameters = _Parameters(lark, syntax.parameters, alternative, schema)
             if parameters.any_names:
                 raise ValueError(
@@ -240,7 +242,7 @@ class _Parameters:
     def _parameter(self, key: str, schema: Any) -> str:
         lark = self.lark
         values: dict[str, list[str]] = {}
-        for alternative in self._told_apart(alternatives(schema, self.root)):
+        for alternative in self._told_apart(alternatives(schema, self.root) or [{}]):
             for before, value in self._values(alternative):
                 values.setdefault(before, []).append(value)
         ways = [f"{lark.literal(before)}({'| '.join(dict.fromkeys(some))}) " for before, some in values.items()]
@@ -317,6 +319,8 @@ class _Parameters:
             return f"{quote}{self.lark.rule('TEXT', text)}{quote}"
         if self._quote:
             return f"{self.lark.literal(self._quote)}{self.lark.text_until(self._quote, length=length)}"
+        if not self.closing:
+            raise ValueError("the form of its tool calls is not regular: nothing marks the end of text")
         # The parser finds the end of a value by these tags.
         never = [tag.strip() for tag in re.findall(r"<[^<]*", self.syntax.separator.removeprefix(self.closing))]
         return self.lark.text_until(self.closing.strip(), *never, length=length)

@@ -133,7 +133,8 @@ class Sessions:
 
     def of_rollout(self, rollout: str) -> Session | None:
         """The session of a live rollout, if it has one."""
-        return next((session for session in self._by_key.values() if session.root.rollout == rollout), None)
+        sessions = list(self._by_key.values())  # other threads open and forget them
+        return next((session for session in sessions if session.root.rollout == rollout), None)
 
     @contextmanager
     def admit(self, session: Session) -> Generator[None]:

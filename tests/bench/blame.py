@@ -19,6 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from random import Random
 
 from lightning_core.rollouts.attempt import Attempt, Job
 from lightning_core.rollouts.local_agents import patched
@@ -51,12 +52,14 @@ def measure(executor: str, concurrency: int, chosen: Sequence[str]) -> dict[str,
             Job(task={"id": str(n), "plan": plan, "provider": provider}, task_id=str(n), seed=n)
             for n, (_, plan) in enumerate(plans)
         ]
+        # One at a time, rollouts without a fault must run after and before those with one.
+        Random(0).shuffle(jobs)
 
         def on_attempt(attempt: Attempt) -> None:
             name, plan = plans[int(attempt.rollout.job.task_id)]
             found = counts[name]
             found["repeated"] += not attempt.final
-            if attempt.final and attempt.rollout.status in ("ok", "failed"):
+            if attempt.final and attempt.rollout.status in _COUNTING:
                 right = attempt.rollout.reward == ideal(plan)
                 found["counted" if right else "wrong"] += 1
                 if not right:
@@ -109,6 +112,8 @@ def main() -> None:
     print(f"{total['cells']} cells, {total['wrong']} with a wrong reward, {total['lost']} runs lost")
 
 
+_COUNTING = ("ok", "failed", "max_calls")
+"""The statuses that count with a reward; see `lightning_core.rollouts.outcome`."""
 _COLUMNS = ("counted", "repeated", "left out", "wrong")
 
 

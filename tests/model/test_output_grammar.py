@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache
 from random import Random
 from typing import Annotated, Any, Literal
@@ -12,10 +14,11 @@ from jsonschema import validate
 from pydantic import BaseModel, Field, JsonValue, RootModel
 
 from lightning_core.backends.backend import SamplingParams
+from lightning_core.chat.call_syntax import find_syntax
 from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
 from lightning_core.chat.output_grammar import AllowedCalls
 from lightning_core.errors import PolicyRequestError
-from tests.chat.chat_families import encode
+from tests.chat.chat_families import encode, make_chat
 from tests.chat.grammar_walk import Walker
 from tests.chat.native_templates import FORMATS, family, folder
 
@@ -227,6 +230,8 @@ WRITTEN: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
     (POINT["properties"]["label"], ["a'b", 'c"d', None], ["a"]),
     ({}, ["three", 3, 2.5, {"a": [1]}, [], True], []),
     ({"type": "string", "maxLength": 3}, ["", "abc"], ["abcd"]),
+    ({"type": "string", "maxLength": 3, "anyOf": [{"maxLength": 5}]}, ["abc"], ["abcd"]),
+    ({"type": "integer", "multipleOf": 2, "allOf": [{"multipleOf": 3}]}, [6], [2, 3]),
     ({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "object"}]}, ["abc", {"abcd": 5}], []),
     ({"allOf": [{"type": ["integer", "string"]}, {"type": "integer"}], "title": "X"}, [12], ["a"]),
 ]
@@ -268,6 +273,30 @@ def test_parameters_of_any_name_are_refused_where_arguments_are_not_one_object()
     with pytest.raises(ValueError, match="the tool 'f' takes parameters of any name"):
         walker("glm4moe").chat.output_grammar(SCHEMA, allowed, "")
     assert walker("qwen3").chat.output_grammar(SCHEMA, allowed, "")
+
+
+@pytest.mark.parametrize("required", [["count"], []])
+def test_text_that_nothing_ends_is_refused_and_a_number_is_not(required: list[str]) -> None:
+    def write(calls: Sequence[Mapping[str, Any]]) -> str:
+        named = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+        lines = [[name, *(f"{key}: {value}" for key, value in arguments.items())] for name, arguments in named]
+        return "\n".join(line for call in lines for line in call)
+
+    chat = make_chat(family("similar to qwen2_5"))
+    chat.template.call_syntax = find_syntax(write, chat.template.ids.example)
+    for kind, refused in (("string", True), ("integer", False)):
+        parameters = {"type": "object", "properties": {"count": {"type": kind}}, "required": required}
+        allowed = AllowedCalls(tools=[tool("f", parameters)], required=True, one=True)
+        with pytest.raises(ValueError, match="form of its tool calls is not regular") if refused else nullcontext():
+            chat.output_grammar(SCHEMA, allowed, "")
+
+
+@needs_wheel
+def test_a_tool_that_no_arguments_satisfy_is_refused() -> None:
+    parameters = {"type": "object", "required": ["a"], "allOf": [{"additionalProperties": False}]}
+    allowed = AllowedCalls(tools=[tool("f", parameters)], required=True, one=True)
+    with pytest.raises(ValueError, match="no arguments satisfy the parameters of the tool 'f'"):
+        walker("glm4moe").chat.output_grammar(SCHEMA, allowed, "")
 
 
 @needs_wheel
