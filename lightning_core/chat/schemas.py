@@ -230,8 +230,8 @@ def _empty_types(schema: Schema) -> set[str]:
     """The types of which ``schema`` allows no value."""
     empty: set[str] = set()
     for keys, kinds in _RANGES.items():
-        least, most = (schema.get(key) for key in keys)
-        if {type_of(least), type_of(most)} <= {"integer", "number"} and least > most:
+        bounds = [schema[key] for key in keys if type_of(schema.get(key)) in ("integer", "number")]
+        if len(bounds) == 2 and bounds[0] > bounds[1]:
             empty.update(kinds)
     if any(_property(schema, name) is False for name in _required(schema)):
         empty.add("object")

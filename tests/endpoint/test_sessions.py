@@ -24,7 +24,7 @@ def eager_threads() -> Generator[None]:
 
 
 def session(rollout: int) -> Session:
-    return Session(root=Address(rollout=f"{rollout:032x}", parent="0" * 16), routing=Routing(), seed=None)
+    return Session(root=Address(rollout=f"{rollout:032x}", span="0" * 16), routing=Routing(), seed=None)
 
 
 @pytest.mark.usefixtures("eager_threads")
