@@ -176,9 +176,9 @@ class PolicyEndpoint:
         asyncio.set_event_loop(self._loop)
         # Forwarded requests belong to no agent: the agent has already made them.
         with outside_rollout(), asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            lag = self._loop.create_task(self._sessions.lag.watch())
+            self._sessions.lag.start(self._loop)
             runner.run(self._server.serve(sockets=[self._socket]))
-            lag.cancel()
+            self._sessions.lag.stop()
             runner.run(self._forwarder.close())
 
     @property

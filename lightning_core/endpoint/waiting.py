@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
 from collections.abc import Callable
 
@@ -14,30 +15,46 @@ _USUAL = 0.003
 
 
 class LoopLag:
-    """The total time that an event loop could not run its callbacks: it was busy, or its thread had no processor or no interpreter lock."""
+    """The total time that an event loop could not run its callbacks: it was busy, or its thread had no processor or no interpreter lock.
+
+    Measured by a timer, not by a task: agents on the loop may list, await or cancel all of its tasks. Written by the loop, read by any
+    thread.
+    """
 
     def __init__(self) -> None:
-        self._total = 0.0
-        self._due = float("inf")
-        """The time of the next callback, by the monotonic clock."""
+        self._now = (0.0, float("inf"))
+        """The total, and the time of the next callback by the monotonic clock: one value, so that no reader sees half of a change."""
+        self._timer: asyncio.TimerHandle | None = None
 
-    async def watch(self) -> None:
-        """Measure the running loop until cancelled."""
-        try:
-            while True:
-                self._due = time.monotonic() + _INTERVAL
-                await asyncio.sleep(_INTERVAL)
-                self._total += self._late()
-        finally:
-            self._due = float("inf")
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Measure ``loop`` until `stop`. On its thread, or before it runs."""
+        self._now = (self._now[0], time.monotonic() + _INTERVAL)
+        self._timer = loop.call_later(_INTERVAL, self._look, loop, context=contextvars.Context())
+
+    def stop(self) -> None:
+        """Measure no longer. On the thread of the loop, or when it runs no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._now = (self.seconds(), float("inf"))
 
     def seconds(self) -> float:
         """The seconds so far. Thread-safe."""
-        return self._total + self._late()
+        total, due = self._now
+        return total + _late(due)
 
-    def _late(self) -> float:
-        late = time.monotonic() - self._due
-        return late if late > _USUAL else 0.0
+    def late_since(self) -> float | None:
+        """The time since which the loop is late now, by the monotonic clock. Thread-safe."""
+        _, due = self._now
+        return due if _late(due) else None
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._now = (self.seconds(), float("inf"))
+        self.start(loop)
+
+
+def _late(due: float) -> float:
+    late = time.monotonic() - due
+    return late if late > _USUAL else 0.0
 
 
 class WaitingTime:
@@ -51,35 +68,32 @@ class WaitingTime:
     def __init__(self, lag: Callable[[], float] = float) -> None:
         """``lag``: the total lag of the endpoint's loop, in seconds."""
         self._lag = lag
-        self._total = 0.0
+        self._now = (0.0, time.monotonic(), lag(), 0.0)
+        """The total until a time, that time, the lag then, and the seconds from then on that count in any case.
+
+        One value, so that no reader sees half of a change.
+        """
         self.requests = 0
         """The number of requests being received or answered."""
-        self._pausing = False
-        self._since = time.monotonic()
-        self._lag_since = lag()
 
     def begin(self) -> None:
         """A request arrives."""
-        self._settle()
         self.requests += 1
-        self._pausing = False
+        self._settle(float("inf"))
 
     def end(self, *, failed: bool) -> None:
         """A request is answered. ``failed``: for a reason outside the agent, so its client may retry it."""
-        self._settle()
         self.requests -= 1
-        self._pausing = failed
+        self._settle(float("inf") if self.requests else _LONGEST_PAUSE if failed else 0.0)
 
     def seconds(self) -> float:
         """The seconds so far."""
-        return self._total + self._current()
+        return self._at(time.monotonic(), self._lag())
 
-    def _current(self) -> float:
-        passed = time.monotonic() - self._since
-        if self.requests:
-            return passed
-        return min(passed, max(self._lag() - self._lag_since, _LONGEST_PAUSE if self._pausing else 0.0))
+    def _at(self, now: float, lag: float) -> float:
+        total, since, lag_since, counted = self._now
+        return total + min(max(now - since, 0.0), max(lag - lag_since, counted))
 
-    def _settle(self) -> None:
-        self._total += self._current()
-        self._since, self._lag_since = time.monotonic(), self._lag()
+    def _settle(self, counted: float) -> None:
+        now, lag = time.monotonic(), self._lag()
+        self._now = (self._at(now, lag), now, lag, counted)

@@ -227,6 +227,25 @@ async def _block() -> None:
     time.sleep(3600)
 
 
+async def blocks_once_in_a_callback(task: dict[str, Any]) -> float:
+    """Blocks the loop that it shares with others for 6 s, outside any task, when it runs first."""
+    await ask_async(task["id"])
+    if task["file"] and not Path(task["file"]).exists():
+        Path(task["file"]).touch()
+        asyncio.get_running_loop().call_soon(time.sleep, 6)
+    await asyncio.sleep(0.5)
+    return 1.0
+
+
+async def blocks_for_a_time(task: dict[str, Any]) -> float:
+    await ask_async(task["id"])
+    if task["block"]:
+        time.sleep(task["block"])
+    else:
+        await asyncio.sleep(0.5)
+    return 1.0
+
+
 def kills_parent_once(task: dict[str, Any]) -> float:
     if task["file"] and not Path(task["file"]).exists():
         Path(task["file"]).touch()

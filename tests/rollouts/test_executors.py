@@ -369,3 +369,15 @@ def test_of_the_agents_on_a_blocked_loop_only_the_one_that_blocks_it_is_blamed(e
     rollouts = run(endpoint, agents.blocks, tasks, executor="task", concurrency=8, timeout_seconds=2)
     assert [(r.status, r.attempt) for n, r in enumerate(rollouts) if n != 3] == [("ok", 0)] * 7
     assert "TimeLimitError" in str(rollouts[3].error)
+
+
+def test_nobody_is_blamed_for_a_loop_that_a_callback_blocks(endpoint: PolicyEndpoint, tmp_path: Path) -> None:
+    tasks = [{"id": str(n), "file": str(tmp_path / "blocked") if n == 0 else None} for n in range(4)]
+    rollouts = run(endpoint, agents.blocks_once_in_a_callback, tasks, executor="task", timeout_seconds=2)
+    assert [(r.status, r.reward) for r in rollouts] == [("ok", 1.0)] * 4
+
+
+def test_the_time_that_another_agent_blocks_the_loop_is_not_an_agents_own(endpoint: PolicyEndpoint) -> None:
+    tasks = [{"id": str(n), "block": 0 if n else 1.7} for n in range(8)]
+    rollouts = run(endpoint, agents.blocks_for_a_time, tasks, executor="task", concurrency=8, timeout_seconds=2)
+    assert [(r.status, r.attempt) for r in rollouts] == [("ok", 0)] * 8

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 Processes = Mapping[int, int]
 """Processes by id, with the time at which each started: ids are used again."""
+
+_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+"""Whether the kernel was built with ``CONFIG_PROC_CHILDREN``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +74,80 @@ def waits_for_processor(thread: int | None) -> float:
         return 0.0
 
 
-def processor_waits(pid: int) -> float:
-    """The longest of `waits_for_processor` of the process ``pid`` and its descendants that run now."""
-    waits, todo = 0.0, [pid]
+def processor_waits(pid: int) -> dict[int, float]:
+    """`waits_for_processor` of each thread of the process ``pid`` and of its descendants that run now."""
+    waits: dict[int, float] = {}
+    for process in (pid, *_started_by(pid)):
+        for thread in _threads(process):
+            waits[thread] = waits_for_processor(thread)
+    return waits
+
+
+class ProcessorWait:
+    """The longest time that one thread of several has waited for a processor since this was created.
+
+    Threads are told apart: the total of one that has run long hides what another waits now.
+    """
+
+    def __init__(self, read: Callable[[], Mapping[int, float]]) -> None:
+        """``read``: the waits of the threads so far, by their ids; see `processor_waits`."""
+        self._read = read
+        self._before = dict(read())
+
+    def __call__(self) -> float:
+        """The seconds so far."""
+        longest = 0.0
+        for thread, waits in self._read().items():
+            before = self._before.get(thread, 0.0)
+            # Ids are used again: a thread that has waited for less than before is another one, and all its waits are since then.
+            longest = max(longest, waits - before if waits >= before else waits)
+        return longest
+
+
+class _Scans:
+    """Scans of all processes of the machine, so seldom that they take a twentieth of the time at most."""
+
+    _SHARE = 0.05
+    _PAUSE = 0.2
+
+    def __init__(self) -> None:
+        self._next = 0.0
+        self._found: Mapping[int, _Process] = {}
+
+    def latest(self) -> Mapping[int, _Process]:
+        """The processes, some of which may have ended since."""
+        began = time.monotonic()
+        if began >= self._next:
+            self._found = _running()
+            ended = time.monotonic()
+            self._next = ended + max(self._PAUSE, (ended - began) / self._SHARE)
+        return self._found
+
+
+_scans = _Scans()
+
+
+def _started_by(pid: int) -> list[int]:
+    """The descendants of the process ``pid``. Where the kernel does not list children, those of the last second or so may be missing."""
+    if not _LISTS_CHILDREN:
+        return _descendants(_scans.latest(), [pid])
+    found, todo = list[int](), [pid]
     while todo:
         process = todo.pop()
-        waits = max(waits, waits_for_processor(process))
-        with contextlib.suppress(OSError, ValueError):
-            todo += map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())
-    return waits
+        children = list[int]()
+        for thread in _threads(process):
+            with contextlib.suppress(OSError, ValueError):
+                children += map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split())
+        found += children
+        todo += children
+    return found
+
+
+def _threads(pid: int) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
 
 
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:

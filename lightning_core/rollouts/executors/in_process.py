@@ -23,6 +23,7 @@ from lightning_core.capture.context import without_scope
 from lightning_core.errors import TimeLimitError, WholeTimeLimitError
 from lightning_core.rollouts.containment import AgentExit, contained
 from lightning_core.rollouts.executors import failures, results
+from lightning_core.rollouts.executors.blocked_time import BlockedTime
 from lightning_core.rollouts.executors.executor import (
     Agent,
     Assignment,
@@ -163,12 +164,14 @@ class AgentLoop:
         self._rollouts: weakref.WeakKeyDictionary[asyncio.Task[Any], asyncio.Future[Any]] = weakref.WeakKeyDictionary()
         """The rollout of each task here, as the runner's future of its result."""
         self._ends: set[asyncio.Future[Any]] = set()
+        self._blocked = BlockedTime(self._blocker, lambda: waits_for_processor(self._thread.native_id))
         self._thread = threading.Thread(target=self._serve, name="lightning-agents", daemon=True)
         with without_scope():
             self._thread.start()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
+        self._blocked.lag.start(self._loop)
         while not self.abandoned:
             try:
                 self._loop.run_forever()
@@ -200,26 +203,30 @@ class AgentLoop:
 
         self._ends.add(end)
         self._loop.call_soon_threadsafe(start)  # with the context of the rollout
+        deadline = running.limit.begin(lambda: self._blocked.of(end))
         try:
-            return await running.limit.begin(lambda: waits_for_processor(self._thread.native_id)).within(end)
-        except (TimeLimitError, WholeTimeLimitError):
-            if end.cancelled() and await self._replace_if_blocked() not in (None, end):
-                raise DisplacedError("another rollout blocked the agents' event loop") from None
-            raise
+            return await deadline.within(end, confirm=lambda: self._displace_if_blocked(end))
         finally:
             self._ends.discard(end)
+            if end.done() and not end.cancelled():
+                end.exception()  # or asyncio logs one that was set when the time was up
             self._call(lambda: [task.cancel() for task in started])
 
-    async def _replace_if_blocked(self) -> asyncio.Future[Any] | None:
-        """If the loop is blocked: abandon it, and displace the rollouts on it. Returns the rollout that blocks it, if that is known."""
+    async def _displace_if_blocked(self, end: asyncio.Future[Any]) -> None:
+        """Raise `DisplacedError` if the loop is blocked, but not by this rollout."""
+        blocked, culprit = await self._replace_if_blocked()
+        if blocked and culprit is not end:
+            raise _displaced()
+
+    async def _replace_if_blocked(self) -> tuple[bool, asyncio.Future[Any] | None]:
+        """Whether the loop is blocked, and the rollout that blocks it, if that is known. It is then abandoned, and the others displaced."""
         runner = asyncio.get_running_loop()
         responded = runner.create_future()
         self._call(lambda: _settle(runner, responded, None, None))
         done, _ = await asyncio.wait({responded}, timeout=_RESPONSE_SECONDS)
         if done:
-            return None
-        running = asyncio.current_task(self._loop)
-        culprit = None if running is None else self._rollouts.get(running)
+            return False, None
+        culprit = self._blocker()
         if not self.abandoned:
             self.abandon()
             logger.warning(
@@ -227,8 +234,13 @@ class AgentLoop:
             )
             for end in self._ends:
                 if end is not culprit and not end.done():
-                    end.set_exception(DisplacedError("another rollout blocked the agents' event loop"))
-        return culprit
+                    end.set_exception(_displaced())
+        return True, culprit
+
+    def _blocker(self) -> asyncio.Future[Any] | None:
+        """The rollout whose task the loop runs now. None for a callback, and for a task that was created without a rollout."""
+        running = asyncio.current_task(self._loop)
+        return None if running is None else self._rollouts.get(running)
 
     def abandon(self) -> None:
         """Let the loop cancel its tasks and stop, as soon as it can."""
@@ -237,12 +249,17 @@ class AgentLoop:
         def stop() -> None:
             for task in asyncio.all_tasks(self._loop):
                 task.cancel()
+            self._blocked.lag.stop()
             self._loop.call_later(0.1, self._loop.stop)
 
         self._call(stop)
 
     def _call(self, function: Callable[[], Any]) -> None:
         self._loop.call_soon_threadsafe(function, context=contextvars.Context())
+
+
+def _displaced() -> DisplacedError:
+    return DisplacedError("another rollout blocked the agents' event loop")
 
 
 def _settle(

@@ -22,7 +22,7 @@ from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.executors.channel import STATE, framed, read_json
 from lightning_core.rollouts.executors.commands import KILL, TERMINATE, CommandSender, not_started
 from lightning_core.rollouts.executors.executor import DisplacedError, ExecutorError
-from lightning_core.rollouts.executors.groups import end_group, processor_waits
+from lightning_core.rollouts.executors.groups import ProcessorWait, end_group, processor_waits
 from lightning_core.rollouts.executors.launcher import command
 
 T = TypeVar("T")
@@ -96,9 +96,9 @@ class WorkerHandle:
         self.send(STATE)
         return self._state
 
-    def stalled(self) -> float:
-        """The seconds that it, or a process that it started, has waited for a processor so far."""
-        return 0.0 if self.pid is None else processor_waits(self.pid)
+    def stalled(self) -> ProcessorWait:
+        """The seconds, from now on, that one of its threads waits for a processor, or one of a process that it started."""
+        return ProcessorWait(lambda: {} if self.pid is None else processor_waits(self.pid))
 
     def slow_down(self) -> None:
         """Let other processes have most of the processor. It cannot be undone without privileges."""

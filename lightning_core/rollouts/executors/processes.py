@@ -124,7 +124,7 @@ class ProcessExecutor:
     async def _receive(self, worker: WorkerHandle, limit: TimeLimit, run: ActiveRollout) -> Any:
         """The next message of ``worker``. Raises the errors of the limits, and `InfrastructureError` if it ended."""
         try:
-            message = await limit.begin(worker.stalled).within(worker.receive())
+            message = await limit.begin(worker.stalled()).within(worker.receive())
         except (TimeLimitError, WholeTimeLimitError):
             # It is killed before it can send this itself.
             waiting, unanswered = await worker.requests()
