@@ -284,7 +284,8 @@ def check_reward(value: object) -> float:
     if number is not None and abs(number) <= _LARGEST:  # False for NaN
         return number
     raise RewardError(
-        f"a reward must be a finite number of at most {_LARGEST:.1e}, found {show(value)} of type {type(value).__name__}"
+        f"a reward must be a finite number of at most {_LARGEST:.1e}, found {show(value)} of type "
+        + getattr(value, "type_name", type(value).__name__)
     )
 
 

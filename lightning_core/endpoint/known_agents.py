@@ -154,7 +154,7 @@ class KnownAgents:
         if unknown := self._unknown(routing):
             known = self._known()
             if error := self._misspelt(routing, unknown):
-                return ConfigError(f"{error} The endpoint forwarded no call.")
+                return ConfigError(str(error) if routing.frozen else f"{error} The endpoint forwarded no call.")
             self._awaited.update(unknown)
             logger.warning(
                 "no agent has the name %s yet; the agents so far are %r. Calls of agents that are not trained now go to their own models. "
@@ -277,6 +277,5 @@ def several_agents(names: Iterable[str]) -> ConfigError:
     agents = sorted(set(names))
     return ConfigError(
         f"no agent is selected for training, and the program has several: {agents!r}. Name those to train, such as "
-        f"agents: {{train: [{as_yaml(agents[0])}]}}, mark them in code with @trainable, or train all with agents: {{train: all}}. "
-        "The endpoint forwarded no call."
+        f"agents: {{train: [{as_yaml(agents[0])}]}}, mark them in code with @trainable, or train all with agents: {{train: all}}."
     )

@@ -358,3 +358,17 @@ def scores_within_a_second(task: dict[str, Any], result: Any) -> float:
         return 0.0
     signal.signal(signal.SIGALRM, before)
     return 1.0
+
+
+def fails_once(task: dict[str, Any], result: float) -> float:
+    """A reward function that raises at the first attempt at a task."""
+    seen = Path(task["folder"], task["id"])
+    if not seen.exists():
+        seen.touch()
+        raise ConnectionError("the judge is busy")
+    return result
+
+
+def says_good(task: dict[str, Any], result: float) -> str:
+    """A reward function without a number."""
+    return "good"

@@ -118,3 +118,9 @@ def test_a_reward_that_needs_the_main_thread_is_reported_where_it_is_on_another(
     assert ({r.reward for r in rollouts}, len(found)) == (({1.0}, 0) if executor == "process" else ({0.0}, 1))
     assert all(text.startswith("the reward function sets a signal handler on a thread") for text in found)
     assert all("rollouts.executor: process" in text for text in found)
+
+
+@EVERYWHERE
+def test_the_error_of_a_reward_names_the_type_of_the_agents_object(endpoint: PolicyEndpoint, executor: str) -> None:
+    (rollout,) = run(endpoint, agents.number, numbered(1), executor=executor, reward_function=agents.says_good)
+    assert "found 'good' of type str" in str(rollout.error)

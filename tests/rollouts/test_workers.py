@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,15 @@ def test_commands_are_sent_in_order_when_the_connection_is_full() -> None:
         ours.close()
 
     asyncio.run(use())
+
+
+def test_retries_add_no_workers(endpoint: PolicyEndpoint, tmp_path: Path) -> None:
+    """A retry runs in a new worker, and the one before it can still be used."""
+    options: dict[str, Any] = {"reward_function": agents.fails_once, "concurrency": 2, "retries": 1}
+    with running(endpoint, agents.number, **options) as runner:
+        rollouts = finish(runner, numbered(12, folder=str(tmp_path)))
+        assert [(r.status, r.attempt) for r in rollouts] == [("ok", 1)] * 12
+        deadline = time.monotonic() + 30
+        while (workers := len(children(launcher()))) > 4 and time.monotonic() < deadline:
+            time.sleep(0.1)  # workers that end
+        assert workers <= 4, "two rollouts at once, and two spares"

@@ -96,6 +96,8 @@ class Shown:
     """Stands for an object of an agent; its repr is that object's, shortened."""
 
     text: str
+    type_name: str
+    """That object's type."""
 
     def __repr__(self) -> str:
         return self.text

@@ -17,14 +17,18 @@ def dump(value: Any) -> dict[str, Any]:
     if value is None or isinstance(value, bool):
         return {"plain": value}
     number = as_number(value)
-    return {"shown": text_of(value, repr)[:_MAX_SHOWN]} if number is None else {"plain": number}
+    return (
+        {"shown": text_of(value, repr)[:_MAX_SHOWN], "type": type(value).__name__}
+        if number is None
+        else {"plain": number}
+    )
 
 
 def load(data: dict[str, Any] | None) -> Any:
     """The number, None or `Shown` that `dump` wrote; None for None."""
     if data is None:
         return None
-    return data["plain"] if "plain" in data else Shown(data["shown"])
+    return data["plain"] if "plain" in data else Shown(data["shown"], data["type"])
 
 
 def to_answer(value: Any) -> str | None:

@@ -23,6 +23,8 @@ _ADVICE = {
 
 _EXITS = ("AgentExit: ", "EOFError: ")
 """The errors of agents that end the process, or read from a terminal. No answer changes that."""
+_CORRECT = "correct the agent, or let it return a reward if it can fail at every task"
+_OUTSIDE = "make what failed work: the agent is not to blame, and a reward that it returned instead would be noise"
 _RETURN = "let the agent return its reward: sys.exit() ends a rollout as failed, and input() reads nothing in a run"
 
 checks: Checks[Trial] = Checks("The agent's requests")
@@ -127,7 +129,7 @@ def failures(t: Trial) -> Iterator[Observed]:
             exits = len(affected) == len(t.rollouts) and all((r.error or "").startswith(_EXITS) for r in affected)
             by_script = t.scripted and t.is_any_answered and not exits
             every = not t.is_any_ok and not by_script
-            advice = _RETURN if exits else "correct the agent, or let it return a reward if it can fail at every task"
+            advice = _OUTSIDE if left_out else _RETURN if exits else _CORRECT
             answer = " with the scripted answer 'ok'" if by_script else ""
             yield Observed(
                 "problem" if every else "warning",
