@@ -159,8 +159,8 @@ class Rollouts(Section):
     max_tokens: Count = 256
     """Maximum number of tokens per response. A lower limit in the request applies."""
     concurrency: Count = 64
-    """Number of rollouts that run at the same time. Rollouts that hang give up their places and keep running until the
-    time limit: up to three times as many more."""
+    """Number of rollouts that run at the same time. Rollouts that are silent for long give up their places and keep
+    running: up to three times as many more. With 1 they never do."""
     timeout_seconds: Positive = 120.0
     """Time limit of an agent, and of the reward function: time of its own, without the time in which the rollout waits
     for model calls, for the retries of its client, or for a processor. Time in tools counts."""
