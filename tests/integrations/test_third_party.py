@@ -79,8 +79,8 @@ def test_it_is_discovered_and_its_host_s_version_is_reported(folder: Path) -> No
 @pytest.mark.parametrize(
     ("file", "right", "wrong", "failing"),
     [
-        ("tests/test_robots.py", '"lightning-robots"', '"lightning-rl"', "test_the_distribution_announces_it"),
-        ("lightning_robots/__init__.py", 'wrap(robots.Robot, "run"', 'wrap(robots.Team, "run"', "test_selected_by_name"),
+        pytest.param("tests/test_robots.py", '"lightning-robots"', '"lightning-rl"', "test_the_distribution_announces_it", marks=pytest.mark.long),
+        pytest.param("lightning_robots/__init__.py", 'wrap(robots.Robot, "run"', 'wrap(robots.Team, "run"', "test_selected_by_name", marks=pytest.mark.long),
         ("lightning_robots/__init__.py", "scope_function(type(obj).run, spec.name)", "type(obj).run", "test_marked_calls"),
     ],
 )  # fmt: skip

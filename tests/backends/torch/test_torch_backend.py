@@ -108,7 +108,7 @@ def test_multi_turn_reuses_prompt_and_response(backend: TorchBackend, plain: tor
         prompt = prompt + list(delta.token_ids) + tokens(100 + turn, 11)
 
 
-@pytest.mark.parametrize("own_cost", [0, 4, float("inf")])
+@pytest.mark.parametrize("own_cost", [0, 4, pytest.param(float("inf"), marks=pytest.mark.long)])
 def test_staggered_arrival_and_departure(tiny_model: Path, plain: torch.nn.Module, own_cost: float) -> None:
     """Rows join and leave a running batch at any time; a small cache forces eviction, long runs force compaction."""
     backend = make_backend(tiny_model, max_batch=5, cached_tokens=100, gather_ms=0.0)

@@ -217,7 +217,7 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("family", ["falcon_h1", "nemotron_h"])
+@pytest.mark.parametrize("family", [pytest.param("falcon_h1", marks=pytest.mark.long), "nemotron_h"])
 def test_adapters_that_peft_refuses_are_refused(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
