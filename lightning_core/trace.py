@@ -283,10 +283,8 @@ def check_reward(value: object) -> float:
     number = as_number(value)
     if number is not None and abs(number) <= _LARGEST:  # False for NaN
         return number
-    raise RewardError(
-        f"a reward must be a finite number of at most {_LARGEST:.1e}, found {show(value)} of type "
-        + getattr(value, "type_name", type(value).__name__)
-    )
+    kind = getattr(value, "type_name", type(value).__name__)
+    raise RewardError(f"a reward must be a finite number of at most {_LARGEST:.1e}, found {show(value)} of type {kind}")
 
 
 def spans_to_trace(spans: Iterable[SpanRecord], *, counters: Mapping[str, int] | None = None) -> Trace:

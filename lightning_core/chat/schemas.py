@@ -171,7 +171,7 @@ def _properties(one: Schema, other: Schema) -> dict[str, Any]:
     if "patternProperties" in one or "patternProperties" in other:
         patterns: dict[str, list[Any]] = {}
         for schema, second in pair:
-            # With patterns in both, the names that one adds to the other's cannot be told; they stay.
+            # With patterns in both, the names that one adds to the other's are not known; they stay.
             if second.get("additionalProperties") is not False or _mapping(second, "patternProperties"):
                 for pattern, inner in _mapping(schema, "patternProperties").items():
                     patterns.setdefault(pattern, []).append(inner)

@@ -75,15 +75,25 @@ def test_it_is_discovered_and_its_host_s_version_is_reported(folder: Path) -> No
     assert done.stdout.split() == ["0.1", "2.1"], done.stderr
 
 
+WRONG = [
+    ("tests/test_robots.py", '"lightning-robots"', '"lightning-rl"', "test_the_distribution_announces_it"),
+    ("lightning_robots/__init__.py", 'wrap(robots.Robot, "run"', 'wrap(robots.Team, "run"', "test_selected_by_name"),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "right", "wrong", "failing"),
     [
-        pytest.param("tests/test_robots.py", '"lightning-robots"', '"lightning-rl"', "test_the_distribution_announces_it", marks=pytest.mark.long),
-        pytest.param("lightning_robots/__init__.py", 'wrap(robots.Robot, "run"', 'wrap(robots.Team, "run"', "test_selected_by_name", marks=pytest.mark.long),
-        ("lightning_robots/__init__.py", "scope_function(type(obj).run, spec.name)", "type(obj).run", "test_marked_calls"),
+        *(pytest.param(*one, marks=pytest.mark.long) for one in WRONG),
+        (
+            "lightning_robots/__init__.py",
+            "scope_function(type(obj).run, spec.name)",
+            "type(obj).run",
+            "test_marked_calls",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_integration_fails_the_suite(folder: Path, file: str, right: str, wrong: str, failing: str) -> None:
     text = (folder / file).read_text(encoding="utf-8")
     assert right in text

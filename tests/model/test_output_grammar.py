@@ -276,14 +276,16 @@ def test_parameters_of_any_name_are_refused_where_arguments_are_not_one_object()
 
 
 @pytest.mark.parametrize("required", [["count"], []])
-def test_text_that_nothing_ends_is_refused_and_a_number_is_not(required: list[str]) -> None:
+def test_text_that_nothing_ends_is_refused_and_a_number_is_not(
+    monkeypatch: pytest.MonkeyPatch, required: list[str]
+) -> None:
     def write(calls: Sequence[Mapping[str, Any]]) -> str:
         named = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
         lines = [[name, *(f"{key}: {value}" for key, value in arguments.items())] for name, arguments in named]
         return "\n".join(line for call in lines for line in call)
 
     chat = make_chat(family("similar to qwen2_5"))
-    chat.template.call_syntax = find_syntax(write, chat.template.ids.example)
+    monkeypatch.setattr(chat.template, "call_syntax", find_syntax(write, chat.template.ids.example))
     for kind, refused in (("string", True), ("integer", False)):
         parameters = {"type": "object", "properties": {"count": {"type": kind}}, "required": required}
         allowed = AllowedCalls(tools=[tool("f", parameters)], required=True, one=True)

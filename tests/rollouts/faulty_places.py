@@ -210,7 +210,7 @@ def write(task: dict[str, Any]) -> None:
     """The call of the trained agent."""
     fault = task["plan"].get("client")
     if fault == "cancels":
-        asyncio.run(asyncio.wait_for(_write_async(task), LIMIT / 4))
+        asyncio.run(_cancel(task))
     elif fault == "gives up":
         sent, done = threading.Event(), threading.Event()
 
@@ -227,12 +227,22 @@ def write(task: dict[str, Any]) -> None:
         _write(task, fault)
 
 
-async def _write_async(task: dict[str, Any]) -> None:
+async def _cancel(task: dict[str, Any]) -> None:
+    sent = asyncio.Event()
+    writing = asyncio.ensure_future(_write_async(task, sent))
+    await sent.wait()
+    await asyncio.wait_for(writing, LIMIT / 4)
+
+
+async def _write_async(task: dict[str, Any], sent: asyncio.Event) -> None:
+    async def note(request: httpx.Request) -> None:
+        sent.set()
+
     text = json.dumps({"id": task["id"], "plan": task["plan"]})
     async with openai.AsyncOpenAI(
         api_key="sk-x",
         base_url=f"{task['provider']}/v1",
-        http_client=httpx.AsyncClient(verify=False),  # loading certificates takes long
+        http_client=httpx.AsyncClient(event_hooks={"request": [note]}, verify=False),  # loading certificates takes long
     ) as client:
         await client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
 

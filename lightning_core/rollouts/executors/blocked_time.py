@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning_core.endpoint.waiting import LoopLag
 
-Rollout = asyncio.Future[Any]
+RolloutEnd = asyncio.Future[Any]
 """A rollout on the loop, as the runner's future of its result."""
 
 
@@ -20,19 +20,19 @@ class _Sight:
     """A look at a loop that was late."""
 
     late_since: float
-    blocker: Rollout | None
+    blocker: RolloutEnd | None
     at: float
     starved: float
 
 
 class BlockedTime:
-    """The time that an event loop could not run its callbacks, without what each rollout on it was seen to block itself.
+    """The time that an event loop could not run its callbacks, without what each rollout on it has blocked itself, as far as is known.
 
     A rollout has blocked the loop for the time between two looks if it runs at both, and the loop has run nothing else between. What was
     not seen is nobody's. Used by the runner's loop, but for `lag`.
     """
 
-    def __init__(self, blocker: Callable[[], Rollout | None], starved: Callable[[], float]) -> None:
+    def __init__(self, blocker: Callable[[], RolloutEnd | None], starved: Callable[[], float]) -> None:
         """``blocker``: the rollout whose code runs on the loop, if that is known. ``starved``: seconds so far that the loop's thread
         had no processor.
         """
@@ -40,12 +40,12 @@ class BlockedTime:
         """To be started and stopped on the loop."""
         self._blocker = blocker
         self._starved = starved
-        self._own: weakref.WeakKeyDictionary[Rollout, float] = weakref.WeakKeyDictionary()
+        self._own: weakref.WeakKeyDictionary[RolloutEnd, float] = weakref.WeakKeyDictionary()
         self._unknown = 0.0
-        """Seconds of the present lateness that nobody known was seen to cause."""
+        """Seconds of the present lateness whose cause is not known."""
         self._last: _Sight | None = None
 
-    def of(self, rollout: Rollout) -> float:
+    def of(self, rollout: RolloutEnd) -> float:
         """The seconds so far that ``rollout`` could not run, because of others or for want of a processor.
 
         A block whose cause is not known counts when it is over: until then, it may be one that does not end, and time limits find it.

@@ -86,7 +86,7 @@ def processor_waits(pid: int) -> dict[int, float]:
 class ProcessorWait:
     """The longest time that one thread of several has waited for a processor since this was created.
 
-    Threads are told apart: the total of one that has run long hides what another waits now.
+    Each thread by itself: the total of one that has run long hides what another waits now.
     """
 
     def __init__(self, read: Callable[[], Mapping[int, float]]) -> None:
