@@ -34,6 +34,7 @@ LONG = (
     "tests/model",
     "tests/observers/monitors",
     "tests/repository",
+    "tests/rollouts/test_faulty_places.py",
     "tests/tools/cli",
     "tests/tools/export",
     "tests/tools/view",

@@ -242,7 +242,7 @@ async def blocks_for_a_time(task: dict[str, Any]) -> float:
     if task["block"]:
         time.sleep(task["block"])
     else:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(2)
     return 1.0
 
 

@@ -381,6 +381,6 @@ def test_nobody_is_blamed_for_a_loop_that_a_callback_blocks(endpoint: PolicyEndp
 
 
 def test_the_time_that_another_agent_blocks_the_loop_is_not_an_agents_own(endpoint: PolicyEndpoint) -> None:
-    tasks = [{"id": str(n), "block": 0 if n else 1.7} for n in range(8)]
-    rollouts = run(endpoint, agents.blocks_for_a_time, tasks, executor="task", concurrency=8, timeout_seconds=2)
+    tasks = [{"id": str(n), "block": 0 if n else 2.5} for n in range(8)]
+    rollouts = run(endpoint, agents.blocks_for_a_time, tasks, executor="task", concurrency=8, timeout_seconds=4)
     assert [(r.status, r.attempt) for r in rollouts] == [("ok", 0)] * 8
