@@ -23,6 +23,15 @@ class SentRequests:
         self._cancelled = False
         """Whether the agent did not wait for the end of the last request that ended."""
         self._given_up: set[SentKey] = set()
+        self._preparing: set[object] = set()
+
+    def prepare(self, request: object) -> None:
+        """Count ``request`` until `decide`: a client has it, and has not sent it."""
+        self._preparing.add(request)
+
+    def decide(self, request: object) -> None:
+        """``request`` is counted as sent, or it is no model request."""
+        self._preparing.discard(request)
 
     def begin(self) -> int:
         """Count a request that a client begins to send. Returns the number of those answered so far, for `end`."""
@@ -78,8 +87,8 @@ class SentRequests:
 
     @property
     def waiting(self) -> int:
-        """The number of requests whose clients wait for a response, or were cancelled while they did."""
-        return self._sending + self._cancelled
+        """The number of requests whose clients prepare them or wait for a response, or were cancelled while they waited."""
+        return self._sending + self._cancelled + len(self._preparing)
 
     def renew_lock(self) -> None:
         """Replace the lock, which another thread may have held when this process was forked."""

@@ -21,6 +21,7 @@ from lightning_core.capture import current_address, current_rollout, scope
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import ConfigError
 from lightning_core.rollouts.attempt import Rollout
+from lightning_core.rollouts.local_agents import patched
 from lightning_core.testing.recording_server import RecordingServer
 from tests.endpoint.serving import HI, WRITER, serve
 from tests.rollouts import executor_runs
@@ -307,3 +308,28 @@ def test_an_agent_that_ends_itself_is_a_failed_rollout(
 ) -> None:
     rollouts = run(endpoint, solve, 2, retries=0)
     assert [(r.status, r.error) for r in rollouts] == [("failed", f"AgentExit: raised {named}")] * 2
+
+
+def test_a_request_that_waits_for_a_thread_to_send_it_has_no_answer_either(endpoint: PolicyEndpoint) -> None:
+    """With many threads, a client may need longer than its agent's patience to send a request."""
+    slow = threading.Event()
+
+    def solve(task: Any) -> float:
+        begun = threading.Event()
+
+        def prepare(request: httpx.Request) -> None:
+            begun.set()
+            slow.wait(30)
+
+        def ask() -> None:
+            with contextlib.suppress(Exception), httpx.Client(event_hooks={"request": [prepare]}) as client:
+                client.post("https://api.openai.com/v1/chat/completions", json={"model": "m", "messages": HI})
+
+        threading.Thread(target=ask, daemon=True).start()
+        begun.wait(30)
+        raise TimeoutError("no answer in time")
+
+    with patched(()):
+        (rollout,) = run(endpoint, solve, retries=0)
+    slow.set()
+    assert rollout.status == "timeout", rollout.error

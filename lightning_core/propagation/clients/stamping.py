@@ -62,7 +62,7 @@ _sent: ContextVar[Redirection | None] = ContextVar("lightning_sent", default=Non
 """The stamp of the request that is being sent."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Watched:
     """A request of a client whose transport may answer it without a network."""
 
@@ -278,17 +278,24 @@ def redirect_again(method: str, url: str, headers: Mapping[str, str], body: Body
 
 @contextmanager
 def watching(method: str, url: str, body: Body | Compressed) -> Generator[None]:
-    """Count the request if its client answers it in the body without a patched client that sends it over the network."""
-    watched = _Watched(method, url, body)
+    """Count the request if its client answers it in the body without a patched client that sends it over the network.
+
+    Until it is sent it may be a model call, for which the rollout waits.
+    """
+    watched, run = _Watched(method, url, body), current_rollout()
     token = _watched.set(watched)
+    if run is not None:
+        run.sent.prepare(watched)
     try:
         yield
     finally:
         _watched.reset(token)
+        if run is not None:
+            run.sent.decide(watched)
     if watched.is_sent or _sending.get():
         return
     with record("client.watch"):
-        run, target = current_rollout(), _split(without_key(url)[0])
+        target = _split(without_key(url)[0])
         if run is not None and not is_listed(target, run.ignore_hosts):
             plain = _read(method, body)
             is_call = find_route(method, target.path, plain) is not None
@@ -334,6 +341,8 @@ def sending(to: Redirection | None = None) -> Generator[None]:
     tokens = _sending.set(True), _sent.set(to)
     try:
         with nullcontext() if to is None else _counted(to):
+            if (run := current_rollout()) is not None:
+                run.sent.decide(_watched.get())
             yield
     finally:
         _sending.reset(tokens[0])
