@@ -69,9 +69,9 @@ def cost(form: ToolFormat, text: str) -> float:
 def test_repeated_text_is_read_in_linear_time(form: ToolFormat):
     small, large = hostile(form, SIZE), hostile(form, 8 * SIZE)
     for name, text in large.items():
-        # Quadratic work would be 64 times as much. Measured again if something else disturbed it.
-        most = 24 * max(cost(form, small[name]), 0.002)
-        assert any(cost(form, text) < most for _ in range(3)), name
+        # Quadratic work would be 64 times as much.
+        least = max(min(cost(form, small[name]) for _ in range(2)), 0.002)
+        assert min(cost(form, text) for _ in range(2)) < 24 * least, name
 
 
 HM = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
@@ -101,8 +101,8 @@ def characters_split(text: str) -> int:
 @pytest.mark.parametrize("unit", STREAMED)
 @pytest.mark.parametrize("lead", ["", HM, f"{HM}<|channel|>final<|message|>", "<|channel|>analysis<|message|>"])
 def test_streamed_text_is_split_in_linear_time(lead: str, unit: str):
-    # Each character by itself would make it 600 times.
-    text = lead + repeated(unit, SIZE // 4)
+    # Each character by itself would make it 2500 times.
+    text = lead + repeated(unit, SIZE)
     assert characters_split(text) <= 34 * len(text)
     if unit in ("an answer ", "<b>x</b>") and "final" in lead:
         assert characters_split(text) < 2000
