@@ -169,13 +169,12 @@ def test_a_tab_that_was_hidden_while_its_run_was_resumed_shows_no_discarded_step
         open_table(page, "reward")
         rows = page.locator("[data-chart=reward] tbody tr")
         expect(rows).to_have_count(4, timeout=LONG)
-        page.evaluate("window.loaded = 1")
         set_hidden(page, True)
         log = MetricsLog(folder / "metrics.jsonl", keep_steps=2)
         for step in range(3, 6):
             log.append(step, {"reward": 0.9})
-        set_hidden(page, False)
-        tab.until("window.loaded === undefined && document.readyState === 'complete'")
+        with page.expect_event("load", timeout=LONG):
+            set_hidden(page, False)
         open_table(page, "reward")
         assert table(page, "reward") == ["1 0.1", "2 0.2", "3 0.9", "4 0.9", "5 0.9"]
         tab.close()

@@ -27,7 +27,7 @@ from lightning_core.capture.run import ActiveRollout, live_runs
 from lightning_core.capture.scope import current_rollout
 from lightning_core.capture.sent_requests import SentKey
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION, sign_origin
-from lightning_core.errors import describe
+from lightning_core.propagation.clients.counting import counted
 from lightning_core.propagation.clients.unrouted import refuse_unrouted
 from lightning_core.propagation.providers import GOOGLE_KEY, KEY_HEADERS, host_of, is_listed, port_of, without_key
 from lightning_core.propagation.shapes import (
@@ -42,19 +42,6 @@ from lightning_core.propagation.shapes import (
 )
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-_UNANSWERED = frozenset(
-    {
-        *("NetworkError", "ProtocolError", "TimeoutException"),  # httpcore and httpx
-        *(
-            "ClientConnectionError",
-            "MaxRetryError",
-            "TimeoutError",
-            "HTTPException",
-        ),  # aiohttp, urllib3 (two), http.client
-    }
-)
-"""Classes of clients: errors of a connection, besides `OSError`."""
 
 _sending: ContextVar[bool] = ContextVar("lightning_sending", default=False)
 _watched: ContextVar[_Watched | None] = ContextVar("lightning_watched", default=None)
@@ -340,39 +327,13 @@ def sending(to: Redirection | None = None) -> Generator[None]:
     """
     tokens = _sending.set(True), _sent.set(to)
     try:
-        with nullcontext() if to is None else _counted(to):
+        with nullcontext() if to is None else counted(to.run, to.key):
             if (run := current_rollout()) is not None:
                 run.sent.decide(_watched.get())
             yield
     finally:
         _sending.reset(tokens[0])
         _sent.reset(tokens[1])
-
-
-@contextmanager
-def _counted(to: Redirection) -> Generator[None]:
-    """Count the body as a request of the rollout, and how it ended."""
-    sent, answered, cancelled = to.run.sent, False, False
-    before = sent.begin()
-    try:
-        yield
-        answered = True
-        if sent.has_failed:
-            to.run.counters["recovered"] += sent.recover(to.key)
-    except Exception as error:
-        if _is_unanswered(error):
-            sent.fail(to.key, f"a model request had no response: {describe(error)}")
-        raise
-    except BaseException:
-        cancelled = True
-        raise
-    finally:
-        sent.end(to.key, before, answered=answered, cancelled=cancelled)
-
-
-def _is_unanswered(error: Exception) -> bool:
-    """Whether a client raised ``error`` because a connection or a response failed or took too long."""
-    return isinstance(error, OSError) or any(kind.__name__ in _UNANSWERED for kind in type(error).__mro__)
 
 
 async def await_sent(
