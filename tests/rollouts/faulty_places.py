@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -165,9 +167,14 @@ def solve(task: dict[str, Any]) -> float:
         return 0.0
 
 
+_threads = ThreadPoolExecutor(4096)
+"""As many as there may be rollouts: those that hang keep theirs."""
+
+
 async def solve_async(task: dict[str, Any]) -> float:
     """The same agent on an event loop, with its blocking code on threads."""
-    return await asyncio.to_thread(solve, task)
+    run = contextvars.copy_context().run
+    return await asyncio.get_running_loop().run_in_executor(_threads, run, solve, task)
 
 
 async def wait(task: dict[str, Any]) -> float:
