@@ -17,6 +17,7 @@ _LONGEST = 60.0
 _IN_CALL = 5.0
 """A model call in progress may take longer than an agent without one: it may wait for others."""
 _LEAST_PAUSE = 0.2
+_UNANSWERED = "  the rollout ended before its process answered: compiled code that holds Python's lock, or no processor"
 
 
 class Watchdog:
@@ -43,14 +44,18 @@ class Watchdog:
             await asyncio.sleep(max(left, _LEAST_PAUSE))
         if (times := self._silent.count("silent")) is None:
             return
-        logger.warning(
-            "task %r: nobody has made progress for %.0f s%s (%s in progress; rollouts.timeout_seconds is %g). Give what it waits "
-            "for a time-out of its own, or raise rollouts.timeout_seconds if it needs the time. Its agent:\n%s",
-            task,
-            seconds,
-            times,
-            plural(number, "model call"),
-            self._limit,
-            await running.stacks(),
-            extra=COUNTED,
-        )
+        stacks = _UNANSWERED
+        try:
+            stacks = await running.stacks()
+        finally:
+            logger.warning(
+                "task %r: nobody has made progress for %.0f s%s (%s in progress; rollouts.timeout_seconds is %g). Give what it waits "
+                "for a time-out of its own, or raise rollouts.timeout_seconds if it needs the time. Its agent:\n%s",
+                task,
+                seconds,
+                times,
+                plural(number, "model call"),
+                self._limit,
+                stacks,
+                extra=COUNTED,
+            )

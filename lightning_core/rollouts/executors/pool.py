@@ -34,6 +34,8 @@ _FORK_SECONDS = 120.0
 _LAUNCHER_ENDED = "the process that starts workers ended"
 _GRACE_SECONDS = 0.5
 _STATE_SECONDS = 2.0
+_STACKS_SECONDS = 10.0
+"""A silent process has a low priority, and nothing waits for its stacks."""
 _EXIT_SECONDS = 5.0
 _LOW_PRIORITY = 15
 """With it, a process gets a thirtieth of the time of one with the normal priority, 0, if both are busy."""
@@ -73,7 +75,7 @@ class WorkerHandle:
     async def stacks(self) -> str:
         """See `Running.stacks`. Answered while `receive` is awaited, unless the process holds its interpreter lock."""
         try:
-            return str((await asyncio.wait_for(self._ask(), _STATE_SECONDS))["stacks"])
+            return str((await asyncio.wait_for(self._ask(), _STACKS_SECONDS))["stacks"])
         except TimeoutError:
             return f"  its process {self.pid} does not answer: compiled code that holds Python's lock, or it has no processor"
 
