@@ -1,6 +1,7 @@
 # make demo | demo-sql | test | models | test-numeric | test-pythons | test-lowest | test-frameworks | test-trackers | test-coexistence | test-vllm | test-verl |
 # test-parity | test-containers | test-view | test-first-hour | docs | lint | agents | agents-short; test-long | test-numeric-long | test-pythons-long |
-# test-lowest-long | test-coexistence-long | test-verl-long: each makes its environment first, once, and again when what it is made from changes.
+# test-lowest-long | test-coexistence-long | test-vllm-long | test-verl-long | test-first-hour-long: each makes its environment first, once,
+# and again when what it is made from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
 #   make demo ARGS="trainer.steps=5"   settings for the training run
 # pip, which installs torch, listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build. uv installs the rest, in seconds.
@@ -36,8 +37,8 @@ TEMPLATES := trl==1.16.0
 # Tasks and checker of examples/bfcl; of its dependencies, that part needs only mpmath, which comes with torch.
 BFCL := bfcl-eval==2026.3.23
 
-.PHONY: demo demo-sql test test-long models test-numeric test-numeric-long test-pythons test-pythons-long test-lowest test-lowest-long test-frameworks test-trackers test-coexistence test-coexistence-long test-vllm test-verl test-verl-long \
-	test-parity test-containers test-view test-first-hour agents agents-short docs lint environment
+.PHONY: demo demo-sql test test-long models test-numeric test-numeric-long test-pythons test-pythons-long test-lowest test-lowest-long test-frameworks test-trackers test-coexistence test-coexistence-long test-vllm test-vllm-long test-verl test-verl-long \
+	test-parity test-containers test-view test-first-hour test-first-hour-long agents agents-short docs lint environment
 
 demo: $(INSTALLED)
 	$(BIN)/lightning-rl train examples/calculator/lightning.yaml --require-improvement $(ARGS)
@@ -97,11 +98,15 @@ test-coexistence: $(COEXISTENCE)/.installed
 test-coexistence-long: $(COEXISTENCE)/.installed
 	$(ONE_THREAD) $(COEXISTENCE)/bin/python -m pytest tests/coexistence $(ARGS)
 
-# The policy backend on a real vLLM server, in vLLM's build for CPUs.
+# The policy backend on a real vLLM server, in vLLM's build for CPUs. The long form starts more servers.
 test-vllm: $(CLUSTER)/.installed
+	$(CLUSTER)/bin/python -m pytest -m "not long" tests/vllm $(ARGS)
+
+test-vllm-long: $(CLUSTER)/.installed
 	$(CLUSTER)/bin/python -m pytest tests/vllm $(ARGS)
 
-# Training with verl itself, on Ray and vLLM's build for CPUs. Only the long form runs verl's asynchronous trainers.
+# Training with verl itself, on Ray and vLLM's build for CPUs. Only the long form runs verl's asynchronous trainers, `eval`, and all
+# pairs of losses and settings.
 test-verl: $(CLUSTER)/.installed
 	$(CLUSTER)/bin/python -m pytest $(TWICE) -m "not slow" tests/verl $(ARGS)
 
@@ -120,9 +125,13 @@ test-containers: $(INSTALLED)
 test-view: $(VENV)/.installed-view
 	$(BIN)/python -m pytest tests/browser $(ARGS)
 
-# The installation page and the quickstart, word for word, with this checkout's wheel in a fresh environment.
+# The installation page and the quickstart, with this checkout's wheel in a fresh environment. Only the long form trains for as many
+# steps as they do.
 test-first-hour: $(INSTALLED)
-	$(BIN)/python -m pytest tests/first_hour $(ARGS)
+	$(BIN)/python -m pytest -m "not long" tests/first_hour $(ARGS)
+
+test-first-hour-long: $(INSTALLED)
+	$(BIN)/python -m pytest -m long tests/first_hour $(ARGS)
 
 # Unmodified agents: programs, which are installed from the npm registry into .agents when their tests run first, and Python packages.
 agents: $(INSTALLED) $(FRAMEWORKS)/first/.installed $(FRAMEWORKS)/second/.installed

@@ -24,23 +24,22 @@ ALL = "--all"
 # version of Python.
 LONG = (
     "tests/chat",
-    "tests/credit/test_credit_rules.py",
-    "tests/credit/test_policy_gradient.py",
-    "tests/credit/test_rule_invariants.py",
+    "tests/credit",
     "tests/dialects",
     "tests/endpoint",
     "tests/examples",
     "tests/integrations",
+    "tests/mistakes",
     "tests/model",
-    "tests/observers/monitors",
+    "tests/observers",
     "tests/repository",
+    "tests/rollouts/test_commands.py",
     "tests/rollouts/test_faulty_places.py",
-    "tests/tools/cli",
-    "tests/tools/export",
-    "tests/tools/view",
+    "tests/rollouts/test_selection.py",
+    "tests/tools",
     "tests/trainers",
 )
-PYTEST = ("-n", "2", "--dist", "loadfile", "-m", "not slow", "-p", "tests.repository.without_torch")
+PYTEST = ("-n", "2", "--dist", "loadfile", "-p", "tests.repository.without_torch")
 
 
 def extras() -> str:
@@ -95,10 +94,10 @@ def install(python: Path, folder: Path) -> None:
 def main(arguments: list[str]) -> int:
     pythons = find_pythons()
     if ALL in arguments:
-        arguments.remove(ALL)
+        arguments[arguments.index(ALL)] = "-mnot slow"
     else:
         pythons = dict(list(pythons.items())[-1:])
-        arguments += [f"--ignore={folder}" for folder in LONG]
+        arguments += ["-mnot slow and not long", *(f"--ignore={folder}" for folder in LONG)]
     if not pythons:
         print("no other CPython from 3.12 to 3.14 found on the PATH or in pyenv: NO TESTS WERE RUN", flush=True)
     failed: list[str] = []

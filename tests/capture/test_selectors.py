@@ -200,7 +200,7 @@ def test_agents_that_cannot_be_meant_are_errors(sections: dict[str, Any], messag
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("train", [None, "all"])
+@pytest.mark.parametrize("train", [None, pytest.param("all", marks=pytest.mark.long)])
 def test_lists_of_trained_agents_are_checked_in_the_first_rollouts(program: Program, train: str | None) -> None:
     """The configuration names no trained agent, so the names are known only now."""
 

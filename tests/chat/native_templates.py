@@ -6,9 +6,13 @@ The wheel is installed without its dependencies; nothing of it is imported.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.chat.chat_families import FAMILIES, TEMPLATES, Family
 
@@ -93,3 +97,15 @@ def family(name: str) -> Family:
         stops=(eos,),
         format={**FORMATS, **LOCAL}.get(name, "hermes"),
     )
+
+
+def each_with_some(templates: Sequence[Any], name: str, values: Sequence[Any], count: int) -> pytest.MarkDecorator:
+    """Every template with each of ``values``; the short form has each template with ``count`` of them."""
+    pairs: list[Any] = []
+    for i, template in enumerate(templates):
+        template, marks = (template, ()) if isinstance(template, str) else (template.values[0], template.marks)
+        short = {(i * count + n) % len(values) for n in range(count)}
+        for j, value in enumerate(values):
+            long = () if j in short else (pytest.mark.long,)
+            pairs.append(pytest.param(template, value, marks=(*marks, *long), id=f"{template}-{j}"))
+    return pytest.mark.parametrize(("name", name), pairs)

@@ -41,7 +41,10 @@ ALL: dict[str, Any] = {f.name: f for f in FAMILIES}
 ALL |= dict.fromkeys((*LOCAL, *((*FORMATS, *OTHERS) if folder() else ())))
 
 
-@pytest.fixture(params=ALL)
+SHORT = {*(f.name for f in FAMILIES), *LOCAL, *NEED_REASONING, *NEVER, *[*ALL][::3]}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=() if name in SHORT else pytest.mark.long) for name in ALL])
 def own(request: pytest.FixtureRequest) -> Family:
     return ALL[request.param] or family(request.param)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 
@@ -59,8 +58,8 @@ def hostile(form: ToolFormat, size: int) -> dict[str, str]:
 def cost(form: ToolFormat, text: str) -> float:
     """Seconds of this thread's CPU. Regular expressions have no calls that could be counted."""
     start = time.thread_time()
-    answer: Any = text if form.split is None else form.split(text, True)[1]
-    form.read(answer or "")
+    if form.split is not None:
+        form.read(form.split(text, True)[1] or "")
     form.read(text)
     return time.thread_time() - start
 
@@ -70,8 +69,8 @@ def test_repeated_text_is_read_in_linear_time(form: ToolFormat):
     small, large = hostile(form, SIZE), hostile(form, 8 * SIZE)
     for name, text in large.items():
         # Quadratic work would be 64 times as much.
-        least = max(min(cost(form, small[name]) for _ in range(2)), 0.002)
-        assert min(cost(form, text) for _ in range(2)) < 24 * least, name
+        least = max(min(cost(form, small[name]) for _ in range(2)), 0.001)
+        assert any(cost(form, text) < 24 * least for _ in range(2)), name
 
 
 HM = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
@@ -89,8 +88,9 @@ def characters_split(text: str) -> int:
         read += len(text)
         return split(text, False)
 
+    ids = list(range(len(text)))
     held = HeldText(lambda ids: text[: len(ids)], counted, (), tools=harmony)
-    sent = "".join(held.more(list(range(end)))[1] for end in range(4, len(text) + 1, 4))
+    sent = "".join(held.more(ids[:end])[1] for end in range(4, len(text) + 1, 4))
     thought, answer = split(text, True)
     content, _ = harmony.read(answer or "")
     assert content.startswith(sent)
@@ -103,6 +103,7 @@ def characters_split(text: str) -> int:
 def test_streamed_text_is_split_in_linear_time(lead: str, unit: str):
     # Each character by itself would make it 2500 times.
     text = lead + repeated(unit, SIZE)
-    assert characters_split(text) <= 34 * len(text)
+    count = characters_split(text)
+    assert count <= 34 * len(text)
     if unit in ("an answer ", "<b>x</b>") and "final" in lead:
-        assert characters_split(text) < 2000
+        assert count < 2000

@@ -12,14 +12,14 @@ from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
 from lightning_core.chat.template_probe import after_prompt
 from lightning_core.endpoint.streaming import HeldText
 from tests.chat.chat_families import Family, encode, make_chat, make_tokenizer
-from tests.chat.native_templates import FORMATS, LOCAL, MADE, OTHERS, family, folder
+from tests.chat.native_templates import FORMATS, LOCAL, MADE, OTHERS, each_with_some, family, folder
 from tests.chat.test_templates import serve, trained_tokens
 
 needs_wheel = pytest.mark.skipif(folder() is None, reason="needs trl's wheel: pip install --no-deps trl")
 NATIVE = {**FORMATS, **LOCAL, **{name: made.format for name, made in MADE.items()}}
-every_template = pytest.mark.parametrize(
-    "name", [*LOCAL, *MADE, *(pytest.param(name, marks=needs_wheel) for name in FORMATS)]
-)
+TEMPLATES: list[Any] = [*LOCAL, *MADE, *(pytest.param(name, marks=needs_wheel) for name in FORMATS)]
+every_template = pytest.mark.parametrize("name", TEMPLATES)
+
 
 PROPERTIES: dict[str, Any] = {
     "text": {"type": "string", "description": "A text."},
@@ -121,8 +121,7 @@ def test_the_format_is_found_in_the_template(name: str):
     assert make_chat(family(name)).tool_format.name == NATIVE[name]
 
 
-@every_template
-@pytest.mark.parametrize("arguments", ARGUMENTS, ids=range(len(ARGUMENTS)))
+@each_with_some(TEMPLATES, "arguments", ARGUMENTS, 3)
 def test_a_call_that_the_template_writes_is_read_with_its_types(name: str, arguments: dict[str, Any]):
     if name in LOSSY and "'" in str(arguments.get("text")):
         pytest.skip("the template does not escape quotes")
@@ -248,8 +247,7 @@ def test_two_calls_of_another_model_keep_their_results(name: str):
             assert part in text
 
 
-@every_template
-@pytest.mark.parametrize("think", [False, True])
+@each_with_some(TEMPLATES, "think", [False, True], 1)
 def test_a_response_that_is_cut_anywhere_never_fails_and_loses_no_text(name: str, think: bool):
     fam = family(name)
     chat = make_chat(fam)
@@ -353,8 +351,7 @@ def test_a_token_that_starts_the_result_is_kept_after_another_stop_token(name: s
         assert "forty" in tail
 
 
-@every_template
-@pytest.mark.parametrize("stream", [False, True])
+@each_with_some(TEMPLATES, "stream", [False, True], 1)
 def test_an_agent_calls_a_tool_over_http(name: str, stream: bool):
     """One call, its result and an answer, in the format of the model. The response is recorded as it was sampled."""
     fam = family(name)

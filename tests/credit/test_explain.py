@@ -30,7 +30,9 @@ POSITIVE = [replace(e, rewards=[r for r in e.rewards if r.value >= 0]) for e in 
         if "critic" not in rule.needs and (advantage != "maxrl" or not rule.baseline)
     ],
 )
-@pytest.mark.parametrize("keys", [None, ["task"], ["agent"], sorted(GROUP_KEYS)])
+@pytest.mark.parametrize(
+    "keys", [None, *(pytest.param(keys, marks=pytest.mark.long) for keys in (["task"], ["agent"])), sorted(GROUP_KEYS)]
+)
 def test_the_groups_add_up_to_the_advantage(rewards: str, advantage: str, keys: list[str] | None) -> None:
     rules = {"policy": CreditRules(rewards=rewards, advantage=advantage, gamma=0.9, group_by=keys)}
     episodes = POSITIVE if advantage == "maxrl" else EPISODES

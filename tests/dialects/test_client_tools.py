@@ -184,7 +184,7 @@ HELPER = {"type": "namespace", "name": "crew", "tools": [READ]}
         ([READ, {**SAY, "name": "read"}], "tools has the function 'read' and the free-form tool 'read'"),
     ],
 )
-@pytest.mark.parametrize("place", ["tools", "input", "earlier"])
+@pytest.mark.parametrize("place", ["tools", pytest.param("input", marks=pytest.mark.long), "earlier"])
 def test_different_tools_with_the_same_name_for_the_model_are_refused(tools: list[Any], found: str, place: str):
     with as_agent(["hello"]) as run:
         one, other = ({"type": "additional_tools", "tools": [tool]} for tool in tools)
@@ -284,9 +284,16 @@ HOSTED = [
     ("/models/policy:generateContent", [{"googleSearch": {}}], "googleSearch"),
     ("/models/policy:generateContent", [{"codeExecution": {}}], "codeExecution"),
 ]
+SHORT = ("web_search", "mcp", "web_search_20250305", "codeExecution")
 
 
-@pytest.mark.parametrize(("path", "tools", "name"), HOSTED, ids=[f"{path}-{name}" for path, _, name in HOSTED])
+@pytest.mark.parametrize(
+    ("path", "tools", "name"),
+    [
+        pytest.param(*hosted, marks=() if hosted[2] in SHORT else pytest.mark.long, id=f"{hosted[0]}-{hosted[2]}")
+        for hosted in HOSTED
+    ],
+)
 def test_a_tool_that_a_provider_runs_is_refused_by_name_and_is_not_the_agents_failure(
     path: str, tools: list[Any], name: str
 ):

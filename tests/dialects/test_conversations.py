@@ -290,7 +290,9 @@ GEMINI = Wire(
     errors.ClientError,
     lambda error: (error.code, error.status),
 )
-each_wire = pytest.mark.parametrize("wire", [CHAT, RESPONSES, MESSAGES, BETA, GEMINI], ids=lambda wire: wire.name)
+each_wire = pytest.mark.parametrize(
+    "wire", [CHAT, RESPONSES, MESSAGES, pytest.param(BETA, marks=pytest.mark.long), GEMINI], ids=lambda wire: wire.name
+)
 streamed_or_not = pytest.mark.parametrize("stream", [False, True])
 
 
@@ -332,10 +334,10 @@ def test_an_answer_and_its_record(wire: Wire, stream: bool):
     [
         "hällo wörld ✓",
         "",
-        " spaced \n",
-        "x" * 300,
+        pytest.param(" spaced \n", marks=pytest.mark.long),
+        pytest.param("x" * 300, marks=pytest.mark.long),
         TWO_CALLS,
-        '<tool_call>{"name": "add", "arguments": oops',
+        pytest.param('<tool_call>{"name": "add", "arguments": oops', marks=pytest.mark.long),
         '<tool_call>{"name": "add", "arguments": "oops"}</tool_call>',
     ],
 )

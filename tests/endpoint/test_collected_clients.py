@@ -130,7 +130,7 @@ def manual_collection() -> Generator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("place", [inside_rollout, outside_rollouts])
+@pytest.mark.parametrize("place", [inside_rollout, pytest.param(outside_rollouts, marks=pytest.mark.long)])
 @pytest.mark.parametrize("sdk", SDKS)
 def test_later_connections_are_read(sdk: str, place: Any) -> None:
     holds, collected, connected, closed = (threading.Event() for _ in range(4))

@@ -146,15 +146,20 @@ def play(program: list[Ask], endpoint: PolicyEndpoint, http: httpx.Client) -> Ac
     return run
 
 
-@given(program=st.lists(asks, min_size=1, max_size=10), seed=st.integers(0, 1000), budget=st.integers(1, 200))
-@settings(max_examples=80, deadline=None, derandomize=True)
+@pytest.mark.parametrize("examples", [20, pytest.param(80, marks=pytest.mark.long)])
 def test_every_sampled_token_reaches_the_loss_once(
-    backend: LoggingBackend,
-    endpoint: PolicyEndpoint,
-    http: httpx.Client,
-    program: list[Ask],
-    seed: int,
-    budget: int,
+    backend: LoggingBackend, endpoint: PolicyEndpoint, http: httpx.Client, examples: int
+) -> None:
+    @given(program=st.lists(asks, min_size=1, max_size=10), seed=st.integers(0, 1000), budget=st.integers(1, 200))
+    @settings(max_examples=examples, deadline=None, derandomize=True)
+    def prove(program: list[Ask], seed: int, budget: int) -> None:
+        prove_program(backend, endpoint, http, program, seed, budget)
+
+    prove()
+
+
+def prove_program(
+    backend: LoggingBackend, endpoint: PolicyEndpoint, http: httpx.Client, program: list[Ask], seed: int, budget: int
 ) -> None:
     backend.start_over(seed)
     run = play(program, endpoint, http)

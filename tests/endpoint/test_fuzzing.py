@@ -86,7 +86,8 @@ def answer(prompt: str) -> str:
 
 
 @pytest.mark.parametrize(("wire", "params"), [(w, p) for w, kinds, _ in DOCUMENTED for p in kinds])
-def test_requests_as_the_sdk_describes_them(wire: Dialect, params: Any):
+@pytest.mark.parametrize("examples", [30, pytest.param(100, marks=pytest.mark.long)])
+def test_requests_as_the_sdk_describes_them(wire: Dialect, params: Any, examples: int):
     over = time.monotonic() + SECONDS
     statuses: dict[int, int] = {}
     trained = Routing(trained=frozenset({"writer"}), max_tokens=64)
@@ -98,7 +99,7 @@ def test_requests_as_the_sdk_describes_them(wire: Dialect, params: Any):
         client.headers["lightning-agent"] = "writer"
         read = {name.partition(".")[0] for name in wire.FIELDS.supported}
 
-        @FUZZING
+        @settings(FUZZING, max_examples=examples)
         @given(request(params, LEAST[wire.PATH], read))
         def ask(body: bytes) -> None:
             if time.monotonic() > over:

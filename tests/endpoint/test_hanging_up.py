@@ -212,7 +212,7 @@ class Verbose(ScriptedBackend):
             yield Delta(token_ids=[120] * 4096, logprobs=[-0.5] * 4096, version=0, finish_reason=finish)
 
 
-@pytest.mark.parametrize("ends", ["the client", "the rollout"])
+@pytest.mark.parametrize("ends", [pytest.param("the client", marks=pytest.mark.long), "the rollout"])
 def test_a_slow_reader_delays_no_other_client(ends: str):
     body = {"model": "base", "messages": [{"role": "user", "content": "much"}], "stream": True, "logprobs": True}
     with (

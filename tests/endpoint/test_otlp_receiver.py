@@ -91,7 +91,13 @@ def named(trace: Trace, name: str) -> Event:
     return event
 
 
-@pytest.mark.parametrize("knows_traceparent", [False, True], ids=["knows only its key", "knows our traceparent"])
+@pytest.mark.parametrize(
+    "knows_traceparent",
+    [
+        pytest.param(False, id="knows only its key"),
+        pytest.param(True, id="knows our traceparent", marks=pytest.mark.long),
+    ],
+)
 def test_a_process_with_its_own_tracing(knows_traceparent: bool) -> None:
     with opened(strict=True) as (endpoint, run, key):
         run_program(

@@ -46,7 +46,8 @@ def tool(name: str) -> Message:
 
 def conversation(*prompts: Sequence[Message], settings: Sequence[Message] = ({}, {})) -> list[str | None]:
     """The reasons of ``prompts`` of one agent."""
-    with playground(["first", "second", "third"], train=["a"]) as run, scope("a"), client_of(run) as client:
+    started = playground(["first", "second", "third"], train=["a"], integrations=())
+    with started as run, scope("a"), client_of(run) as client:
         for messages, more in zip(prompts, [*settings, {}], strict=False):
             client.chat.completions.create(model="m", messages=list(messages), **more)  # type: ignore[call-overload]
     return reasons(run)
@@ -124,7 +125,8 @@ def test_another_agents_history_is_a_handoff_and_examples_are_neither() -> None:
         "b": [system("You work."), *GO],
         "c": [user("2 + 2"), said("4"), user("3 + 3")],
     }
-    with playground(["first", "second", "third"], train=["a", "b"]) as run, client_of(run) as client:
+    started = playground(["first", "second", "third"], train=["a", "b"], integrations=())
+    with started as run, client_of(run) as client:
         for agent, messages in prompts.items():
             with scope(agent):
                 client.chat.completions.create(model="m", messages=messages)
@@ -144,7 +146,7 @@ def test_every_response_of_another_agent_is_a_handoff_also_to_an_agent_that_has_
         ("b", [system("You work."), *GO]),
         ("b", [system("You work."), user("go"), said("own!"), user("more")]),
     ]
-    with playground(sampled, train=["a", "b"]) as run, client_of(run) as client:
+    with playground(sampled, train=["a", "b"], integrations=()) as run, client_of(run) as client:
         for agent, messages in calls:
             with scope(agent):
                 client.chat.completions.create(model="m", messages=messages)

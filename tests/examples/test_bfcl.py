@@ -250,6 +250,7 @@ def test_a_tweet_has_the_mentions_of_its_own_rollout() -> None:
         assert json.loads(posted)["mentions"] == []
 
 
+@pytest.mark.long
 def test_every_decision_point_can_be_forked() -> None:
     few_processes = BFCL._replace(overrides=(*BFCL.overrides, "rollouts.concurrency=4"))
     found = measure(example_config(few_processes), few_processes.answer, points=12, batch=4)

@@ -20,6 +20,7 @@ def test_the_program_prints_the_reward_of_each_step() -> None:
     assert lines == [("0", "16"), ("1", "16")]  # one row for both calls of a rollout
 
 
+@pytest.mark.long
 def test_it_learns() -> None:
     pytest.importorskip("torch")
     from examples.minimal.loop import run

@@ -172,12 +172,14 @@ def test_two_hops_are_one_conversation_and_one_row() -> None:
     ("answers", "reward"),
     [
         (["Search: Madrid", "Search: language of Spain", "Answer: Spanish"], 1.0),
-        (["Search: nowhere at all", "Search: language of Spain", "Answer: the Spanish"], 1.0),
+        pytest.param(
+            ["Search: nowhere at all", "Search: language of Spain", "Answer: the Spanish"], 1.0, marks=pytest.mark.long
+        ),
         (["Search: Spain", "Answer: euro"], 0.1),
-        (["Answer: Spanish"], 0.9),
-        (["Answer: French"], 0.0),
+        pytest.param(["Answer: Spanish"], 0.9, marks=pytest.mark.long),
+        pytest.param(["Answer: French"], 0.0, marks=pytest.mark.long),
         (["Spanish"], 0.0),
-        (["Search: Madrid", "Spanish"], 0.0),
+        pytest.param(["Search: Madrid", "Spanish"], 0.0, marks=pytest.mark.long),
         (["Search: Madrid", "Search: language of Spain", "Search: Spain"], 0.0),
         (["Search: Spain", "Answer: the currency is the euro, the language is Spanish"], 0.9 * 2 / 7 + 0.1),
     ],

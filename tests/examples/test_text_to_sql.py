@@ -185,8 +185,10 @@ def test_wrong_queries_fail() -> None:
             if not _runs(task["databases"][0], sql):
                 continue
             tried[kind] += 1
-            one[kind] += execution_match(task["databases"][:1], sql, task["sql"], ordered=task["ordered"])
-            both[kind] += execution_match(task["databases"], sql, task["sql"], ordered=task["ordered"])
+            first, second = ([database] for database in task["databases"])
+            if execution_match(first, sql, task["sql"], ordered=task["ordered"]):
+                one[kind] += 1
+                both[kind] += execution_match(second, sql, task["sql"], ordered=task["ordered"])
     near = (
         "number",
         "further condition",
@@ -258,7 +260,7 @@ def test_many_threads_execute_at_once() -> None:
     work = [task for task in tasks.train()[:64] for _ in range(4)]
     with ThreadPoolExecutor(32) as pool:
         right = pool.map(lambda t: execution_match(t["databases"], t["sql"], t["sql"], ordered=t["ordered"]), work)
-        broken = pool.map(lambda _: _runs("generated:music/1", ENDLESS), range(4))
+        broken = pool.map(lambda _: _runs("generated:music/1", ENDLESS), range(2))
         assert all(right)
         assert not any(broken)
 

@@ -1,7 +1,7 @@
 """From the wheel to the viewer: docs/installation.md and docs/quickstart.md, followed word for word in a fresh environment.
 
 Two things differ from what a reader does. The wheel of this checkout replaces the name on the index. Versions are those of
-constraints.txt, so that a new release of a dependency does not change the result.
+constraints.txt, so that a new release of a dependency does not change the result. The shorter form trains for three steps.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 STATE = ("cd ", ". ", "export ")
 """Starts of commands whose effect lasts until the shell ends."""
+TRAIN = "lightning-rl train"
 SERVERS = ("lightning-rl view", "lightning-rl serve")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -109,19 +110,28 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+@pytest.mark.parametrize(
+    "settings",
+    ["trainer.steps=3", pytest.param("", marks=pytest.mark.long)],
+    ids=["three steps", "word for word"],
+)
 def test_the_installation_page_and_the_quickstart_lead_to_a_trained_agent_in_the_viewer(
-    wheel: Path, tmp_path: Path
+    wheel: Path, tmp_path: Path, settings: str
 ) -> None:
     reader = Reader(tmp_path, wheel)
-    viewed = False
+    viewed = trained = False
     for command in [*commands("installation.md"), *commands("quickstart.md")]:
-        if command.startswith(SERVERS):
+        if command == TRAIN:
+            reader.follow(f"{command} {settings}")
+            trained = True
+        elif command.startswith(SERVERS):
             with reader.serving(command) as url:
                 look_at_the_run(url, tmp_path / "my-agent" / "runs")
             viewed = True
         else:
             reader.follow(command)
     assert viewed
+    assert trained
     summary = json.loads((tmp_path / "my-agent" / "runs" / "latest" / "summary.json").read_text(encoding="utf-8"))
     assert summary["eval_reward_after"] > summary["eval_reward_before"]
 

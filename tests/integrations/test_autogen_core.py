@@ -30,6 +30,7 @@ from lightning_core import Trace, trainable
 from lightning_core.capture.integration import Installed
 from lightning_core.testing import Playground, open_playground, tool_call
 from lightning_core.trace import DECLARED_AGENTS
+from tests.integrations.combinations import combined
 from tests.integrations.test_autogen_agentchat import agents_of, assistant, client, has_result, played, role
 
 
@@ -189,9 +190,9 @@ NEIGHBOURS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
 }
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("how", ["selected", "marked", "in a team"])
-@pytest.mark.parametrize("name", NEIGHBOURS)
+@pytest.mark.parametrize(
+    ("name", "how", "stream"), combined(list(NEIGHBOURS), ["selected", "marked", "in a team"], [True, False])
+)
 def test_a_neighbour_is_not_the_agent(name: str, how: str, stream: bool) -> None:
     settings, place = NEIGHBOURS[name]
 

@@ -14,6 +14,7 @@ from agents.run_internal import run_loop
 from lightning_core.errors import StrayCallError
 from lightning_core.testing import open_playground
 from lightning_core.testing.playground import Playground
+from tests.integrations.combinations import combined
 from tests.integrations.sdk_programs import HOWS, make, run, speakers
 
 INTEGRATION = "openai-agents"
@@ -42,8 +43,7 @@ def play() -> Any:
     return open_playground(lambda prompt: "ok", integrations=[INTEGRATION])
 
 
-@pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize(("order", "how"), combined(["before", "after"], HOWS))
 def test_agents_keep_their_names_beside_sentry(order: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if order == "before":
         instrument_as_sentry(monkeypatch)

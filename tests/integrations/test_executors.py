@@ -36,9 +36,9 @@ def shape(rollout: Rollout) -> Any:
     "solve",
     [
         programs.with_langgraph,
-        programs.with_openai_agents,
-        programs.with_autogen,
-        programs.with_autogen_core,
+        pytest.param(programs.with_openai_agents, marks=pytest.mark.long),
+        pytest.param(programs.with_autogen, marks=pytest.mark.long),
+        pytest.param(programs.with_autogen_core, marks=pytest.mark.long),
         programs.with_host_spans,
     ],
 )

@@ -26,6 +26,7 @@ def test_hundreds_of_calls_in_concurrent_rollouts(playground: Playground) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_kind_of_program_is_exact() -> None:
     """The benchmark with few calls."""
     outcomes = dict(run_all(150, concurrency=10, seed=0))

@@ -32,6 +32,7 @@ from lightning_core.testing import Playground
 from lightning_core.testing.contract import ADD_PROMPT, AgentSpec, HostAdapter, IntegrationContract, ancestors
 from lightning_langchain import LightningCallbackHandler
 from lightning_langchain._trainable import RUNS
+from tests.integrations.combinations import combined
 from tests.integrations.runnables import add, chat_model, run_runnable
 
 INTEGRATION = "langchain"
@@ -129,8 +130,10 @@ DERIVED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("derive", DERIVED)
-@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream", "batch", "abatch", "astream_events"])
+HOWS = ["invoke", "ainvoke", "stream", "astream", "batch", "abatch"]
+
+
+@pytest.mark.parametrize(("how", "derive"), combined([*HOWS, "astream_events"], list(DERIVED)))
 def test_derived_from_a_marked_model(playground: Playground, derive: str, how: str) -> None:
     runnable = DERIVED[derive](trainable(chat_model(), name="writer"))
     message: Any = {"x": "hello"} if derive == "pick and assign" else [HumanMessage("hello")]
@@ -158,11 +161,11 @@ def make_runnables() -> dict[str, Runnable[Any, Any]]:
     }
 
 
-@pytest.mark.parametrize("kind", make_runnables())
-@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream", "batch", "abatch"])
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    combined(HOWS, list(make_runnables()), where=lambda how, kind: kind != "generator" or not how.startswith("a")),
+)
 def test_marked_runnables(playground: Playground, kind: str, how: str) -> None:
-    if kind == "generator" and how.startswith("a"):
-        return
     marked = trainable(make_runnables()[kind], name="writer")
     assert isinstance(marked, Runnable)
     with playground.rollout() as run:
@@ -202,8 +205,9 @@ def test_parts_of_a_parallel_and_of_a_sequence(playground: Playground) -> None:
 # The callback handler
 
 
-@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
-@pytest.mark.parametrize("integration", [None, "langchain", "langgraph"])
+@pytest.mark.parametrize(
+    ("integration", "how"), combined([None, "langchain", "langgraph"], ["invoke", "ainvoke", "stream", "astream"])
+)
 def test_callback_handler(playground: Playground, how: str, integration: str | None) -> None:
     agent = create_agent(chat_model(), [add])
     with installed_globally(integration) if integration else nullcontext(), playground.rollout() as run:

@@ -17,6 +17,7 @@ from lightning_core import trainable
 from lightning_core.testing import Playground
 from lightning_core.testing.contract import user_message
 from lightning_core.trace import DECLARED_AGENTS
+from tests.integrations.combinations import combined
 from tests.integrations.runnables import run_runnable
 
 INTEGRATION = "langchain"
@@ -78,9 +79,10 @@ PROGRAMS: dict[str, tuple[Callable[[Any], Any], dict[str, str | None]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", PROGRAMS)
-@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
-@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize(
+    ("marked", "how", "kind"),
+    combined([True, False], ["invoke", "ainvoke", "stream", "astream"], list(PROGRAMS)),
+)
 def test_what_is_around_an_agent_does_not_speak_for_it(
     playground: Playground, kind: str, how: str, marked: bool
 ) -> None:

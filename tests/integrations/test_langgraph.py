@@ -39,6 +39,7 @@ from lightning_core.testing.contract import (
     user_message,
 )
 from lightning_core.transitions import discarded_calls, trace_to_transitions
+from tests.integrations.combinations import combined
 from tests.integrations.runnables import add, chat_model, run_runnable
 
 INTEGRATION = "langgraph"
@@ -168,14 +169,18 @@ def make_markable() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("kind", make_markable())
-@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream", "batch", "abatch", "astream_events"])
-@pytest.mark.parametrize("integration", [True, False])
+@pytest.mark.parametrize(
+    ("integration", "how", "kind"),
+    combined(
+        [True, False],
+        ["invoke", "ainvoke", "stream", "astream", "batch", "abatch", "astream_events"],
+        list(make_markable()),
+        where=lambda integration, how, kind: kind != "async function" or how.startswith("a"),
+    ),
+)
 def test_marked_nodes(
     request: pytest.FixtureRequest, playground: Playground, kind: str, how: str, integration: bool
 ) -> None:
-    if kind == "async function" and not how.startswith("a"):
-        return
     program = one_node("node", trainable(make_markable()[kind], name="writer")).compile()
     if integration:
         request.getfixturevalue("installed")

@@ -33,6 +33,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.testing import Playground, open_playground
 from lightning_core.testing.contract import ADD_PROMPT, ancestors, parent_of, run_async, user_message
 from lightning_core.trace import DECLARED_AGENTS
+from tests.integrations.combinations import combined
 from tests.integrations.runnables import run_runnable
 
 INTEGRATION = "langgraph"
@@ -45,6 +46,7 @@ class State(TypedDict):
 
 
 EMPTY: Any = {"said": []}
+HOWS = ["invoke", "ainvoke", "stream", "astream"]
 
 
 def say(text: str) -> Any:
@@ -101,13 +103,17 @@ ROUTERS: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ROUTERS)
-@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
-@pytest.mark.parametrize("train", [[], ["work"], ["ROUTER"]])
+@pytest.mark.parametrize(
+    ("train", "how", "kind"),
+    combined(
+        [[], ["work"], ["ROUTER"]],
+        HOWS,
+        list(ROUTERS),
+        where=lambda train, how, kind: kind != "coroutine" or how.startswith("a"),
+    ),
+)
 def test_a_router_is_a_place_of_its_own(playground: Playground, kind: str, how: str, train: list[str]) -> None:
     router, name = ROUTERS[kind]
-    if kind == "coroutine" and not how.startswith("a"):
-        return
     graph = chain(("work", say("work")))
     graph.add_node("end", say("end"))
     graph.add_conditional_edges("work", router, ["end"] if kind != "Send" else None)
@@ -274,9 +280,7 @@ HOOKS: dict[str, tuple[Callable[[], Any], set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", HOOKS)
-@pytest.mark.parametrize("how", ["invoke", "stream"])
-@pytest.mark.parametrize("train", [[], ["writer"]])
+@pytest.mark.parametrize(("train", "how", "kind"), combined([[], ["writer"]], ["invoke", "stream"], list(HOOKS)))
 def test_hooks_do_not_speak_for_their_agent(playground: Playground, kind: str, how: str, train: list[str]) -> None:
     build, names = HOOKS[kind]
     with playground.rollout(train=train) as run:
@@ -348,7 +352,7 @@ class Grader(BaseCallbackHandler):
             llm.invoke("grade")
 
 
-@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
+@pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize(("train", "agent"), [(["work"], "Grader"), (["work", "Grader"], "Grader")])
 def test_a_callback_does_not_speak_for_the_agent(
     playground: Playground, how: str, train: list[str], agent: str
@@ -394,8 +398,7 @@ def as_agent(name: str) -> Any:
     return lambda _: {"said": [agent.invoke({"messages": [HumanMessage("use:delegate {}")]})["messages"][-1].text]}
 
 
-@pytest.mark.parametrize("kind", TEAMS)
-@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
+@pytest.mark.parametrize(("how", "kind"), combined(HOWS, list(TEAMS)))
 def test_a_path_selects_one_of_two_nodes_with_one_name(playground: Playground, kind: str, how: str) -> None:
     program = TEAMS[kind]().compile()
     with playground.rollout(train=["second/writer"]) as run:

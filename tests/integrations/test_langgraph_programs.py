@@ -20,6 +20,7 @@ from langgraph.types import Command
 from lightning_core import Trace
 from lightning_core.testing import Playground, open_playground, tool_call
 from lightning_core.testing.contract import ancestors, parent_of
+from tests.integrations.combinations import combined
 from tests.integrations.runnables import run_runnable
 
 llm = ChatOpenAI(model="policy", api_key="sk-of-the-agent", max_retries=0)
@@ -94,8 +95,10 @@ def play_team(prompt: str) -> str:
     return "Done: 7.9 %." if "It is 7.9 %." in prompt else tool_call("transfer_to_math_agent")
 
 
-@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
-@pytest.mark.parametrize("train", [["math_agent"], ["supervisor", "research_agent"]])
+@pytest.mark.parametrize(
+    ("train", "how"),
+    combined([["math_agent"], ["supervisor", "research_agent"]], ["invoke", "ainvoke", "stream", "astream"]),
+)
 def test_supervisor(how: str, train: list[str]) -> None:
     team = supervised_team()
     question = {"role": "user", "content": "What share of the GDP of the USA was New York's?"}

@@ -48,6 +48,7 @@ def test_marked_objects_copy_and_pickle(kind: str, how: str) -> None:
         assert MARKED[kind][1](copied) == "it"
 
 
+@pytest.mark.long
 def test_marked_objects_run_in_a_spawned_process() -> None:
     programs = [(kind, pickle.dumps(make_marked(kind))) for kind in MARKED]
     with multiprocessing.get_context("spawn").Pool(1) as pool:

@@ -51,6 +51,7 @@ from lightning_core.testing.contract import (
     run_async,
     user_message,
 )
+from tests.integrations.combinations import combined
 from tests.integrations.sdk_programs import (
     HOWS,
     QUIET,
@@ -68,6 +69,8 @@ from tests.integrations.sdk_programs import (
 )
 
 INTEGRATION = "openai-agents"
+SYNC_IS_LONG = [pytest.param(how, marks=[pytest.mark.long] if how == "run_sync" else []) for how in HOWS]
+"""``run_sync`` is ``run`` in a loop of its own; the contract and ``test_openai_agents_neighbours.py`` have it in the short form."""
 
 
 class FailsAtItsEnd(AgentHooks[Any]):
@@ -183,7 +186,7 @@ def test_private_api() -> None:
 # What can be marked
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", SYNC_IS_LONG)
 def test_a_marked_agent_is_still_an_agent(how: str) -> None:
     agent = make("Writer")
     marked = trainable(agent, name="writer")
@@ -235,7 +238,7 @@ SCHOOL: dict[str, Answer] = {
 }
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", SYNC_IS_LONG)
 def test_agents_of_a_graph_by_name(how: str) -> None:
     original = make_school()
     marked = trainable(original, agents=["Math", "History", "Clerk"])
@@ -267,7 +270,7 @@ def test_unknown_agents_of_a_graph_are_an_error() -> None:
 # Handoffs and nesting
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", SYNC_IS_LONG)
 def test_a_handoff(how: str) -> None:
     target = make("History")
     start = make("Triage", handoffs=[handoff(target)])
@@ -302,7 +305,7 @@ def test_a_handoff_that_fails() -> None:
     assert rollout.trace.events[1].error == "PermissionError: not today"
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", SYNC_IS_LONG)
 def test_a_stay_is_one_event_with_any_number_of_calls(how: str) -> None:
     agent = make("Writer", tools=[add])
     turns = iter([tool_call("add", a=1, b=2), tool_call("add", a=3, b=4), "7"])
@@ -313,7 +316,7 @@ def test_a_stay_is_one_event_with_any_number_of_calls(how: str) -> None:
     assert current_address() is None
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", SYNC_IS_LONG)
 def test_agents_as_parallel_tools(how: str) -> None:
     """The calls of each inner agent are children of its tool, and belong to that agent."""
     names = ["Spanish", "French", "German"]
@@ -347,7 +350,7 @@ def test_max_turns_is_the_agents_failure() -> None:
 # Tools
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", SYNC_IS_LONG)
 def test_a_tool_that_does_not_exist_ends_the_run(how: str) -> None:
     with (
         cast({"Writer": tool_call("multiply", a=2)}) as playground,
@@ -430,7 +433,7 @@ server.run()
 """
 
 
-@pytest.mark.parametrize("divisor", [2, 0])
+@pytest.mark.parametrize("divisor", [pytest.param(2, marks=pytest.mark.long), 0])
 def test_tools_of_an_mcp_server(divisor: int) -> None:
     """A server in a separate process, over standard input and output. Its failure is a result for the SDK."""
 
@@ -473,9 +476,16 @@ def make_guardrail(**settings: Any) -> InputGuardrail[Any]:
     return InputGuardrail(guardrail_function=homework, **settings)
 
 
-@pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("parallel", [True, False])
-@pytest.mark.parametrize("trips", [True, False])
+# In the short form: all four kinds of guardrail, two of them streamed.
+@pytest.mark.parametrize(
+    ("trips", "parallel", "how"),
+    [
+        pytest.param(trips, parallel, how, marks=[] if how == ("run", "run_streamed")[trips] else [pytest.mark.long])
+        for trips in (True, False)
+        for parallel in (True, False)
+        for how in HOWS
+    ],
+)
 def test_an_input_guardrail(how: str, parallel: bool, trips: bool) -> None:
     """Its agent is a child of the guardrail, not the guarded agent."""
     agent = trainable(make("Tutor", input_guardrails=[make_guardrail(run_in_parallel=parallel)]), name="tutor")
@@ -497,7 +507,7 @@ def test_an_input_guardrail(how: str, parallel: bool, trips: bool) -> None:
         assert len(answers) == (not trips)
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", SYNC_IS_LONG)
 def test_an_output_guardrail(how: str) -> None:
     def polite(context: Any, agent: Any, output: Any) -> GuardrailFunctionOutput:
         return GuardrailFunctionOutput(None, tripwire_triggered="please" not in output)
@@ -534,7 +544,7 @@ class Spans(TracingProcessor):
     def force_flush(self) -> None: ...
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", SYNC_IS_LONG)
 def test_the_sdks_own_tracing_is_not_needed_and_not_changed(how: str) -> None:
     recorded: list[Any] = []
     agent = make("Triage", handoffs=[make("Math", tools=[add])])
@@ -563,19 +573,19 @@ class Provider(ModelProvider):
         return Delegate(chat_model())
 
 
-@pytest.mark.parametrize("how", ["run", "run_streamed"])
-@pytest.mark.parametrize(
-    ("model", "settings"),
-    [
-        pytest.param(Delegate(chat_model()), {}, id="a third party's model"),
-        pytest.param(None, {"model_provider": Provider()}, id="no model, another provider"),
-        pytest.param("gpt-4o", {}, id="the SDK's default API"),
-        pytest.param("openai/gpt-4o", {}, id="several providers"),
-        pytest.param(chat_model(), {"model": "gpt-4o"}, id="the run's model instead"),
-        pytest.param(None, {}, id="no model at all"),
-    ],
-)
-def test_models(monkeypatch: pytest.MonkeyPatch, how: str, model: Any, settings: dict[str, Any]) -> None:
+MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "a third party's model": (Delegate(chat_model()), {}),
+    "no model, another provider": (None, {"model_provider": Provider()}),
+    "the SDK's default API": ("gpt-4o", {}),
+    "several providers": ("openai/gpt-4o", {}),
+    "the run's model instead": (chat_model(), {"model": "gpt-4o"}),
+    "no model at all": (None, {}),
+}
+
+
+@pytest.mark.parametrize(("kind", "how"), combined(list(MODELS), ["run", "run_streamed"]))
+def test_models(monkeypatch: pytest.MonkeyPatch, how: str, kind: str) -> None:
+    model, settings = MODELS[kind]
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-agent")
     agent = trainable(make("Writer", model=model, tools=[add]), name="writer")
     config = RunConfig(tracing_disabled=True, **settings)

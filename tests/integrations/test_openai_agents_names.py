@@ -11,6 +11,7 @@ from agents import Agent, handoff
 from lightning_core import trainable
 from lightning_core.testing import tool_call
 from lightning_core.trace import DECLARED_AGENTS
+from tests.integrations.combinations import combined
 from tests.integrations.sdk_programs import HOWS, cast, first, make, run, speakers
 
 INTEGRATION = "openai-agents"
@@ -25,8 +26,7 @@ def make_desk(*, marked: bool = False) -> Agent[Any]:
     return make("Triage", handoffs=[billing, handoff(sales)])
 
 
-@pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize(("marked", "how"), combined([True, False], HOWS))
 def test_agents_that_were_not_reached_are_declared(how: str, marked: bool) -> None:
     with cast({"Triage": "Hello."}) as playground, playground.rollout() as rollout:
         run(make_desk(marked=marked), "hi", how)
@@ -38,10 +38,10 @@ def test_agents_that_were_not_reached_are_declared(how: str, marked: bool) -> No
 @pytest.mark.parametrize(
     ("selectors", "expected"),
     [
-        (["Writer"], ["Boss", "Writer", "Editor", "Writer"]),
+        pytest.param(["Writer"], ["Boss", "Writer", "Editor", "Writer"], marks=pytest.mark.long),
         (["Boss/Writer"], ["Boss", "Boss/Writer", "Editor", "Writer"]),
         (["Editor/Writer"], ["Boss", "Writer", "Editor", "Editor/Writer"]),
-        (["Boss"], ["Boss", "Writer", "Editor", "Writer"]),
+        pytest.param(["Boss"], ["Boss", "Writer", "Editor", "Writer"], marks=pytest.mark.long),
         (["edit/Writer", "Boss/draft/Writer"], ["Boss", "Boss/draft/Writer", "Editor", "edit/Writer"]),
     ],
 )

@@ -22,6 +22,7 @@ from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, field_validator
 
 from lightning_core.testing import tool_call
+from tests.integrations.combinations import combined
 from tests.integrations.sdk_programs import HOWS, Answer, add, cast, first, make, run
 
 ADD = first(tool_call("add", a=1, b=2), "Done")
@@ -220,8 +221,7 @@ NEIGHBOURS: dict[str, Case] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("name", NEIGHBOURS)
+@pytest.mark.parametrize(("name", "how"), combined(list(NEIGHBOURS), HOWS))
 def test_a_neighbour_is_not_the_agent(name: str, how: str) -> None:
     settings, options, answer, place = NEIGHBOURS[name]
     script: dict[str, Answer] = {"Writer": answer, "Neighbour": "ok", "Editor": "Edited", "Helper": "ok"}

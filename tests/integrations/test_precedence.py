@@ -61,7 +61,9 @@ def add(a: int, b: int) -> int:
 
 
 @pytest.mark.usefixtures("everything")
-@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
+@pytest.mark.parametrize(
+    "how", ["invoke", *(pytest.param(how, marks=pytest.mark.long) for how in ("ainvoke", "stream")), "astream"]
+)
 def test_langgraph_over_langchain(playground: Playground, how: str) -> None:
     """A LangChain agent as a LangGraph node, also with a callback handler."""
     model = ChatOpenAI(model="policy", api_key="sk-of-the-agent", max_retries=0)

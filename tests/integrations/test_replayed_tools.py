@@ -97,7 +97,9 @@ def test_recorded_results_restore_every_fork(framework: str) -> None:
     assert len(random_tools.ran) == len(live), "the body of a tool with a recorded result does not run"
 
 
-@pytest.mark.parametrize("framework", PROGRAMS)
+@pytest.mark.parametrize(
+    "framework", [pytest.param(name, marks=[] if name == "LangGraph" else [pytest.mark.long]) for name in PROGRAMS]
+)
 def test_live_random_tools_drop_the_forks_after_them(framework: str) -> None:
     with running(framework, PROGRAMS[framework]) as runner:
         found = forks(runner, attempts(runner, None, count=1))
@@ -108,6 +110,7 @@ def test_live_random_tools_drop_the_forks_after_them(framework: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("framework", ["LangGraph", "OpenAI Agents SDK"])
 def test_worker_processes_restore_them_too(framework: str) -> None:
     with running(framework, PROGRAMS[framework], executor="process", concurrency=2) as runner:

@@ -47,6 +47,7 @@ from pydantic import SecretStr
 from lightning_core.testing import Playground
 from lightning_core.testing.contract import run_async, user_message
 from lightning_langchain._trainable import RUNS
+from tests.integrations.combinations import combined
 
 INTEGRATION = "langchain"
 pytestmark = pytest.mark.usefixtures("installed")
@@ -213,11 +214,14 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("cls", BUILDERS, ids=lambda cls: cls.__name__)
-@pytest.mark.parametrize(("named", "how"), WAYS)
-def test_a_run_name_selects(playground: Playground, cls: type[Any], named: str, how: str) -> None:
-    if cls is RunnableEachBase and how == "astream_events":
-        return  # LangChain does not support it
+def is_supported(way: tuple[str, str], cls: type[Any]) -> bool:
+    """LangChain has no events of a Runnable that runs another on each item."""
+    return cls is not RunnableEachBase or way[1] != "astream_events"
+
+
+@pytest.mark.parametrize(("way", "cls"), combined(WAYS, list(BUILDERS), where=is_supported))
+def test_a_run_name_selects(playground: Playground, cls: type[Any], way: tuple[str, str]) -> None:
+    named, how = way
     build, input = BUILDERS[cls]
     runnable = build()
     assert isinstance(runnable, cls)
@@ -229,14 +233,13 @@ def test_a_run_name_selects(playground: Playground, cls: type[Any], named: str, 
     assert [event.kind for event in run.trace.events if event.name == "writer"] == ["agent"]
 
 
-@pytest.mark.parametrize(
-    "cls",
-    [
-        *(BaseChatModel, RunnableLambda, RunnableSequence),
-        *(RunnableBranch, RunnableAssign, RunnableParallel, RunnableGenerator),
-    ],
-)
-@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
+NAMED = [
+    *(BaseChatModel, RunnableLambda, RunnableSequence),
+    *(RunnableBranch, RunnableAssign, RunnableParallel, RunnableGenerator),
+]
+
+
+@pytest.mark.parametrize(("how", "cls"), combined(["invoke", "ainvoke", "stream", "astream"], NAMED))
 def test_a_name_selects(playground: Playground, cls: type[Any], how: str) -> None:
     build, input = BUILDERS[cls]
     runnable, config = give_name(build(), "name")
@@ -249,9 +252,9 @@ def test_a_name_selects(playground: Playground, cls: type[Any], how: str) -> Non
 BATCHES = [cls for cls in BUILDERS if cls not in (RunnableWithMessageHistory, RunnableEachBase)]
 
 
-@pytest.mark.parametrize("cls", BATCHES, ids=lambda cls: cls.__name__)
-@pytest.mark.parametrize("how", [how for how in RUNS if "batch" in how])
-@pytest.mark.parametrize("train", [["a", "b"], ["b"]])
+@pytest.mark.parametrize(
+    ("train", "how", "cls"), combined([["a", "b"], ["b"]], [how for how in RUNS if "batch" in how], BATCHES)
+)
 def test_every_input_of_a_batch_has_its_own_name(
     playground: Playground, cls: type[Any], how: str, train: list[str]
 ) -> None:

@@ -97,7 +97,17 @@ def assert_exact(program: Program, scenario: Scenario, agent: str = WRITER) -> N
     assert not [r for r in program.provider.requests if WRITER in str(r.body)]
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+# Without rollouts, ``tests/propagation`` has each start method, client library and URL in the short form.
+LONG = {
+    *("a spawned process", "a program of a shell"),
+    *("http.client in parts", "requests session with auth", "urllib3", "a request object that is sent again"),
+    *("a trailing slash", "a path without a version", "another version", "Responses without a model"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in SCENARIOS]
+)
 def test_every_call_has_its_agent(program: Program, name: str) -> None:
     assert_exact(program, SCENARIOS[name])
 

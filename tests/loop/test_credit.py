@@ -57,6 +57,7 @@ def test_groups_that_teach_nothing_are_replaced_within_the_budget(model: Path, t
             assert metrics["reward"] == pytest.approx(sum(r.reward or 0 for r in records) / len(records))
 
 
+@pytest.mark.long
 def test_without_a_budget_nothing_is_replaced(model: Path, tmp_path: Path):
     result = train(model, tmp_path, "tests.loop.bandit_programs:mostly_equal")
     assert [(m["rollouts"], m["groups_refilled"]) for m in result.metrics] == [(16, 0)] * 2
@@ -70,7 +71,8 @@ def letters(prompt: str) -> str:
     return json.dumps({"scores": [min(10, round(2.5 * sum("a" <= c <= "z" for c in text))) for text in said]})
 
 
-def test_a_judge_behind_the_upstream_is_all_the_reward_there_is(model: Path, tmp_path: Path):
+@pytest.mark.parametrize("steps", [1, pytest.param(10, marks=pytest.mark.long)])
+def test_a_judge_behind_the_upstream_is_all_the_reward_there_is(model: Path, tmp_path: Path, steps: int):
     backend = ScriptedBackend(letters, models=["critic"])
     chat = Chat(backend.tokenizer)
     with ServingEndpoint(backend, chat, routing=Routing(max_tokens=1000)) as upstream:
@@ -81,7 +83,7 @@ def test_a_judge_behind_the_upstream_is_all_the_reward_there_is(model: Path, tmp
             policy={"upstream": {"base_url": upstream.url}},
             credit={"judge": {"model": "critic", "weight": 2.0}},
             rollouts={"group_size": 8},
-            trainer={"steps": 10},
+            trainer={"steps": steps},
         )
     with Store(result.folder / "store.db", read_only=True) as store:
 
@@ -89,7 +91,7 @@ def test_a_judge_behind_the_upstream_is_all_the_reward_there_is(model: Path, tmp
             values = [c.reward for c in store.credit(step=step)]
             return sum(values) / len(values)
 
-        assert score(10) > score(1) + 0.5
+        assert steps == 1 or score(steps) > score(1) + 0.5
         first = store.rollouts(step=1, phase="train")[0]
         trace = store.trace(first.id)
         (reward,) = [r for r in trace.rewards if r.name == "judge"]
@@ -152,9 +154,8 @@ def test_a_judge_scores_each_criterion_and_each_counts_on_its_own(model: Path, t
 
 def test_the_untrained_weights_score_every_criterion_of_the_schema(model: Path, tmp_path: Path):
     rubric = [{"name": name, "text": "Good."} for name in ("first", "second")]
-    result = train(
-        model, tmp_path, "tests.loop.bandit_programs:silent", credit={"judge": {"model": "base", "rubric": rubric}}
-    )
+    credit = {"judge": {"model": "base", "rubric": rubric}}
+    result = train(model, tmp_path, "tests.loop.bandit_programs:silent", credit=credit, trainer={"steps": 1})
     with Store(result.folder / "store.db", read_only=True) as store:
         for record in store.rollouts(phase="judge"):
             (call,) = store.trace(record.id).calls
@@ -164,7 +165,8 @@ def test_the_untrained_weights_score_every_criterion_of_the_schema(model: Path, 
 
 def test_the_untrained_weights_can_be_the_judge(model: Path, tmp_path: Path):
     """Judges respond with random text that the schema allows."""
-    result = train(model, tmp_path, "tests.loop.bandit_programs:silent", credit={"judge": {"model": "base"}})
+    credit = {"judge": {"model": "base"}}
+    result = train(model, tmp_path, "tests.loop.bandit_programs:silent", credit=credit, trainer={"steps": 1})
     with Store(result.folder / "store.db", read_only=True) as store:
         for record in store.rollouts(phase="judge"):
             (call,) = store.trace(record.id).calls

@@ -86,8 +86,8 @@ def _model_of_rows(model: Path) -> None:
 @pytest.mark.parametrize(
     ("on", "expected"),
     [
-        ("tool", [LISTING, "<|im_end|> done"]),
-        ("user", ["go on"]),
+        pytest.param("tool", [LISTING, "<|im_end|> done"], marks=pytest.mark.long),
+        pytest.param("user", ["go on"], marks=pytest.mark.long),
         (["user", "tool"], [LISTING, "<|im_end|> done", "go on"]),
     ],
 )
@@ -120,6 +120,7 @@ def test_responses_of_good_rollouts_are_chosen(model: Path, tmp_path: Path, seen
         assert row.streams.cross_entropy.tolist() == (np.float32(0.1) * row.mask).tolist()
 
 
+@pytest.mark.long
 def test_the_policy_learns_to_predict_its_tools(model: Path, tmp_path: Path) -> None:
     """From rollouts that all have the same reward; without the term nothing is trained."""
     result = train(model, tmp_path, {"weight": 1.0}, trainer={"steps": 6, "learning_rate": 1e-2})

@@ -111,6 +111,7 @@ def test_the_policy_loses_its_examples(model: Path, tmp_path: Path) -> None:
     assert sum(divergence[-3:]) / 3 < 0.7 * divergence[0]
 
 
+@pytest.mark.long
 def test_the_policy_learns_the_distribution_of_another_model(model: Path, other: Path, tmp_path: Path) -> None:
     distill = {"teacher": str(other), "divergence": "forward"}
     few = {"rollouts": {"group_size": 4}, "trainer": {"steps": 8, "learning_rate": 2e-3}}
@@ -123,7 +124,9 @@ def test_the_policy_learns_the_distribution_of_another_model(model: Path, other:
 
 def test_the_teacher_of_an_adapter_is_the_model_without_it(model: Path, tmp_path: Path) -> None:
     distill = {"teacher": "base", "prompt": "tests.loop.taught_agents:with_examples", "divergence": "forward"}
-    sections = {"algorithm": {"mini_batches": 2}, "trainer": {"steps": 4, "learning_rate": 1e-2}}
+    sections = {
+        "algorithm": {"mini_batches": 2}, "rollouts": {"group_size": 4}, "trainer": {"steps": 4, "learning_rate": 1e-2}
+    }  # fmt: skip
     result = train(model, tmp_path, distill, policy={"tuning": "lora"}, **sections)
     divergence = [metrics["teacher_forward_kl"] for metrics in result.metrics]
     assert divergence[-1] < divergence[0]
@@ -133,13 +136,17 @@ def test_the_teacher_of_an_adapter_is_the_model_without_it(model: Path, tmp_path
 def test_responses_that_are_context_only_are_not_taught(model: Path, other: Path, tmp_path: Path) -> None:
     """All are cut at the limit."""
     distill = {"teacher": str(other), "divergence": "forward"}
-    sections = {"algorithm": {"truncated": "mask"}, "rollouts": {"max_tokens": 1}, "trainer": {"steps": 1}}
+    sections = {
+        "algorithm": {"truncated": "mask"},
+        "rollouts": {"max_tokens": 1, "group_size": 2},
+        "trainer": {"steps": 1},
+    }
     (metrics,) = train(model, tmp_path, distill, **sections).metrics
     assert "tokens_distilled" not in metrics
     assert "teacher_forward_kl" not in metrics
 
 
-@pytest.mark.parametrize("teacher", ["base", "policy"])
+@pytest.mark.parametrize("teacher", ["base", pytest.param("policy", marks=pytest.mark.long)])
 def test_an_adapter_is_switched_off_for_the_initial_weights(model: Path, tmp_path: Path, teacher: str) -> None:
     """The adapter begins as no change, so both teachers say the same in the first step, and not in the third."""
     distill = {"teacher": teacher, "prompt": "tests.loop.taught_agents:with_examples"}
@@ -151,7 +158,7 @@ def test_an_adapter_is_switched_off_for_the_initial_weights(model: Path, tmp_pat
 def test_a_teacher_that_is_the_policy_says_nothing(model: Path, tmp_path: Path, divergence: str, metric: str) -> None:
     """Its prompt is rendered from the messages, token for token that of the policy."""
     distill = {"teacher": "policy", "prompt": "tests.loop.taught_agents:unchanged", "divergence": divergence}
-    result = train(model, tmp_path, distill, trainer={"steps": 2})
+    result = train(model, tmp_path, distill, trainer={"steps": 2}, rollouts={"group_size": 4})
     for metrics in result.metrics:
         assert metrics[metric] == pytest.approx(0, abs=1e-5)
 
@@ -165,14 +172,14 @@ def test_a_teacher_that_cannot_be_loaded_is_an_error_of_its_key(model: Path, tmp
 
 def test_only_some_agents_learn_from_it(model: Path, other: Path, tmp_path: Path) -> None:
     """Both make as many calls; a name that no agent has is an error, since nothing would learn."""
-    sections = {"agents": {"train": "all"}, "trainer": {"steps": 1}}
+    sections = {"agents": {"train": "all"}, "rollouts": {"group_size": 8}, "trainer": {"steps": 1}}
 
     def learn(runs: Path, *agents: str) -> Result:
         own = settings(model, runs, {"teacher": str(other), "agents": list(agents)}, **sections)
         return fit(config=load_config({**own, "agent": "tests.two_bandits:solve"}))
 
     metrics = learn(tmp_path / "a", "count*").metrics[0]
-    assert metrics["calls"] == 128
+    assert metrics["calls"] == 64
     assert metrics["tokens_distilled"] < metrics["tokens_sampled"]
     assert metrics["tokens_distilled"] == pytest.approx(metrics["tokens_sampled"] / 2, rel=0.2)
     with pytest.raises(ConfigError, match=r"algorithm.distill.agents names 'teller', but the trained agents"):
@@ -195,7 +202,7 @@ def test_what_cannot_be_taught_is_an_error(
     model: Path, tmp_path: Path, distill: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error) as raised:
-        train(model, tmp_path, distill, trainer={"steps": 1})
+        train(model, tmp_path, distill, trainer={"steps": 1}, rollouts={"group_size": 2})
     assert text in str(raised.value)
 
 

@@ -61,7 +61,7 @@ def saved(runs: Path) -> list[str]:
     return [path.name for path in checkpoints(runs / "run")]
 
 
-@pytest.mark.parametrize("value", [None, math.nan, 1e308])
+@pytest.mark.parametrize("value", [None, pytest.param(math.nan, marks=pytest.mark.long), 1e308])
 def test_an_invalid_reward_stops_the_run_after_a_checkpoint(model: Path, tmp_path: Path, value: Any) -> None:
     with pytest.raises(RewardError, match=r"task 't\d+'.*rollouts\.max_invalid is 0"):
         fit(after(2, lambda: value), config=small(model, tmp_path))
@@ -129,7 +129,7 @@ def test_weights_that_become_too_large_end_the_run_with_a_clear_error(model: Pat
         fit(config=config)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)])
 def test_a_signal_saves_a_checkpoint_and_says_how_to_resume(
     model: Path, tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,10 +47,15 @@ def train(model: Path, runs: Path, **sections: Any) -> Result:
     return fit(config=load_config({**settings(model, runs, **sections), "agent": agent}))
 
 
+OTHERS: list[dict[str, Any]] = [
+    {"rewards": "vine", "advantage": "none"},
+    {"rewards": "examples.rules.tree:tree"},
+    {"rewards": "tests.signals.forked_agents:outcome", "advantage": "grpo"},
+]
+
+
 @pytest.mark.parametrize(
-    "credit", [{"rewards": "counterfactual", "advantage": "rloo"}, {"rewards": "vine", "advantage": "none"},
-     {"rewards": "examples.rules.tree:tree"},
-     {"rewards": "tests.signals.forked_agents:outcome", "advantage": "grpo"}],
+    "credit", [{"rewards": "counterfactual", "advantage": "rloo"}, *(pytest.param(c, marks=pytest.mark.long) for c in OTHERS)],
     ids=lambda c: c["rewards"],
 )  # fmt: skip
 def test_forks_are_recorded_credited_and_trained_on(model: Path, tmp_path: Path, credit: dict[str, Any]) -> None:
@@ -104,8 +109,9 @@ def test_forks_that_cannot_be_restored_are_counted_and_left_out(model: Path, tmp
 
 def test_a_recorded_stream_comes_in_the_same_pieces(model: Path, tmp_path: Path) -> None:
     """So an agent that uses a part of it has the same text, and its forks are kept."""
+    forks = {"points": 9, "samples": 1}
     result = train(
-        model, tmp_path, agent="tests.signals.forked_agents:impatient", rollouts={"forks": {"points": 9, "samples": 1}}
+        model, tmp_path, agent="tests.signals.forked_agents:impatient", trainer={"steps": 1}, rollouts={"forks": forks}
     )
     for metrics in result.metrics:
         assert metrics["forks"] > 6
@@ -143,9 +149,10 @@ def test_tools_that_cannot_be_recorded_are_logged(model: Path, tmp_path: Path, c
 
 
 def test_a_resumed_run_repeats_its_forks(model: Path, tmp_path: Path) -> None:
-    whole = train(model, tmp_path / "whole")
-    train(model, tmp_path / "cut", trainer={"steps": 1})
-    resumed = train(model, tmp_path / "cut", run={"dir": str(tmp_path / "cut"), "name": "run", "resume": True})
+    few: dict[str, Any] = {"rollouts": {"tasks_per_step": 1, "forks": {"points": 1, "samples": 2}}}
+    whole = train(model, tmp_path / "whole", **few)
+    train(model, tmp_path / "cut", trainer={"steps": 1}, **few)
+    resumed = train(model, tmp_path / "cut", run={"dir": str(tmp_path / "cut"), "name": "run", "resume": True}, **few)
     with (
         Store(whole.folder / "store.db", read_only=True) as a,
         Store(resumed.folder / "store.db", read_only=True) as b,
@@ -174,7 +181,7 @@ def test_forks_and_rules_must_fit(model: Path, tmp_path: Path, sections: dict[st
 def test_the_command_line_computes_credit_of_forks_again(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = train(model, tmp_path)
+    result = train(model, tmp_path, trainer={"steps": 1})
     capsys.readouterr()
     main(["credit", str(result.folder), "credit.rewards=examples.rules.tree:tree", "credit.advantage=grpo"])
     assert "talker" in capsys.readouterr().out

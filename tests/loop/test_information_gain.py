@@ -68,7 +68,7 @@ def plain_logprobs(model: Path, calls: list[Call], answer: str = "bb") -> list[l
     return found
 
 
-@pytest.mark.parametrize("agent", ["chat", "graph"])
+@pytest.mark.parametrize("agent", ["chat", pytest.param("graph", marks=pytest.mark.long)])
 def test_the_scores_are_those_of_a_plain_forward_pass(model: Path, tmp_path: Path, agent: str) -> None:
     result = train(model, tmp_path, agent)
     metrics = result.metrics[0]

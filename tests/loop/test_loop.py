@@ -70,7 +70,7 @@ def test_a_tiny_model_learns_a_bandit_through_the_real_endpoint(model: Path, tmp
         assert any(OUTPUT_IDS in s.attributes for s in store.spans(credit.rollout))
 
 
-@pytest.mark.parametrize("sampling", ["uniform", "curriculum"])
+@pytest.mark.parametrize("sampling", [pytest.param("uniform", marks=pytest.mark.long), "curriculum"])
 def test_a_killed_run_resumes_exactly_where_it_stopped(model: Path, tmp_path: Path, sampling: str):
     """Killed after its third step with a checkpoint at the second: steps 3 and 4 equal those of an uninterrupted run."""
     config = settings(
@@ -108,7 +108,7 @@ def test_a_killed_run_resumes_exactly_where_it_stopped(model: Path, tmp_path: Pa
         assert cut.tokens_sampled() == whole.tokens_sampled()
 
 
-@pytest.mark.parametrize("wanted", [0, 3, 100])
+@pytest.mark.parametrize("wanted", [pytest.param(0, marks=pytest.mark.long), 3, 100])
 def test_how_an_update_changes_its_tokens_is_recorded(model: Path, tmp_path: Path, wanted: int):
     """Of the first rollouts with an advantage. Together, tokens with an advantage above 0 become more likely."""
     config = settings(model, tmp_path, trainer={"steps": 1, "measure_change": wanted}, tasks={"eval": None})
@@ -128,7 +128,8 @@ def test_how_an_update_changes_its_tokens_is_recorded(model: Path, tmp_path: Pat
 
 
 def test_a_resume_that_cannot_start_changes_no_configuration(model: Path, tmp_path: Path):
-    config = settings(model, tmp_path, trainer={"steps": 1}, tasks={"eval": None})
+    few = {"group_size": 2}
+    config = settings(model, tmp_path, trainer={"steps": 1}, tasks={"eval": None}, rollouts=few)
     folder = fit(config=load_config(config)).folder
     before = {path.name: path.read_bytes() for path in folder.glob("*.yaml")}
     run = {**config["run"], "resume": True}
@@ -145,7 +146,8 @@ def test_a_change_that_cannot_be_measured_does_not_end_the_run(
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(RowScorer, "logprobs", full)
-    config = settings(model, tmp_path, trainer={"steps": 3, "measure_change": 2}, tasks={"eval": None})
+    few = {"group_size": 4}
+    config = settings(model, tmp_path, trainer={"steps": 3, "measure_change": 2}, tasks={"eval": None}, rollouts=few)
     assert len(fit(config=load_config(config)).metrics) == 3
     (message,) = [r.getMessage() for r in caplog.records if "measure_change" in r.getMessage()]
     assert "not measured from step 1 on: RuntimeError: out of memory" in message
@@ -177,7 +179,9 @@ def test_agents_run_in_the_callers_context_and_may_use_anyio(model: Path, tmp_pa
         return anyio.run(answer)
 
     variable.set("the caller's")
-    result = fit(solve, config=load_config(settings(model, tmp_path, trainer={"steps": 1}, tasks={"eval": None})))
+    few = {"group_size": 2}
+    config = settings(model, tmp_path, trainer={"steps": 1}, tasks={"eval": None}, rollouts=few)
+    result = fit(solve, config=load_config(config))
     assert seen == {"the caller's"}
     assert result.metrics[0]["rollouts_failed"] == 0
 
@@ -193,6 +197,7 @@ def test_lora_trains_one_agent_while_another_keeps_the_base_weights(model: Path,
         tmp_path,
         agents={"train": ["talker"], "frozen": {"listener": "base"}},
         policy={"tuning": "lora", "lora": {"rank": 4}},
+        rollouts={"group_size": 2},
         trainer={"steps": 2, "learning_rate": 1e-2},
         tasks={"eval": None},
     )

@@ -102,6 +102,7 @@ def test_a_policy_without_calls_does_not_change(model: Path, tmp_path: Path):
     assert [m.get("count/version") for m in result.metrics] == [1, None, None]
 
 
+@pytest.mark.long
 def test_a_killed_run_resumes_exactly_where_it_stopped(model: Path, tmp_path: Path):
     policies = {"talk": {"agents": ["talker"], **LORA}, "count": {"agents": ["counter"]}}
     config = settings(

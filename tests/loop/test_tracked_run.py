@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_metrics_evaluations_and_the_end_are_reported(model: Path, tmp_path: Path) -> None:
     run = {"report_to": TRACKERS, "tags": ["demo"]}
-    result = fit(config=load_config(settings(model, tmp_path, trainer={"steps": 2}, eval={"every": 1}, run=run)))
-    result = fit(config=load_config(settings(model, tmp_path, trainer={"steps": 3}, run={**run, "resume": True})))
-    evaluate(config=load_config(settings(model, tmp_path, run=run)), folder=result.folder, checkpoint=result.checkpoint)
+    held_out = {"source": "tests.bandit:tasks", "args": {"count": 2, "start": 100}}
+    few: dict[str, Any] = {"rollouts": {"tasks_per_step": 2, "group_size": 4}, "tasks": {"eval": held_out}}
+    result = fit(config=load_config(settings(model, tmp_path, trainer={"steps": 2}, eval={"every": 1}, run=run, **few)))
+    resumed = {**run, "resume": True}
+    result = fit(config=load_config(settings(model, tmp_path, trainer={"steps": 3}, run=resumed, **few)))
+    own = load_config(settings(model, tmp_path, run=run, **few))
+    evaluate(config=own, folder=result.folder, checkpoint=result.checkpoint)
     lines = reported(result.folder)
     assert [line[:3] if line[0] == "evaluation" else line[:2] for line in lines] == [
         ["start", "run"],

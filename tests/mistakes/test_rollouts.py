@@ -75,6 +75,14 @@ def long_text(task):
     raise ValueError("\\n".join("x" * 1000 for _ in range(1000)))
 """
 
+LIGHT = """
+def fails(task):
+    return helper(task)
+def helper(task):
+    return task["answer"]
+"""
+"""For a worker process, which then imports no SDK."""
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -87,21 +95,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["agent=wrong:fails"], 1, ["wrong.py:20, in fails: return helper(task)", "in helper: return task", "all 2 rollouts failed"]),
         (["agent=wrong:fails_first"], 1, ["in fails_first", "ConnectionError: no database at db:5432", "no trained agent made a call"]),
         (["agent=wrong:nothing"], 1, ["ended without a reward: the agent returned None. Return a number"]),
-        (["agent=wrong:text"], 1, ["the agent returned 'good'. Return a number, call reward"]),
-        (["agent=wrong:nan"], 1, ["a reward must be a finite number"]),
-        (["agent=wrong:mapping"], 1, ["the agent returned {'reward': 1}. Return a number"]),
-        (["agent=wrong:twice"], 1, ["reward() was called as well; give the reward once"]),
+        pytest.param(["agent=wrong:text"], 1, ["the agent returned 'good'. Return a number, call reward"], marks=pytest.mark.long),
+        pytest.param(["agent=wrong:nan"], 1, ["a reward must be a finite number"], marks=pytest.mark.long),
+        pytest.param(["agent=wrong:mapping"], 1, ["the agent returned {'reward': 1}. Return a number"], marks=pytest.mark.long),
+        pytest.param(["agent=wrong:twice"], 1, ["reward() was called as well; give the reward once"], marks=pytest.mark.long),
         (["agent=wrong:no_call"], 1, ["no trained agent made a call in 2 rollouts", "the agent calls no model, or uses a cache"]),
         (["agent=wrong:exits"], 1, ["in exits: ", "SystemExit('done')"]),
         (["agent=wrong:no_key"], 1, ["in no_key: OpenAI()", "OPENAI_API_KEY"]),
         (["agent=wrong:other_server"], 1, ["a model call of an agent without a name failed", "could not reach http://127.0.0.1:9/v1"]),
-        (["agent=wrong:too_long", "rollouts.timeout_seconds=1"], 1, ["rollouts.timeout_seconds = 1 s"]),
+        pytest.param(["agent=wrong:too_long", "rollouts.timeout_seconds=1"], 1, ["rollouts.timeout_seconds = 1 s"], marks=pytest.mark.long),
         (["agent=wrong:long_text"], 1, ["ValueError: ", "characters) …", "996 lines more"]),
         (["reward=wrong:scores"], 1, ["task 'train", "the reward function failed", "in scores: ", "KeyError: 'answer'"]),
         (["agents={train: [talkre]}"], 2, ["agents.train names 'talkre', but the agents of this program are ['talker']. Did you mean"]),
-        (["agents={frozen: {talkre: base}}"], 2, ["agents.frozen names 'talkre'", "Did you mean 'talker'?"]),
-        (["agents={frozen: {talker: base}}"], 1, ["no trained agent made a call"]),
-        (["rollouts.executor=auto", "agent=wrong:fails"], 1, ["in fails: return helper(task)", "in helper: "]),
+        pytest.param(
+            ["agents={frozen: {talkre: base}}"], 2, ["agents.frozen names 'talkre'", "Did you mean 'talker'?"], marks=pytest.mark.long
+        ),
+        pytest.param(["agents={frozen: {talker: base}}"], 1, ["no trained agent made a call"], marks=pytest.mark.long),
+        (["rollouts.executor=auto", "agent=light:fails"], 1, ["in fails: return helper(task)", "in helper: "]),
     ],
     ids=lambda value: " ".join(value)[:50] if isinstance(value, list) else None,
 )  # fmt: skip
@@ -109,7 +119,7 @@ def test_a_mistake_of_the_agent_is_one_message(
     model: Path, home: Path, attempt: Try, no_marks: None, settings: list[str], code: int, words: list[str]
 ) -> None:
     (home / "model").symlink_to(model)
-    write({"wrong.py": WRONG})
+    write({"wrong.py": WRONG, "light.py": LIGHT})
     attempt([*TRAIN, "rollouts.retries=0", *settings], code, *words)
 
 
@@ -120,17 +130,18 @@ def test_a_program_without_marks_cannot_name_its_agents(model: Path, home: Path,
     attempt([*TRAIN, "agent=plain:solve", "agents={train: [talker]}"], 2, *words)
 
 
+@pytest.mark.parametrize(
+    ("options", "code"), [pytest.param([], 0, marks=pytest.mark.long), (["--require-improvement"], 3)]
+)
 def test_a_run_without_improvement_is_complete_and_exits_with_3_only_if_asked(
-    model: Path, home: Path, attempt: Try, no_marks: None
+    model: Path, home: Path, attempt: Try, no_marks: None, options: list[str], code: int
 ) -> None:
     (home / "model").symlink_to(model)
     (home / "eval.jsonl").write_text("".join(f'{{"id": "e{i}", "prompt": "say 1{i}"}}\n' for i in range(MIN_TASKS)))
-    settings = ["train", "lightning.yaml", "trainer.learning_rate=1e-9"]
-    attempt([*settings, "run.name=a"], 0, "Not significant")
-    attempt([*settings, "run.name=b", "--require-improvement"], 3, "Not significant")
+    attempt(["train", "lightning.yaml", "trainer.learning_rate=1e-9", *options], code, "Not significant")
 
 
-@pytest.mark.parametrize("executor", ["thread", "process"])
+@pytest.mark.parametrize("executor", ["thread", pytest.param("process", marks=pytest.mark.long)])
 def test_what_an_agent_prints_is_not_in_the_trace(
     model: Path, home: Path, no_marks: None, capfd: pytest.CaptureFixture[str], executor: str
 ) -> None:

@@ -11,7 +11,7 @@ from tests.model.examine import examine
 from tests.model.families import FAMILIES
 
 # One of each kind is computed with the kernels of this CPU; with an older CPU's kernels all are (make test-numeric).
-KINDS = {"deepseek_v3", "gemma2", "llama", "qwen3_next"}
+KINDS = {"deepseek_v3", "gemma2", "lfm2", "llama"}
 
 
 @pytest.mark.numeric

@@ -235,7 +235,7 @@ def test_lora_says_which_layers_the_model_does_not_call(tiny_llama: Path, monkey
         assert "of which 2 had no effect on 64 tokens, such as 'model.layers.0.mlp.down_proj'" in trainer.model.notes[1]
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "falcon_h1", "mamba2"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "mamba2", pytest.param("falcon_h1", marks=pytest.mark.long)])
 def test_the_top_layers_of_any_family_can_be_trained(name: str, tmp_path: Path) -> None:
     with opened(make_family(FAMILIES[name], tmp_path), train_layers=1) as trainer:
         names = list(trainer.state().weights)

@@ -20,7 +20,22 @@ from tests.trainers.test_torch_trainer import gradients, make, sample, sampled_r
 pytestmark = pytest.mark.numeric
 
 
-@pytest.mark.parametrize("options", [{}, {"tuning": "lora", "lora_rank": 4}, {"train_layers": 1}], ids=str)
+LORA = {"tuning": "lora", "lora_rank": 4}
+
+
+@pytest.mark.parametrize(
+    ("tiny_model", "options"),
+    [
+        ("llama", {}),
+        ("llama", LORA),
+        ("qwen2", {"train_layers": 1}),
+        pytest.param("llama", {"train_layers": 1}, marks=pytest.mark.long),
+        pytest.param("qwen2", {}, marks=pytest.mark.long),
+        pytest.param("qwen2", LORA, marks=pytest.mark.long),
+    ],
+    indirect=["tiny_model"],
+    ids=str,
+)
 def test_gradients_and_samples_are_the_same(
     tiny_model: Path, trainers: list[TorchTrainer], options: dict[str, Any]
 ) -> None:

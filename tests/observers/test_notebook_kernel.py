@@ -26,18 +26,18 @@ config = load_config({{
 """
 
 
-def run_cells(folder: Path, *cells: str) -> list[list[Any]]:
+def run_cells(*cells: str) -> list[list[Any]]:
     """The outputs of each of ``cells``."""
-    model = make_tiny_model(folder / "model")
-    setup = SETUP.format(model=str(model), runs=str(folder / "runs"))
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in (setup, *cells)])
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
     nbclient.NotebookClient(notebook, timeout=240).execute()
-    return [cell.outputs for cell in notebook.cells[1:]]
+    return [cell.outputs for cell in notebook.cells]
 
 
+@pytest.mark.long
 def test_fit_shows_progress_and_its_result_in_a_notebook(tmp_path: Path) -> None:
-    shown, silent = run_cells(
-        tmp_path,
+    model = make_tiny_model(tmp_path / "model")
+    _, shown, silent = run_cells(
+        SETUP.format(model=str(model), runs=str(tmp_path / "runs")),
         "fit(bandit.solve, config=config, tasks=bandit.tasks(), eval_tasks=bandit.held_out())",
         "result = fit(bandit.solve, config=config, tasks=bandit.tasks(), progress=False)",
     )
@@ -47,9 +47,8 @@ def test_fit_shows_progress_and_its_result_in_a_notebook(tmp_path: Path) -> None
     assert not [output for output in silent if "step 2/2" in str(output)]
 
 
-def test_control_characters_of_messages_are_escaped_in_a_notebook(tmp_path: Path) -> None:
+def test_control_characters_of_messages_are_escaped_in_a_notebook() -> None:
     (shown,) = run_cells(
-        tmp_path,
         r"from lightning_core.observers.notebook import NotebookProgress; NotebookProgress().message('<a\x1b[2J\u202e\nb>')",
     )
     (html,) = [output["data"]["text/html"] for output in shown if "data" in output]

@@ -139,7 +139,14 @@ with open(path, "w") as file:
 """
 
 
-@pytest.mark.parametrize("instrumentors", [["openinference"], ["traceloop"], ["traceloop", "openinference"]])
+@pytest.mark.parametrize(
+    "instrumentors",
+    [
+        pytest.param(["openinference"], marks=pytest.mark.long),
+        ["traceloop"],
+        pytest.param(["traceloop", "openinference"], marks=pytest.mark.long),
+    ],
+)
 def test_the_openai_client(instrumentors: list[str], served: str, tmp_path: Path) -> None:
     """In a separate process: Traceloop's instrumentation cannot be removed."""
     path = tmp_path / "spans.json"

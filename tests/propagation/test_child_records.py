@@ -41,7 +41,7 @@ def names(run: ActiveRollout) -> list[str | None]:
     return [reward.name for reward in run.trace.rewards]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_many_records_arrive_in_order_and_once(playground: Playground, method: str) -> None:
     expected = [str(index) for index in range(500)]
     with (

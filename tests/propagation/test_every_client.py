@@ -120,9 +120,16 @@ def agents_of(run: ActiveRollout) -> list[str | None]:
 
 
 @every_client
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    "path", ["/v1/chat/completions", "/api/v3/chat/completions/", "/inference/openai/chat/completions"]
+    ("path", "stream"),
+    [
+        ("/v1/chat/completions", True),
+        ("/api/v3/chat/completions/", False),
+        pytest.param("/v1/chat/completions", False, marks=pytest.mark.long),
+        pytest.param("/api/v3/chat/completions/", True, marks=pytest.mark.long),
+        pytest.param("/inference/openai/chat/completions", False, marks=pytest.mark.long),
+        pytest.param("/inference/openai/chat/completions", True, marks=pytest.mark.long),
+    ],
 )
 def test_a_trained_agent_never_reaches_the_provider(
     client: Client, stream: bool, path: str, playground: Playground, server: RecordingServer

@@ -25,6 +25,7 @@ from tests.propagation import process_work as work
 pytestmark = pytest.mark.slow  # starts many processes
 
 METHODS = ("spawn", "forkserver", "fork")
+PARAMS = ("spawn", pytest.param("forkserver", marks=pytest.mark.long), "fork")
 
 
 def echo(prompt: str) -> str:
@@ -37,7 +38,7 @@ def playground() -> Iterator[Playground]:
         yield opened
 
 
-@pytest.fixture(params=METHODS)
+@pytest.fixture(params=PARAMS)
 def context(request: pytest.FixtureRequest) -> Any:
     return multiprocessing.get_context(request.param)
 
@@ -52,7 +53,7 @@ def pools(playground: Playground) -> Iterator[dict[str, ProcessPoolExecutor]]:
         }
 
 
-@pytest.fixture(params=METHODS)
+@pytest.fixture(params=PARAMS)
 def pool(request: pytest.FixtureRequest, pools: dict[str, ProcessPoolExecutor]) -> ProcessPoolExecutor:
     return pools[request.param]
 
@@ -67,6 +68,11 @@ def calls(run: ActiveRollout) -> Counter[tuple[str | None, str]]:
     return Counter((call.agent, str(call.messages[-1]["content"])) for call in run.trace.calls)
 
 
+@pytest.mark.parametrize(
+    "context",
+    [*(pytest.param(name, marks=pytest.mark.long) for name in ("spawn", "forkserver")), "fork"],
+    indirect=True,
+)
 def test_a_process_and_its_exit_code(playground: Playground, context: Any) -> None:
     with playground.rollout() as run:
         with scope("writer"):
@@ -141,6 +147,7 @@ def test_joblibs_workers_serve_each_agent_that_gives_them_work(playground: Playg
         get_reusable_executor().shutdown(wait=True)
 
 
+@pytest.mark.long
 def test_a_worker_that_is_replaced_after_each_job(playground: Playground) -> None:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
         with playground.rollout() as run, scope("writer"):
@@ -160,7 +167,7 @@ POOL_JOBS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.long), "fork"])
 def test_every_way_to_give_work_to_a_pool(playground: Playground, method: str) -> None:
     with multiprocessing.get_context(method).Pool(1) as pool:
         for name, give in POOL_JOBS.items():
@@ -197,10 +204,13 @@ def test_errors_of_the_work_and_of_pickling_are_unchanged(playground: Playground
     assert calls(run) == {("writer", "boom"): 1}
 
 
-def test_other_clients_and_threads_in_a_child(playground: Playground, spawned: ProcessPoolExecutor) -> None:
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.long), "fork"])
+def test_other_clients_and_threads_in_a_child(
+    playground: Playground, pools: dict[str, ProcessPoolExecutor], method: str
+) -> None:
     with playground.rollout() as run, scope("writer"):
-        assert spawned.submit(work.ask_openai, "x").result() == "re: x"
-        assert spawned.submit(work.ask_in_thread, "y").result() == "re: y"
+        assert pools[method].submit(work.ask_openai, "x").result() == "re: x"
+        assert pools[method].submit(work.ask_in_thread, "y").result() == "re: y"
     assert calls(run) == {("writer", "x"): 1, ("writer", "y"): 1}
 
 

@@ -38,7 +38,7 @@ def connect_async(url: str) -> None:
 def test_responses_over_websocket_are_refused(connect: Callable[[str], None], provider: socket.socket) -> None:
     url = f"http://127.0.0.1:{provider.getsockname()[1]}/v1"
     with (
-        open_playground([]) as opened,
+        open_playground([], integrations=()) as opened,
         opened.rollout(strict=False) as rollout,
         pytest.raises(StrayCallError, match="a model call over WebSocket to 127") as refusal,
     ):
@@ -49,7 +49,7 @@ def test_responses_over_websocket_are_refused(connect: Callable[[str], None], pr
 
 
 def test_wrong_arguments_are_reported_by_the_host() -> None:
-    with open_playground([]) as opened, opened.rollout() as rollout:
+    with open_playground([], integrations=()) as opened, opened.rollout() as rollout:
         with pytest.raises(TypeError, match="uri"):
             client.connect()  # pyright: ignore[reportCallIssue]
         with pytest.raises(ValueError, match="Invalid IPv6"):

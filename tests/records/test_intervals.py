@@ -30,7 +30,9 @@ DISTRIBUTIONS: dict[str, tuple[float, Draw]] = {
 """The mean and samples of rewards, by name."""
 
 
-@pytest.mark.parametrize("count", [6, 8, 12])
+@pytest.mark.parametrize(
+    "count", [6, pytest.param(8, marks=pytest.mark.long), pytest.param(12, marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_intervals_of_few_tasks_cover_the_mean(name: str, count: int) -> None:
     mean, draw = DISTRIBUTIONS[name]

@@ -29,12 +29,12 @@ def metrics_of(model: Path, runs: Path, solve: Any, sections: dict[str, dict[str
     """The names of one step's metrics."""
     base: dict[str, dict[str, Any]] = {
         "policy": {"model": str(model), "max_context": 2048, "dtype": "float32"},
-        "rollouts": {"tasks_per_step": 2, "group_size": 4, "max_tokens": 4, "executor": "task"},
+        "rollouts": {"tasks_per_step": 1, "group_size": 2, "max_tokens": 4, "executor": "task"},
         "trainer": {"steps": 1, "checkpoint_every": 0},
         "run": {"dir": str(runs)},
     }
     settings = {key: {**base.get(key, {}), **sections.get(key, {})} for key in {**base, **sections}}
-    result = fit(solve, config=load_config(settings), tasks=bandit.tasks(2))
+    result = fit(solve, config=load_config(settings), tasks=bandit.tasks(1))
     return set(result.metrics[0]) - {"step"}
 
 

@@ -40,8 +40,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+# `test_docs.py` runs the blocks of all pages.
+SHORT = {"plain-python", "command-line", "langgraph"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=page.stem, marks=[] if page.stem in SHORT else [pytest.mark.long]) for page in PAGES],
+)
 def test_the_agent_of_a_tutorial_earns_the_reward_of_its_tasks(page: Path, folder: Path):
     write_files(page, folder)
     runpy.run_path("make_tasks.py")

@@ -38,6 +38,11 @@ def number(task: dict[str, Any]) -> float:
     return float(task["id"])
 
 
+def any_of(task: dict[str, Any]) -> Any:
+    """The agent of this module that the task names."""
+    return globals()[task["agent"]](task)
+
+
 def whole(task: dict[str, Any]) -> float:
     """Two agents, a tool and rewards."""
     with scope("planner"):

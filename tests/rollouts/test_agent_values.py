@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 from decimal import Decimal
@@ -13,6 +14,7 @@ import pytest
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import RewardError
 from lightning_core.rollouts import runner
+from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.executors import failures
 from lightning_core.trace import check_reward
 from tests.rollouts import executor_agents as agents
@@ -20,9 +22,12 @@ from tests.rollouts.executor_runs import finish, numbered, open_endpoint, run, r
 
 endpoint = pytest.fixture(open_endpoint)
 EVERYWHERE = pytest.mark.parametrize("executor", ["task", "thread", "process"])
+PROCESS_IN_THE_LONG_FORM = pytest.mark.parametrize(
+    "executor", ["task", "thread", pytest.param("process", marks=pytest.mark.long)]
+)
 
 
-@EVERYWHERE
+@PROCESS_IN_THE_LONG_FORM
 def test_an_agent_that_raises_lightnings_own_time_limit_has_failed(endpoint: PolicyEndpoint, executor: str) -> None:
     rollouts = run(endpoint, agents.raises_time_limit, numbered(4), executor=executor)
     assert [r.status for r in rollouts] == ["ok", "failed", "ok", "ok"]
@@ -51,7 +56,10 @@ def test_a_result_that_is_slow_to_show_holds_up_no_other_rollout(endpoint: Polic
     assert "the agent returned released." in str(rollouts[0].error)
 
 
-@pytest.mark.parametrize(("executor", "step"), [("task", "copy"), ("process", "copy"), ("process", "pickle")])
+@pytest.mark.parametrize(
+    ("executor", "step"),
+    [("task", "copy"), pytest.param("process", "copy", marks=pytest.mark.long), ("process", "pickle")],
+)
 def test_a_task_that_is_slow_to_copy_holds_up_no_other_rollout(
     endpoint: PolicyEndpoint, executor: str, step: str
 ) -> None:
@@ -89,7 +97,7 @@ def test_names_of_exceptions_are_bounded_and_not_kept() -> None:
     assert len(failures.CarriedError.__subclasses__()) < 1000
 
 
-@EVERYWHERE
+@PROCESS_IN_THE_LONG_FORM
 def test_a_reward_function_may_be_asynchronous(endpoint: PolicyEndpoint, executor: str) -> None:
     rollouts = run(
         endpoint, agents.number, numbered(3), executor=executor, reward_function=agents.scores_later, concurrency=2
@@ -120,7 +128,33 @@ def test_a_reward_that_needs_the_main_thread_is_reported_where_it_is_on_another(
     assert all("rollouts.executor: process" in text for text in found)
 
 
-@EVERYWHERE
+@PROCESS_IN_THE_LONG_FORM
 def test_the_error_of_a_reward_names_the_type_of_the_agents_object(endpoint: PolicyEndpoint, executor: str) -> None:
     (rollout,) = run(endpoint, agents.number, numbered(1), executor=executor, reward_function=agents.says_good)
     assert "found 'good' of type str" in str(rollout.error)
+
+
+@pytest.fixture(scope="module", params=["task", "thread", "process"])
+def unusual(request: pytest.FixtureRequest) -> dict[str, Rollout]:
+    """Rollouts of agents that end in an unusual way, by their names."""
+    names = ("rude", "cancels_itself", "out_of_memory")
+    tasks = [{"id": name, "agent": name} for name in names]
+    with contextlib.contextmanager(open_endpoint)() as endpoint:
+        rollouts = run(endpoint, agents.any_of, tasks, executor=request.param)
+    return dict(zip(names, rollouts, strict=True))
+
+
+def test_an_exception_that_cannot_be_pickled_or_shown_is_the_agents_failure(unusual: dict[str, Rollout]) -> None:
+    rollout = unusual["rude"]
+    assert rollout.status == "failed"
+    assert str(rollout.error).startswith("Rude")
+
+
+def test_an_agent_that_cancels_itself_has_failed_at_once(unusual: dict[str, Rollout]) -> None:
+    rollout = unusual["cancels_itself"]
+    assert rollout.status == "failed"
+    assert "cancel" in str(rollout.error).lower()
+
+
+def test_an_agent_that_runs_out_of_memory_has_failed(unusual: dict[str, Rollout]) -> None:
+    assert (unusual["out_of_memory"].status, unusual["out_of_memory"].error) == ("failed", "MemoryError: no memory")

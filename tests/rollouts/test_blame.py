@@ -303,10 +303,11 @@ async def exits_itself(task: Any) -> float:
         (lambda task: exits_itself(task), "SystemExit(3)"),
     ],
 )
+@pytest.mark.parametrize("executor", ["thread", pytest.param("auto", marks=pytest.mark.long)])
 def test_an_agent_that_ends_itself_is_a_failed_rollout(
-    endpoint: PolicyEndpoint, solve: Callable[[Any], Any], named: str
+    endpoint: PolicyEndpoint, executor: str, solve: Callable[[Any], Any], named: str
 ) -> None:
-    rollouts = run(endpoint, solve, 2, retries=0)
+    rollouts = run(endpoint, solve, 2, retries=0, executor=executor)
     assert [(r.status, r.error) for r in rollouts] == [("failed", f"AgentExit: raised {named}")] * 2
 
 

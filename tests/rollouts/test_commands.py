@@ -14,6 +14,7 @@ from lightning_core import evaluate, fit, load_config
 from lightning_core.config import dump_config
 from lightning_core.errors import ConfigError, InfrastructureError, RewardError, TrainingError
 from lightning_core.propagation import ProgramResult
+from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.entry_points import check_tasks, load_agent
 from tests.propagation.test_launch import is_gone
 from tests.rollouts.command_runs import ASKS, roll_out
@@ -36,7 +37,9 @@ def last_number(prompt: str) -> str:
     return prompt.rpartition("What is ")[2][0]
 
 
-@pytest.mark.parametrize("executor", ["auto", "process", "command"])
+@pytest.mark.parametrize(
+    "executor", ["auto", *(pytest.param(name, marks=pytest.mark.long) for name in ("process", "command"))]
+)
 def test_a_program_is_trained_without_any_code(tmp_path: Path, executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -47,10 +50,12 @@ def test_a_program_is_trained_without_any_code(tmp_path: Path, executor: str, mo
     assert list(temporary.iterdir()) == []
 
 
-def test_placeholders_are_fields_of_the_task_and_the_endpoint(tmp_path: Path) -> None:
+def test_placeholders_are_fields_of_the_task_and_a_reward_function_gets_how_the_program_ended_and_its_files(
+    tmp_path: Path,
+) -> None:
     show = program(
         "print(json.dumps({ 'reward': 1, 'args': sys.argv[1:], 'in': sys.stdin.read(), 'x': os.environ['X'], 'f': open('f').read() }))\n"
-        "ask('hi')\nassert sys.argv[3] == os.environ['OPENAI_BASE_URL']\n"
+        "open('out', 'w').write(ask('hi'))\nassert sys.argv[3] == os.environ['OPENAI_BASE_URL']\nsys.exit(2)\n"
     )["agent"]
     section = {
         **show,
@@ -61,7 +66,7 @@ def test_placeholders_are_fields_of_the_task_and_the_endpoint(tmp_path: Path) ->
     }
     task = {"id": "1", "a": {"b": "ä {url}"}, "list": [1, {"c": 2}], "n": 3, "text": "{task}"}
     (rollout,) = roll_out(tmp_path, {"agent": section, "reward": "tests.rollouts.test_commands:shown"}, [task])
-    assert (rollout.status, rollout.error) == ("ok", None)
+    assert (rollout.status, rollout.reward, rollout.error) == ("ok", 0.25, None)
 
 
 def shown(task: dict[str, Any], result: ProgramResult) -> float:
@@ -77,88 +82,109 @@ def shown(task: dict[str, Any], result: ProgramResult) -> float:
         "f": "{task}{url}${url}{task[x]}",
     }
     assert found == expected, found
-    return 1.0
-
-
-def test_a_reward_function_gets_how_the_program_ended_and_its_files(tmp_path: Path) -> None:
-    text = "open('out', 'w').write(ask('hi')); print('said'); sys.exit(2)"
-    (rollout,) = roll_out(tmp_path, {**program(text), "reward": "tests.rollouts.test_commands:by_result"})
-    assert (rollout.status, rollout.reward, rollout.error) == ("ok", 0.25, None)
-
-
-def by_result(task: Any, result: ProgramResult) -> float:
-    assert (result.exit_code, result.stdout, (result.folder / "out").read_text()) == (2, "said\n", "yes")
+    assert (result.exit_code, (result.folder / "out").read_text()) == (2, "yes")
     return 0.25
-
-
-@pytest.mark.parametrize(("text", "reward"), [("0.5", 0.5), ('{"reward": 2, "why": "x"}', 2.0)])
-def test_a_reward_in_a_file(tmp_path: Path, text: str, reward: float) -> None:
-    sections = program(f"ask('hi'); open('reward.json', 'w').write({text!r})", reward_file="reward.json")
-    (rollout,) = roll_out(tmp_path, sections)
-    assert (rollout.status, rollout.reward) == ("ok", reward)
-
-
-def test_the_last_line_with_a_reward_counts(tmp_path: Path) -> None:
-    lines = [
-        '{"reward": 0}',
-        "42",
-        '{"reward": 0.5, "why": "a\u2028b\x0b"}'.replace("\x0b", ""),
-        'not {"reward": 3}',
-        "done",
-    ]
-    (rollout,) = roll_out(tmp_path, program(f"ask('hi'); sys.stdout.buffer.write({chr(10).join(lines)!r}.encode())"))
-    assert rollout.reward == 0.5
 
 
 TASK = "task = json.load(open(os.environ['LIGHTNING_TASK_FILE'])); ask('hi');"
 
 
-@pytest.mark.parametrize("file", [None, "reward.json"])
-def test_what_is_no_number_is_the_programs_failure(tmp_path: Path, file: str | None) -> None:
-    """The model may have written it, so it must not stop the run."""
-    rewards = ('"much"', "null", "NaN", "1e400", "9" * 400, "[" * 100_000, "true and false")
-    tasks = [{"id": str(n), "text": f'{{"reward": {reward}}}'} for n, reward in enumerate(rewards)]
-    write = "print(task['text'])" if file is None else f"open({file!r}, 'w').write(task['text'])"
-    fields = {} if file is None else {"reward_file": file}
-    rollouts = roll_out(tmp_path, program(f"{TASK} {write}; sys.exit(1)", **fields), tasks)
-    assert [(r.status, r.reward) for r in rollouts] == [("failed", 0.0)] * 7
+def run_each(folder: Path, codes: dict[str, str], **fields: Any) -> dict[str, Rollout]:
+    """The rollouts of several programs, by their names, in one run."""
+    tasks = [{"id": name, "code": code} for name, code in codes.items()]
+    rollouts = roll_out(folder, program(f"{TASK} exec(task['code'])", task_fields=["code"], **fields), tasks)
+    return dict(zip(codes, rollouts, strict=True))
 
 
-def test_a_reward_file_that_is_none_is_the_programs_failure(tmp_path: Path) -> None:
-    made = {
-        "os.symlink('/etc/passwd', 'r')": "r is a link that leads out of the working folder",
-        "os.symlink('/dev/zero', 'r')": "r is a link that leads out of the working folder",
-        "os.mkfifo('r')": "r is not a file",
-        "os.mkdir('r')": "r is not a file",
-        "open('r', 'wb').write(b'\\xff')": "expected a finite number",
+NO_NUMBERS = ('"much"', "null", "NaN", "1e400", "9" * 400, "[" * 100_000, "true and false")
+LINES = ['{"reward": 0}', "42", '{"reward": 0.5, "why": "a\u2028b"}', 'not {"reward": 3}', "done"]
+NO_FILES = {
+    "os.symlink('/etc/passwd', 'r')": "r is a link that leads out of the working folder",
+    "os.symlink('/dev/zero', 'r')": "r is a link that leads out of the working folder",
+    "os.mkfifo('r')": "r is not a file",
+    "os.mkdir('r')": "r is not a file",
+    "open('r', 'wb').write(b'\\xff')": "expected a finite number",
+}
+
+
+def in_reward(value: str) -> str:
+    return f'{{"reward": {value}}}'
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rollout]:
+    """Rollouts of programs that print their rewards, or none."""
+    codes = {
+        "lines": f"sys.stdout.buffer.write({chr(10).join(LINES)!r}.encode())",
+        "fields": "print(json.dumps({'reward': len(task)}))",
+        "exits": "sys.exit('the tests\\n do not pass')",
+        "our words": "sys.exit('RuntimeError: Event loop is closed')",
+        **{value: f"print({in_reward(value)!r}); sys.exit(1)" for value in NO_NUMBERS},
     }
-    tasks = [{"id": str(n), "make": make} for n, make in enumerate(made)]
-    rollouts = roll_out(tmp_path, program(f"{TASK} exec(task['make'])", reward_file="r"), tasks)
-    for rollout, message in zip(rollouts, made.values(), strict=True):
-        assert rollout.status == "failed"
-        assert message in str(rollout.error)
+    return run_each(tmp_path_factory.mktemp("printed"), codes)
 
 
-def test_a_program_that_fails_has_failed_and_one_without_a_reward_is_a_mistake(tmp_path: Path) -> None:
-    (rollout,) = roll_out(tmp_path, program("ask('hi'); sys.exit('the tests\\n do not pass')"))
-    assert (rollout.status, rollout.reward) == ("failed", 0.0)
-    assert rollout.error == "ProgramError: python ended with exit code 1: the tests do not pass".replace(
+@pytest.fixture(scope="module")
+def in_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rollout]:
+    """Rollouts of programs that write their rewards to the file ``r``."""
+    codes = {
+        **{value: f"open('r', 'w').write({value!r})" for value in ("0.5", '{"reward": 2, "why": "x"}')},
+        **{value: f"open('r', 'w').write({in_reward(value)!r}); sys.exit(1)" for value in NO_NUMBERS},
+        **{code: code for code in NO_FILES},
+    }
+    return run_each(tmp_path_factory.mktemp("in_files"), codes, reward_file="r")
+
+
+@pytest.mark.parametrize(("text", "reward"), [("0.5", 0.5), ('{"reward": 2, "why": "x"}', 2.0)])
+def test_a_reward_in_a_file(in_files: dict[str, Rollout], text: str, reward: float) -> None:
+    assert (in_files[text].status, in_files[text].reward) == ("ok", reward)
+
+
+def test_the_last_line_with_a_reward_counts(printed: dict[str, Rollout]) -> None:
+    assert printed["lines"].reward == 0.5
+
+
+def test_what_is_no_number_is_the_programs_failure(printed: dict[str, Rollout], in_files: dict[str, Rollout]) -> None:
+    """The model may have written it, so it must not stop the run."""
+    for rollouts in (printed, in_files):
+        assert [(rollouts[value].status, rollouts[value].reward) for value in NO_NUMBERS] == [("failed", 0.0)] * 7
+
+
+def test_a_reward_file_that_is_none_is_the_programs_failure(in_files: dict[str, Rollout]) -> None:
+    for code, message in NO_FILES.items():
+        assert in_files[code].status == "failed"
+        assert message in str(in_files[code].error)
+
+
+def test_a_program_that_fails_has_failed(printed: dict[str, Rollout]) -> None:
+    assert (printed["exits"].status, printed["exits"].reward) == ("failed", 0.0)
+    assert printed["exits"].error == "ProgramError: python ended with exit code 1: the tests do not pass".replace(
         "python", Path(sys.executable).name
     )
-    closed = "ask('hi'); sys.exit('RuntimeError: Event loop is closed')"
-    (rollout,) = roll_out(tmp_path, program(closed))
-    assert rollout.status == "failed"
-    expected = r'ended without a reward: expected a last line {"reward": NUMBER}.*found .done'
-    with pytest.raises(RewardError, match=expected):
-        roll_out(tmp_path, program("ask('hi'); print('done')"))
-    with pytest.raises(RewardError, match=r"expected a number in r.txt, or a reward function"):
-        roll_out(tmp_path, program("ask('hi')", reward_file="r.txt"))
+    assert printed["our words"].status == "failed"
 
 
-def test_the_task_file_has_only_the_chosen_fields(tmp_path: Path) -> None:
-    text = "ask('hi'); print(json.dumps({ 'reward': len(json.load(open(os.environ['LIGHTNING_TASK_FILE']))) }))"
-    (rollout,) = roll_out(tmp_path, program(text, task_fields=["question"]), TASKS[:1])
-    assert rollout.reward == 1
+@pytest.mark.parametrize(
+    ("end", "fields", "message"),
+    [
+        ("; print('done')", {}, r'ended without a reward: expected a last line {"reward": NUMBER}.*found .done'),
+        pytest.param(
+            "",
+            {"reward_file": "r.txt"},
+            r"expected a number in r.txt, or a reward function",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_a_program_without_a_reward_is_a_mistake(
+    tmp_path: Path, end: str, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RewardError, match=message):
+        roll_out(tmp_path, program(f"ask('hi'){end}", **fields))
+
+
+def test_the_task_file_has_only_the_chosen_fields(printed: dict[str, Rollout]) -> None:
+    assert printed["fields"].reward == 1
 
 
 def test_at_the_time_limit_a_program_ends_with_all_that_it_started(tmp_path: Path) -> None:
@@ -275,6 +301,7 @@ def test_a_configuration_with_a_program_is_written_and_read_back() -> None:
     assert config.agent.agent == "claude"
 
 
+@pytest.mark.long
 def test_a_run_in_which_all_programs_fail_stops_with_the_first_error(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"the first error: ProgramError: .* ended with exit code 3: broken"):
         roll_out(tmp_path, program("sys.stderr.write('broken'); sys.exit(3)"), TASKS)
@@ -300,15 +327,17 @@ print(json.dumps({ "reward": 1 }))
 """
 
 
-def test_the_roles_of_a_program_are_one_agent_only_if_it_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A program has no mark and no framework: the configuration tells its roles apart."""
-    with pytest.raises(ConfigError, match=r"2 roles in one rollout: .*'You are a writer'.*'You are a judge'"):
-        roll_out(tmp_path, program(ROLES, name=None))
+def test_the_roles_of_a_named_program_are_one_agent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (rollout,) = roll_out(tmp_path, program(ROLES))
     assert [(c.agent, c.trained) for c in rollout.trace.calls] == [("coder", True)] * 2
     assert caplog.text.count("all roles of the program 'coder' are trained as one agent: ") == 1
+
+
+@pytest.mark.long
+def test_the_configuration_tells_the_roles_of_a_program_apart(tmp_path: Path) -> None:
+    """A program has no mark and no framework."""
+    with pytest.raises(ConfigError, match=r"2 roles in one rollout: .*'You are a writer'.*'You are a judge'"):
+        roll_out(tmp_path, program(ROLES, name=None))
     named = [{"name": role, "contains": f"You are a {role}"} for role in ("writer", "judge")]
     agents = {"train": ["writer"], "frozen": {"judge": "base"}, "named": named}
     (rollout,) = roll_out(tmp_path, {**program(ROLES), "agents": agents})

@@ -27,9 +27,6 @@ from tests.rollouts import executor_agents as agents
 from tests.rollouts import faulty_agents
 from tests.rollouts.executor_runs import ROUTING, finish, numbered, open_endpoint, run, running, wait_until_gone
 
-EVERYWHERE = pytest.mark.parametrize("executor", ["task", "thread", "process"])
-
-
 endpoint = pytest.fixture(open_endpoint)
 
 
@@ -47,7 +44,7 @@ def shape(rollout: Rollout) -> Any:
     )
 
 
-@pytest.mark.parametrize("solve", [agents.whole, agents.whole_async])
+@pytest.mark.parametrize("solve", [agents.whole, pytest.param(agents.whole_async, marks=pytest.mark.long)])
 def test_names_rewards_tools_and_spans_are_the_same_everywhere(
     endpoint: PolicyEndpoint, solve: Callable[[Any], Any]
 ) -> None:
@@ -57,8 +54,17 @@ def test_names_rewards_tools_and_spans_are_the_same_everywhere(
     assert {status for status, *_ in here} == {"ok"}
 
 
-@EVERYWHERE
-@pytest.mark.parametrize("solve", [agents.number, agents.instance])
+@pytest.mark.parametrize(
+    ("executor", "solve"),
+    [
+        ("task", agents.number),
+        ("thread", agents.number),
+        pytest.param("process", agents.number, marks=pytest.mark.long),
+        ("task", agents.instance),
+        ("thread", agents.instance),
+        ("process", agents.instance),
+    ],
+)
 def test_results_are_in_the_order_of_the_jobs(
     endpoint: PolicyEndpoint, executor: str, solve: Callable[[Any], Any]
 ) -> None:
@@ -89,6 +95,9 @@ def test_faults_end_their_own_rollouts_only(endpoint: PolicyEndpoint) -> None:
     assert [(r.status, r.reward, len(r.trace.calls)) for r in healthy] == [("ok", 1.0, faulty_agents.CALLS)] * 20
     found = {r.job.task["fault"]: r.status for r in rollouts if r.job.task["fault"]}
     assert found == {fault: faulty_agents.expected_status(fault) for fault in FAULTS}
+    errors = {r.job.task["fault"]: str(r.error) for r in rollouts}
+    assert "the agent's process ended with signal SIGSEGV" in errors["segfault"]
+    assert "the agent's process ended with exit code 0" in errors["os._exit"]
 
 
 def test_a_thread_of_the_runner_may_end_after_the_rollout(endpoint: PolicyEndpoint) -> None:
@@ -97,6 +106,7 @@ def test_a_thread_of_the_runner_may_end_after_the_rollout(endpoint: PolicyEndpoi
     assert (rollout.status, rollout.reward, len(rollout.trace.calls)) == ("ok", 1.0, 1), rollout.error
 
 
+@pytest.mark.long
 def test_async_agents_that_hang_are_stopped_at_their_time_limit(endpoint: PolicyEndpoint) -> None:
     faults = ["", "hang", "block loop", "", "hang threads", "swallow cancel", "", ""]
     tasks = [{"id": str(n), "fault": fault} for n, fault in enumerate(faults)]
@@ -104,40 +114,23 @@ def test_async_agents_that_hang_are_stopped_at_their_time_limit(endpoint: Policy
     assert [r.status for r in rollouts] == ["failed" if fault else "ok" for fault in faults]
 
 
-def test_a_crash_is_reported_with_its_signal(endpoint: PolicyEndpoint) -> None:
-    tasks = [{"id": "0", "fault": "segfault"}, {"id": "1", "fault": "os._exit"}]
-    crashed, left = run(endpoint, faulty_agents.solve, tasks)
-    assert "the agent's process ended with signal SIGSEGV" in str(crashed.error)
-    assert "the agent's process ended with exit code 0" in str(left.error)
-
-
-@EVERYWHERE
-def test_an_exception_that_cannot_be_pickled_or_shown_is_the_agents_failure(
-    endpoint: PolicyEndpoint, executor: str
-) -> None:
-    (rollout,) = run(endpoint, agents.rude, numbered(1), executor=executor)
-    assert rollout.status == "failed"
-    assert str(rollout.error).startswith("Rude")
-
-
 def test_folder_environment_and_random_numbers_are_reset_between_rollouts(
     endpoint: PolicyEndpoint, tmp_path: Path
 ) -> None:
     file = tmp_path / "found"
     tasks = numbered(4, file=str(file))
-    run(endpoint, agents.changes_everything, tasks, concurrency=1, reward_function=agents.returned)
-    found = file.read_text().splitlines()
+    with running(endpoint, agents.changes_everything, concurrency=1, reward_function=agents.returned) as runner:
+        finish(runner, tasks)
+        found = file.read_text().splitlines()
+        finish(runner, tasks)
     assert {line.split()[0] for line in found} == {Path.cwd().name}
     assert {line.split()[1] for line in found} == {"None"}
     assert len({line.split()[2] for line in found}) == 4
     assert len({line.split()[3] for line in found}) == 4
-    run(endpoint, agents.changes_everything, tasks, concurrency=1, reward_function=agents.returned)
     assert file.read_text().splitlines()[4:] == found, "the random numbers depend on the seed of the job"
 
 
 def test_a_fresh_process_has_no_globals_of_earlier_rollouts(endpoint: PolicyEndpoint) -> None:
-    kept = run(endpoint, agents.finds_globals, numbered(5), concurrency=1)
-    assert [r.reward for r in kept] == [0.0, 1.0, 1.0, 1.0, 1.0]
     fresh = run(endpoint, agents.finds_globals, numbered(5), concurrency=1, fresh=True)
     assert [r.reward for r in fresh] == [0.0] * 5
 
@@ -149,14 +142,7 @@ def test_an_agent_that_fails_because_of_an_earlier_rollout_runs_again_in_another
     assert [(r.status, r.attempt) for r in rollouts] == [("ok", 0)] * 5
 
 
-@EVERYWHERE
-def test_an_agent_that_cancels_itself_has_failed_at_once(endpoint: PolicyEndpoint, executor: str) -> None:
-    (rollout,) = run(endpoint, agents.cancels_itself, numbered(1), executor=executor)
-    assert rollout.status == "failed"
-    assert "cancel" in str(rollout.error).lower()
-
-
-@EVERYWHERE
+@pytest.mark.parametrize("executor", ["task", "thread", pytest.param("process", marks=pytest.mark.long)])
 def test_the_reward_function_gets_the_task_as_it_was(endpoint: PolicyEndpoint, executor: str) -> None:
     options: dict[str, Any] = {"executor": executor, "reward_function": agents.task_is_whole}
     rollouts = run(endpoint, agents.changes_task, numbered(3), **options)
@@ -173,6 +159,7 @@ def test_a_reward_function_that_ends_hangs_or_raises_is_no_failure_of_the_agent(
     assert "the reward function raised KeyError: 'no such score'" in str(rollouts[3].error)
 
 
+@pytest.mark.long
 def test_at_the_time_limit_all_processes_that_the_agent_started_are_killed(
     endpoint: PolicyEndpoint, tmp_path: Path
 ) -> None:
@@ -207,7 +194,7 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
 def test_nothing_is_left_of_a_run_that_is_interrupted_or_killed(tmp_path: Path, number: signal.Signals) -> None:
     file = tmp_path / "pids"
     program = subprocess.Popen(
@@ -261,10 +248,17 @@ def test_fresh_needs_processes() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+@pytest.mark.parametrize(
+    ("name", "statement"),
+    [
+        ("starts_thread", "threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()"),
+        pytest.param("keeps_connection", "ends = socket.socketpair()", marks=pytest.mark.long),
+        pytest.param("is_plain", "", marks=pytest.mark.long),
+    ],
+)
 def test_workers_are_forked_unless_the_agents_module_started_threads(
-    endpoint: PolicyEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    endpoint: PolicyEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, statement: str
 ) -> None:
-    assert [r.reward for r in run(endpoint, agents.forked, numbered(1))] == [1.0]
     monkeypatch.syspath_prepend(tmp_path)
     source = """
         import os, socket, threading, time
@@ -272,27 +266,25 @@ def test_workers_are_forked_unless_the_agents_module_started_threads(
         imported_in = os.getpid()
         def solve(task): return float(imported_in != os.getpid())
     """
-    for name, statement in (
-        ("starts_thread", "threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()"),
-        ("keeps_connection", "ends = socket.socketpair()"),
-        ("is_plain", ""),
-    ):
-        (tmp_path / f"{name}.py").write_text(textwrap.dedent(source).format(statement))
-        module = __import__(name)
-        rollouts = run(endpoint, module.solve, numbered(2))
-        assert [r.reward for r in rollouts] == [1.0 if name == "is_plain" else 0.0] * 2
+    (tmp_path / f"{name}.py").write_text(textwrap.dedent(source).format(statement))
+    module = __import__(name)
+    rollouts = run(endpoint, module.solve, numbered(2))
+    assert [r.reward for r in rollouts] == [1.0 if name == "is_plain" else 0.0] * 2
 
 
-def test_an_agent_that_only_this_process_can_import_runs_here_with_auto(
-    endpoint: PolicyEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("executor", ["process", pytest.param("auto", marks=pytest.mark.long)])
+def test_an_agent_that_only_this_process_can_import_is_refused_by_process_and_runs_here_with_auto(
+    endpoint: PolicyEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: str
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "imported_once.py").write_text("def solve(task): return 1.0\n")
     solve = __import__("imported_once").solve
     (tmp_path / "imported_once.py").write_text("raise ValueError('not again')\n")
+    if executor == "auto":
+        assert [r.reward for r in run(endpoint, solve, numbered(2), executor=executor)] == [1.0] * 2
+        return
     with pytest.raises(ConfigError, match=r"a worker process cannot import the agent: .*ValueError: not again"):
         run(endpoint, solve, numbered(1))
-    assert [r.reward for r in run(endpoint, solve, numbered(2), executor="auto")] == [1.0] * 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
@@ -324,7 +316,9 @@ def test_a_worker_that_leaks_is_replaced(endpoint: PolicyEndpoint, monkeypatch: 
     assert max(r.reward for r in rollouts) == 2
 
 
-@EVERYWHERE
+@pytest.mark.parametrize(
+    "executor", ["task", *(pytest.param(name, marks=pytest.mark.long) for name in ("thread", "process"))]
+)
 def test_rollouts_that_hang_give_their_slots_to_others(endpoint: PolicyEndpoint, executor: str) -> None:
     tasks = [{"id": str(n), "fault": "hang" if n in (10, 11) else ""} for n in range(20)]
     order: list[str] = []

@@ -67,7 +67,11 @@ async def solve_async(task: dict[str, str]) -> float:
     return await asyncio.to_thread(solve_sync, task)
 
 
-@pytest.mark.parametrize("solve", [solve_sync, solve_async, lambda task: solve_async(task)])
+IN_PROCESSES = [pytest.param(solve, marks=pytest.mark.long) for solve in (solve_sync, solve_async)]
+"""Agents at the top level of a module run in worker processes, and functions without a name in this process."""
+
+
+@pytest.mark.parametrize("solve", [lambda task: solve_sync(task), lambda task: solve_async(task), *IN_PROCESSES])
 def test_sync_and_async_agents_are_rewarded_in_the_order_of_the_jobs(
     endpoint: PolicyEndpoint, solve: Callable[[Any], Any]
 ):
@@ -143,11 +147,6 @@ def test_a_failure_of_the_machinery_is_repeated_even_if_the_agent_swallows_it():
     assert "no more answers" in (second.error or "")
 
 
-def given_twice(task: Any) -> float:
-    reward(1.0)
-    return 1.0
-
-
 @pytest.mark.parametrize(
     ("solve", "error"),
     [
@@ -160,7 +159,10 @@ def given_twice(task: Any) -> float:
         (lambda task: 10**5000, "a reward must be a finite number of at most 3.4e+38, found (a int; showing it raised"),
         (lambda task: reward(math.nan), "a reward must be a finite number"),
         (lambda task: None, "task '0' ended without a reward: the agent returned None. Return a number, call reward"),
-        (given_twice, "task '0': the agent returned 1.0, but reward() was called as well; give the reward once"),
+        (
+            lambda task: reward(1.0) or 1.0,
+            "task '0': the agent returned 1.0, but reward() was called as well; give the reward once",
+        ),
     ],
 )
 def test_an_invalid_reward_is_no_outcome_and_names_its_task(
@@ -246,7 +248,7 @@ def test_an_async_client_lives_through_all_batches(endpoint: PolicyEndpoint):
 
 def test_it_runs_inside_a_running_event_loop(endpoint: PolicyEndpoint):
     async def main() -> list[Rollout]:
-        return run(endpoint, solve_async, 2)
+        return run(endpoint, lambda task: solve_async(task), 2)
 
     assert len(asyncio.run(main())) == 2
 

@@ -194,7 +194,7 @@ def test_names_are_compared_without_the_newline_of_a_folded_text(program: Progra
     assert yaml.safe_load(proposed) == {"train": ["Reviewer: drafts"]}
 
 
-@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("declared", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_misspelt_name_never_reaches_a_provider(program: Program, declared: bool) -> None:
     solve = two_speakers(program)
 
@@ -230,7 +230,11 @@ def test_a_misspelt_frozen_name_never_reaches_a_provider(program: Program) -> No
 
 @pytest.mark.parametrize(
     ("train", "frozen"),
-    [(["worker"], {}), (["researcher*", "worker"], {}), (["worker", "writer-2", "rewriter"], {"judge": "base"})],
+    [
+        pytest.param(["worker"], {}, marks=pytest.mark.long),
+        pytest.param(["researcher*", "worker"], {}, marks=pytest.mark.long),
+        (["worker", "writer-2", "rewriter"], {"judge": "base"}),
+    ],
 )
 def test_a_name_that_nobody_had_yet_is_a_warning(
     program: Program, caplog: pytest.LogCaptureFixture, train: list[str], frozen: dict[str, str]
@@ -254,7 +258,10 @@ def test_a_name_that_nobody_had_yet_is_a_warning(
         assert f"'{name}'" in caplog.text.rpartition("the agents so far")[2]
 
 
-def test_a_misspelt_name_stops_the_run_once_its_agent_spoke(program: Program) -> None:
+@pytest.mark.parametrize(
+    "train", [["supervisor-1", "reseacher"], pytest.param(["team/reseacher"], marks=pytest.mark.long)]
+)
+def test_a_misspelt_name_stops_the_run_once_its_agent_spoke(program: Program, train: list[str]) -> None:
     def solve(task: Any) -> float:
         with scope("supervisor", kind="node"):
             route = program.ask()
@@ -263,10 +270,8 @@ def test_a_misspelt_name_stops_the_run_once_its_agent_spoke(program: Program) ->
                 program.ask()
         return 1.0
 
-    with pytest.raises(ConfigError, match=r"agents.train names 'reseacher'.*Did you mean 'researcher'"):
-        program.run(solve, agents={"train": ["supervisor-1", "reseacher"]})
-    with pytest.raises(ConfigError, match=r"agents.train names 'team/reseacher'.*Did you mean 'researcher'"):
-        program.run(solve, agents={"train": ["team/reseacher"]})
+    with pytest.raises(ConfigError, match=rf"agents.train names '{train[-1]}'.*Did you mean 'researcher'"):
+        program.run(solve, agents={"train": train})
 
 
 def test_other_agents_are_not_paid_for_long_if_no_trained_agent_is_reached(program: Program) -> None:
@@ -506,7 +511,10 @@ def test_a_stray_call_is_blamed_on_every_rollout_that_it_may_belong_to(
     assert caplog.text.count("was refused: thread") == 1
 
 
-@pytest.mark.parametrize("body", [{"prompt": "hi"}, {"messages": [{"role": "user", "content": "hi"}]}])
+@pytest.mark.parametrize(
+    "body",
+    [pytest.param({"prompt": "hi"}, marks=pytest.mark.long), {"messages": [{"role": "user", "content": "hi"}]}],
+)
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_trained_agent_whose_requests_name_no_model_is_reported(
     program: Program, caplog: pytest.LogCaptureFixture, body: Any, others: int

@@ -52,6 +52,7 @@ def launcher() -> int:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_more_starts_at_once_than_the_connection_holds_reach_their_workers() -> None:
     async def use(pool: Pool) -> list[WorkerHandle]:
@@ -71,7 +72,7 @@ def test_more_starts_at_once_than_the_connection_holds_reach_their_workers() -> 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
-@pytest.mark.parametrize("exits", [False, True])
+@pytest.mark.parametrize("exits", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_what_a_rollout_leaves_running_is_ended_when_it_ends(
     endpoint: PolicyEndpoint, tmp_path: Path, exits: bool
 ) -> None:

@@ -154,11 +154,14 @@ def test_an_error_that_the_agent_swallows_is_raised_at_the_end() -> None:
 
 
 def test_a_value_that_is_not_a_script_is_rejected() -> None:
-    with pytest.raises(TypeError, match="found a string: put it into a list"), open_playground("yes"):
+    with pytest.raises(TypeError, match="found a string: put it into a list"), open_playground("yes", integrations=()):
         pass
     with pytest.raises(TypeError, match=r"pass train=\['writer'\]"), playground(["a"], train="writer", integrations=()):
         pass
-    with pytest.raises(TypeError, match=r"pass chats=Chat\(tokenizer\)"), open_playground(ScriptedBackend([])):
+    with (
+        pytest.raises(TypeError, match=r"pass chats=Chat\(tokenizer\)"),
+        open_playground(ScriptedBackend([]), integrations=()),
+    ):
         pass
 
 
@@ -168,22 +171,16 @@ def test_a_rollout_has_the_settings_of_its_trained_agents() -> None:
     assert run.trace.calls[0].finish_reason == "length"
 
 
-def in_new_process(program: str) -> str:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
-
-
-def test_importing_it_needs_neither_pytest_nor_torch_nor_a_framework() -> None:
+def test_importing_it_needs_neither_pytest_nor_torch_nor_a_framework_and_the_contract_names_what_to_install() -> None:
     heavy = {"pytest", "torch", "transformers", "openai", "langchain_core"}
-    assert in_new_process(f"import sys, lightning_core.testing; print({heavy} & set(sys.modules) or 'none')") == "none"
-
-
-def test_the_contract_without_pytest_names_what_to_install() -> None:
-    program = """
-import sys
+    program = f"""
+import sys, lightning_core.testing
+print({heavy} & set(sys.modules) or "none")
 sys.modules["pytest"] = None
 try:
     import lightning_core.testing.contract
 except ModuleNotFoundError as error:
     print(error)
 """
-    assert in_new_process(program) == "lightning_core.testing.contract requires pytest: pip install pytest"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "none\nlightning_core.testing.contract requires pytest: pip install pytest\n"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -63,9 +64,13 @@ def episodes(*, merged: bool) -> list[Row]:
     return [*rows, single]
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("budget", [1, 50, 10_000])
-@pytest.mark.parametrize("merged", [True, False])
+SHORT = {("rollout-mean", 50, False), ("token-mean", 1, True)}
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "budget", "merged"),
+    [pytest.param(*c, marks=() if c in SHORT else pytest.mark.long) for c in product(AGGREGATIONS, [1, 50, 10_000], [True, False])],
+)  # fmt: skip
 def test_the_gradient_is_the_same_for_any_rows_micro_batches_and_order(
     tiny_model: Path, trainers: list[TorchTrainer], aggregation: Aggregation, budget: int, merged: bool
 ) -> None:

@@ -131,8 +131,15 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
-@pytest.mark.parametrize("size", [20, 200], ids=["few", "many"])  # tokens that an adapter has in a row
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("temperature", "size"),  # the tokens that an adapter has in a row
+    [
+        pytest.param(0.0, 20, id="0.0-few", marks=pytest.mark.long),
+        pytest.param(0.0, 200, id="0.0-many"),
+        pytest.param(1.0, 20, id="1.0-few"),
+        pytest.param(1.0, 200, id="1.0-many", marks=pytest.mark.long),
+    ],
+)
 def test_adapters_in_one_batch_compute_what_each_does_alone(
     three: MultiPolicyTrainer, temperature: float, size: int
 ) -> None:
@@ -230,7 +237,9 @@ def test_running_rows_of_other_policies_live_through_an_update(three: MultiPolic
     assert list(again.token_ids) == ids
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["adapters", "models"])
+@pytest.mark.parametrize(
+    "shared", [pytest.param(True, id="adapters"), pytest.param(False, id="models", marks=pytest.mark.long)]
+)
 def test_what_a_policy_learns_leaves_the_others_bit_for_bit(make: Make, shared: bool) -> None:
     trainer = make(a=LORA, b=LORA) if shared else make(a={}, b={})
     for seed in range(2):
@@ -349,7 +358,12 @@ def test_sampler_and_trainer_agree_on_every_policy(three: MultiPolicyTrainer) ->
 
 
 @pytest.mark.parametrize(
-    "kinds", [({**LORA, "learning_rate": 3e-3}, LORA), ({}, LORA), ({}, {})], ids=["adapters", "mixed", "models"]
+    "kinds",
+    [
+        pytest.param(({**LORA, "learning_rate": 3e-3}, LORA), id="adapters", marks=pytest.mark.long),
+        pytest.param(({}, LORA), id="mixed"),
+        pytest.param(({}, {}), id="models", marks=pytest.mark.long),
+    ],
 )
 def test_resuming_gives_the_same_next_step_to_the_bit(
     make: Make, tmp_path: Path, kinds: tuple[dict[str, object], dict[str, object]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -44,7 +44,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "reinforce": {"loss": "reinforce"},
 }
 AGGREGATIONS = ["rollout-mean", "sequence-mean", "token-mean", "constant"]
-LEVELS = [None, "token", "row", "rollout"]
+LEVELS: list[str | None] = [None, "token", "row", "rollout"]
 
 
 @pytest.fixture(scope="module")
@@ -148,19 +148,33 @@ def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     return max(float((found[name] - expected[name]).abs().max()) for name in expected)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_the_gradient_does_not_depend_on_micro_batches_or_the_order_of_rows(trainer: TorchTrainer, loss: str) -> None:
+def combinations(aggregations: list[str], levels: list[str | None], *, every: bool) -> list[tuple[str, str | None]]:
+    """All of them, or those where each aggregation and each level is once."""
+    return list(product(aggregations, levels)) if every else list(zip(aggregations, levels, strict=True))
+
+
+def with_every(losses: Iterable[str], short: set[str]) -> list[Any]:
+    """Each loss with all combinations in the long form; in the short form ``short`` with some of them."""
+    long = [pytest.param(loss, True, marks=pytest.mark.long, id=f"{loss}-every") for loss in losses]
+    return [*(pytest.param(loss, False, id=loss) for loss in losses if loss in short), *long]
+
+
+@pytest.mark.parametrize(("loss", "every"), with_every(LOSSES, {"ppo", "cispo", "gspo-rollout", "m2po"}))
+def test_the_gradient_does_not_depend_on_micro_batches_or_the_order_of_rows(
+    trainer: TorchTrainer, loss: str, every: bool
+) -> None:
     rows = make_rows(trainer, episodes())
     shuffled = random.Random(2).sample(rows, len(rows))
     seen: set[float] = set()
-    for aggregation, level in product(AGGREGATIONS, LEVELS):
+    chosen = combinations(AGGREGATIONS, LEVELS, every=every)
+    for aggregation, level in chosen:
         algorithm = algorithm_of(loss, aggregation, level)
         expected = gradients(trainer, rows, algorithm)
         for budget in (1, 30):
             assert difference(gradients(trainer, shuffled, algorithm, budget), expected) < 1e-6, algorithm
         seen.add(float(expected["model.norm.weight"].norm()))
     # Each combination is another loss, except that the mean over sequences equals that over rollouts if these are the sequences.
-    assert len(seen) == (12 if loss == "gspo-rollout" else 16)
+    assert len(seen) == (12 if loss == "gspo-rollout" and every else len(chosen))
 
 
 @pytest.mark.parametrize("kl", [None, Kl(weight=0.3, estimator="k1"), Kl(weight=0.3)])
@@ -171,13 +185,16 @@ def test_penalties_do_not_depend_on_micro_batches(trainer: TorchTrainer, kl: Kl 
     assert difference(gradients(trainer, rows, algorithm, 1), expected) < 1e-6
 
 
-@pytest.mark.parametrize("loss", [name for name in LOSSES if name != "gspo-row"])
-def test_the_gradient_does_not_depend_on_merging_rows(trainer: TorchTrainer, loss: str) -> None:
+@pytest.mark.parametrize(
+    ("loss", "every"), with_every([name for name in LOSSES if name != "gspo-row"], {"dual-clip", "gspo-call", "m2po"})
+)
+def test_the_gradient_does_not_depend_on_merging_rows(trainer: TorchTrainer, loss: str, every: bool) -> None:
     """Unless a row is declared to be the sequence."""
     merged, unmerged = (make_rows(trainer, episodes(), merged=merged) for merged in (True, False))
     assert (len(merged), len(unmerged)) == (7, 12)
     kl = Kl(weight=0.3)
-    for aggregation, level in product(["rollout-mean", "token-mean", "constant"], [None, "token", "rollout"]):
+    aggregations = ["rollout-mean", "token-mean", "constant"]
+    for aggregation, level in combinations(aggregations, [None, "token", "rollout"], every=every):
         algorithm = algorithm_of(loss, aggregation, level, kl=kl, entropy_weight=0.2)
         expected = gradients(trainer, merged, algorithm)
         for budget in (1, ONE):

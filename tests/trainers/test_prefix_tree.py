@@ -34,7 +34,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("budget", [100, 300, 4096])
+@pytest.mark.parametrize("budget", [300, *(pytest.param(budget, marks=pytest.mark.long) for budget in (100, 4096))])
 def test_gradients_are_those_of_the_flat_batch(
     tiny_model: Path, trainers: list[TorchTrainer], rows: list[Row], budget: int
 ) -> None:

@@ -153,7 +153,7 @@ def test_a_loss_of_ones_own_has_its_gradient(tiny_llama: Path, trainers: list[To
         make(trainers, tiny_llama, grad_clip=1e9, loss="tests.credit.own_rules:sapo", loss_args={"heat": 1.0})
 
 
-@pytest.mark.parametrize("budget", [1, 40, 80])
+@pytest.mark.parametrize("budget", [40, *(pytest.param(budget, marks=pytest.mark.long) for budget in (1, 80))])
 def test_gradient_is_the_same_for_any_micro_batches(
     tiny_llama: Path, trainers: list[TorchTrainer], budget: int
 ) -> None:
@@ -174,8 +174,17 @@ def test_rows_without_advantage_cost_nothing_but_count(tiny_llama: Path, trainer
     assert_same({name: 2 * grad for name, grad in half.items()}, whole)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("tuning", ["full", "lora"])
+@pytest.mark.parametrize(
+    ("tuning", "temperature"),
+    [
+        ("full", 0.7),
+        ("lora", 0.0),
+        *(
+            pytest.param(*c, marks=pytest.mark.long)
+            for c in [("full", 0.0), ("full", 1.0), ("lora", 0.7), ("lora", 1.0)]
+        ),
+    ],
+)
 def test_sampler_and_trainer_agree_on_logprobs(
     tiny_model: Path, trainers: list[TorchTrainer], temperature: float, tuning: str
 ) -> None:
@@ -298,24 +307,28 @@ def test_equal_rewards_change_nothing_and_have_no_metrics_of_an_update(
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(trainer).items())
 
 
+LEARNERS: dict[str, dict[str, object]] = {
+    "lora": {"learning_rate": 4e-2, "tuning": "lora", "lora_rank": 4},
+    "bfloat16": {"learning_rate": 5e-3, "dtype": "bfloat16"},
+    "lora in bfloat16": {"learning_rate": 4e-2, "tuning": "lora", "lora_rank": 4, "dtype": "bfloat16"},
+    "gspo": {
+        "learning_rate": 5e-3,
+        "loss": "gspo",
+        "sequence": "rollout",
+        "clip_low": 0.1,
+        "clip_high": 0.1,
+        "importance": Importance(),
+    },
+    "cispo": {"learning_rate": 5e-3, "loss": "cispo", "kl": Kl(weight=1e-3, estimator="k1"), "entropy_weight": 1e-3},
+}
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        {"learning_rate": 5e-3},
-        {"learning_rate": 4e-2, "tuning": "lora", "lora_rank": 4},
-        {"learning_rate": 5e-3, "dtype": "bfloat16"},
-        {"learning_rate": 4e-2, "tuning": "lora", "lora_rank": 4, "dtype": "bfloat16"},
-        {
-            "learning_rate": 5e-3,
-            "loss": "gspo",
-            "sequence": "rollout",
-            "clip_low": 0.1,
-            "clip_high": 0.1,
-            "importance": Importance(),
-        },
-        {"learning_rate": 5e-3, "loss": "cispo", "kl": Kl(weight=1e-3, estimator="k1"), "entropy_weight": 1e-3},
+        pytest.param({"learning_rate": 5e-3}, id="full"),
+        *(pytest.param(options, id=name, marks=pytest.mark.long) for name, options in LEARNERS.items()),
     ],
-    ids=["full", "lora", "bfloat16", "lora in bfloat16", "gspo", "cispo"],
 )
 def test_a_bandit_is_learned(tiny_llama: Path, trainers: list[TorchTrainer], options: dict[str, object]) -> None:
     """Two prompts, each rewarding tokens near one token: from rare to nearly always within seconds."""

@@ -113,6 +113,7 @@ def test_tags_hold_the_version_that_sampled(run: Command) -> None:
         }
 
 
+@pytest.mark.slow
 def test_the_exported_model_is_evaluated(run: Command, train: Train) -> None:
     checkpoint = run.folder / "checkpoints" / "global_step_2"
     assert (checkpoint / "actor" / "huggingface" / "model.safetensors").is_file()

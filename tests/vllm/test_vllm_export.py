@@ -1,4 +1,4 @@
-"""Exported models and checkpoints in vLLM: a server that knows nothing of the run gives the logprobs of its trainer."""
+"""Exported models and checkpoints in vLLM: a server gives the logprobs of their trainer. The long form starts one for a model."""
 
 from __future__ import annotations
 
@@ -53,17 +53,18 @@ def prompt_logprobs(url: str) -> list[NDArray[Any]]:
     return found
 
 
+@pytest.mark.long
 def test_a_server_gives_the_logprobs_of_the_trainer(runs: dict[str, Path], url: str) -> None:
     assert difference(prompt_logprobs(url), trainer_logprobs(runs["full"], "step-000002", IDS)) < TOLERANCE
 
 
 @pytest.mark.parametrize(("tuning", "checkpoint"), [("full", "step-000001"), ("lora", "step-000002")])
 def test_a_checkpoint_and_a_merged_adapter_are_loaded(
-    runs: dict[str, Path], url: str, tmp_path: Path, tuning: str, checkpoint: str
+    runs: dict[str, Path], server: str, tmp_path: Path, tuning: str, checkpoint: str
 ) -> None:
     run = runs[tuning]
     folder = run / "checkpoints" / checkpoint if tuning == "full" else export(run, tmp_path / "out")
-    backend = VllmBackend(url, model=POLICY)
+    backend = VllmBackend(server, model=POLICY)
     backend.push(folder, 1)
     backend.close()
-    assert difference(prompt_logprobs(url), trainer_logprobs(run, checkpoint, IDS)) < TOLERANCE
+    assert difference(prompt_logprobs(server), trainer_logprobs(run, checkpoint, IDS)) < TOLERANCE

@@ -61,6 +61,7 @@ def test_a_server_that_does_not_come_up_in_time_is_stopped_and_no_other(server: 
     assert VllmBackend(server, model=POLICY).max_context == 4096
 
 
+@pytest.mark.long
 def test_a_server_that_fails_leaves_its_log(tmp_path: Path, logs: Path):
     with (
         pytest.raises(InfrastructureError, match=r"ended with status [12]; its output is in [\s\S]*--no-such-option"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,7 +109,16 @@ def test_multi_turn_reuses_prompt_and_response(backend: TorchBackend, plain: tor
         prompt = prompt + list(delta.token_ids) + tokens(100 + turn, 11)
 
 
-@pytest.mark.parametrize("own_cost", [0, 4, pytest.param(float("inf"), marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("tiny_model", "own_cost"),
+    [
+        ("llama", 4),
+        ("qwen2", 0),
+        *(pytest.param("llama", cost, marks=pytest.mark.long) for cost in (0, math.inf)),
+        *(pytest.param("qwen2", cost, marks=pytest.mark.long) for cost in (4, math.inf)),
+    ],
+    indirect=["tiny_model"],
+)
 def test_staggered_arrival_and_departure(tiny_model: Path, plain: torch.nn.Module, own_cost: float) -> None:
     """Rows join and leave a running batch at any time; a small cache forces eviction, long runs force compaction."""
     backend = make_backend(tiny_model, max_batch=5, cached_tokens=100, gather_ms=0.0)

@@ -105,7 +105,7 @@ def naming(fault: Fault, found: list[Named]) -> Named | None:
 
 def _short_or_long(fault: Fault) -> tuple[pytest.MarkDecorator, ...]:
     """Each monitor has tests of its own; a short run of some shows that they are asked at all."""
-    is_short = fault.by != "monitor" or fault.expected & {"failed_rollouts", "no_calls", "sampler_mismatch"}
+    is_short = fault.by != "monitor" or fault.expected & {"failed_rollouts", "sampler_mismatch"}
     return () if is_short else (pytest.mark.long,)
 
 
@@ -137,8 +137,10 @@ def test_at_least_eleven_faults_of_twelve_are_named(runs: Runs, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "one call" else [pytest.mark.long]) for name in HEALTHY]
+    ("name", "steps"),
+    [("one call", 5), *(pytest.param(name, STEPS, marks=pytest.mark.long) for name in HEALTHY)],
 )
-def test_a_healthy_run_raises_nothing(runs: Runs, name: str) -> None:
+def test_a_healthy_run_raises_nothing(runs: Runs, name: str, steps: int) -> None:
     solve, rollouts = HEALTHY[name]
-    assert runs.fit(solve, {"eval": {"every": 5}, "rollouts": {**rollouts}}) == []
+    sections = {"eval": {"every": 5}, "rollouts": {**rollouts}, "trainer": {"steps": steps}}
+    assert runs.fit(solve, sections) == []

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +118,9 @@ def by_torch(model: Path, teacher: Path, count: int, weights: Sequence[float]) -
 @pytest.mark.parametrize(
     ("aggregation", "weights"),
     [
-        ({"aggregation": "rollout-mean"}, (1 / 12, 1 / 9)),
+        pytest.param({"aggregation": "rollout-mean"}, (1 / 12, 1 / 9), marks=pytest.mark.long),
         ({"aggregation": "sequence-mean", "sequence": "call"}, (1 / 8, 1 / 12)),
-        ({"aggregation": "token-mean"}, (1 / 8, 1 / 8)),
+        pytest.param({"aggregation": "token-mean"}, (1 / 8, 1 / 8), marks=pytest.mark.long),
         ({"aggregation": "constant", "constant_tokens": 5}, (1 / 15, 1 / 15)),
     ],
     ids=["rollout-mean", "sequence-mean", "token-mean", "constant"],
@@ -133,9 +134,16 @@ def test_the_tokens_have_the_weights_of_the_aggregation(
     same(found, by_torch(folder, teacher, 3, weights)[1])
 
 
-@pytest.mark.parametrize("micro_batch", [4096, 8], ids=["one micro-batch", "several micro-batches"])
-@pytest.mark.parametrize("count", [3, 10_000], ids=["three tokens", "all tokens"])
-@pytest.mark.parametrize("policy", ["folder", "hybrid"], ids=["tree path", "plain path"])
+SHORT = {("folder", 3, 8), ("folder", 10_000, 4096), ("hybrid", 3, 4096)}
+
+
+@pytest.mark.parametrize(
+    ("policy", "count", "micro_batch"),
+    [
+        pytest.param(*case, marks=() if case in SHORT else pytest.mark.long)
+        for case in product(["folder", "hybrid"], [3, 10_000], [4096, 8])
+    ],
+)
 def test_loss_and_gradient_are_those_of_the_divergence(
     trainers: list[TorchTrainer],
     teacher: Path,
@@ -185,7 +193,7 @@ def test_tokens_that_were_not_allowed_have_no_share(trainers: list[TorchTrainer]
     assert metrics["teacher_forward_kl"] == pytest.approx(expected.item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("count", [3, 10_000], ids=["three tokens", "all tokens"])
+@pytest.mark.parametrize("count", [3, pytest.param(10_000, marks=pytest.mark.long)], ids=["three tokens", "all tokens"])
 def test_a_teacher_that_agrees_changes_nothing(trainers: list[TorchTrainer], folder: Path, count: int) -> None:
     batch = rows()
     trainer = make(trainers, folder, Algorithm())

@@ -198,8 +198,18 @@ def test_the_command_is_quick_to_start() -> None:
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("waits", [None, "ACTIVE"])
-def test_the_threads_of_torch_sleep_in_every_command_unless_the_user_chose(waits: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("waits", "command"),
+    [
+        (None, "sft"),
+        pytest.param(None, "serve", marks=pytest.mark.long),
+        pytest.param("ACTIVE", "sft", marks=pytest.mark.long),
+        ("ACTIVE", "serve"),
+    ],
+)
+def test_the_threads_of_torch_sleep_in_every_command_unless_the_user_chose(
+    waits: str | None, command: str, tmp_path: Path
+) -> None:
     script = """
 import os, sys
 from lightning_core.tools.cli.main import main
@@ -207,12 +217,11 @@ print(main(sys.argv[1:]), "torch" in sys.modules, os.environ["OMP_WAIT_POLICY"])
 """
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     environment |= {} if waits is None else {"OMP_WAIT_POLICY": waits}
-    for command in (["sft", "missing.yaml"], ["serve", "missing.yaml"]):
-        done = subprocess.run(
-            [sys.executable, "-c", script, *command],
-            env=environment, cwd=tmp_path, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        assert done.stdout.split()[-2:] == ["False", waits or "PASSIVE"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, command, "missing.yaml"],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split()[-2:] == ["False", waits or "PASSIVE"]
 
 
 INTERRUPTED = """

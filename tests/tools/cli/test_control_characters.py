@@ -26,7 +26,6 @@ from tests.tools.cli.terminal import on_terminal
 EVIL = "a\x1b[2J\x07\x00\x9b\x7f\u202eb\u2066"
 SHOWN = r"a\x1b[2J\x07\x00\x9b\x7f\u202eb\u2066"
 NAME = f"{EVIL}\nc"
-COMMAND = ("-m", "lightning_core.tools.cli.main")
 
 
 @pytest.fixture
@@ -56,7 +55,7 @@ def test_rollouts_are_shown_without_control_characters(
 
 
 def test_a_terminal_gets_styles_but_no_control_characters_of_texts(evil_run: Path) -> None:
-    text = on_terminal(120, *COMMAND, "trace", "runs/one", "--rollout", "3")
+    text = on_terminal(120, "trace", "runs/one", "--rollout", "3")
     assert is_clean(text)
     assert SHOWN in text
 
@@ -114,7 +113,7 @@ def test_one_long_id_does_not_pad_the_other_rows_of_a_terminal(
         pass
     with Store(run_folder / "store.db") as store:
         keep(store, run, task_id=f"first-{'x' * 500}-last")
-    _, ordinary, _, long, *_ = on_terminal(160, *COMMAND, "trace", "runs/one").splitlines()
+    _, ordinary, _, long, *_ = on_terminal(160, "trace", "runs/one").splitlines()
     assert len(ordinary) < 110
     assert "first-xxx" in long
     assert "…" in long

@@ -23,7 +23,6 @@ from tests.tools.cli.terminal import on_terminal
 from tests.tools.runs.test_compare import make_store
 
 BEFORE, AFTER = {f"t{n}": [0.25] for n in range(8)}, {f"t{n}": [0.5] for n in range(8)}
-COMMAND = ("-m", "lightning_core.tools.cli.main")
 
 
 def make_run(name: str, *, seed: int, age: float, gain: float = 0.0, tags: list[str] | None = None) -> Path:
@@ -61,7 +60,7 @@ def names(*options: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_runs_are_listed_the_newest_first(home: Path) -> None:
-    lines = on_terminal(140, *COMMAND, "runs").splitlines()
+    lines = on_terminal(140, "runs").splitlines()
     assert lines[0].split("  ")[0] == "name"
     assert lines[1].split() == (
         [
@@ -88,10 +87,10 @@ def test_runs_are_listed_the_newest_first(home: Path) -> None:
 
 
 def test_on_a_narrow_terminal_no_line_is_longer_than_it(home: Path) -> None:
-    lines = on_terminal(60, *COMMAND, "runs").splitlines()
+    lines = on_terminal(60, "runs").splitlines()
     assert [len(lines), max(map(len, lines)) <= 60] == [3, True]
     assert [line.split()[0] for line in lines] == ["name", "second", "first"]
-    narrow = on_terminal(30, *COMMAND, "runs").splitlines()
+    narrow = on_terminal(30, "runs").splitlines()
     assert [len(narrow), max(map(len, narrow)) <= 30] == [3, True]
 
 

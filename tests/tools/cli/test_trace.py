@@ -23,11 +23,10 @@ from tests.tools.cli.terminal import on_terminal
 
 HEADER = "agent   requests  result    where"
 NAMES = "names for agents.train: judge, writer"
-COMMAND = ("-m", "lightning_core.tools.cli.main")
 
 
 def test_the_list_of_rollouts(run_folder: Path) -> None:
-    lines = on_terminal(110, *COMMAND, "trace", "runs/latest").splitlines()
+    lines = on_terminal(110, "trace", "runs/latest").splitlines()
     assert lines[0] == "N  phase       step  task  reward  calls  status"
     assert lines[1] == "1  train       2     q17   1.000   2      ok"
     assert lines[2].startswith("2  eval_after  2     q17   none    2      infrastructure: TimeoutError: 120 s xxx")
@@ -143,7 +142,7 @@ def test_stored_traces_in_json(home: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_one_rollout_as_a_tree(run_folder: Path) -> None:
-    assert on_terminal(110, *COMMAND, "trace", "runs/latest", "--rollout", "1") == (
+    assert on_terminal(110, "trace", "runs/latest", "--rollout", "1") == (
         "rollout 1  train at step 2  reward 1.000  ok  2.0 s\n"
         'task q17: {"id": "q17", "q": "How many?"}\n'
         "reward -0.500 to agent judge\n"
@@ -186,12 +185,12 @@ def test_a_pipe_gets_plain_lines_that_are_not_cut(
 
 
 def test_a_narrow_terminal_keeps_every_column(run_folder: Path) -> None:
-    assert on_terminal(48, *COMMAND, "trace", "runs/latest").splitlines()[:3] == [
+    assert on_terminal(48, "trace", "runs/latest").splitlines()[:3] == [
         "N  phase       step  task  reward  calls  status",
         "1  train       2     q17   1.000   2      ok",
         "2  eval_after  2     q17   none    2      infra…",
     ]
-    out = on_terminal(30, *COMMAND, "trace", "runs/latest", "--rollout", "1", "--full")
+    out = on_terminal(30, "trace", "runs/latest", "--rollout", "1", "--full")
     assert max(map(len, out.partition("\n\n")[0].splitlines())) <= 30, "the tree; tables keep their columns"
     words = " ".join(out.replace("│", " ").split())
     assert "advantage +0.500, 5 trained" in words

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 Examine = Callable[..., list[Finding]]
 
 
+@pytest.mark.long
 def test_a_healthy_example_has_no_problem(tiny_model: Path, tmp_path: Path) -> None:
     example = Path(__file__).parents[3] / "examples" / "calculator" / "lightning.yaml"
     overrides = [f"policy.model={tiny_model}", "policy.train_layers=1", f"run.dir={tmp_path / 'runs'}"]
@@ -95,6 +96,7 @@ def test_a_slow_reward_function_is_named(with_script: Examine) -> None:
     assert slow.found.startswith("it takes 0.")
 
 
+@pytest.mark.long
 def test_a_slow_reward_function_in_worker_processes_is_named(with_script: Examine) -> None:
     rollouts = {"executor": "process"}
     found = with_script("answer", reward="tests.tools.doctor.agents:slow_score", rollouts=rollouts)
@@ -156,7 +158,7 @@ def test_the_script_answers_a_typed_agent_by_its_schema(with_script: Examine) ->
     assert named(found, "failures") == problems(found) == []
 
 
-@pytest.mark.parametrize("executor", ["thread", "process"])
+@pytest.mark.parametrize("executor", ["thread", pytest.param("process", marks=pytest.mark.long)])
 @pytest.mark.parametrize("agent", ["exits", "asks"])
 def test_an_agent_that_always_exits_is_a_problem_with_any_answer(
     with_script: Examine, agent: str, executor: str, monkeypatch: pytest.MonkeyPatch
@@ -212,7 +214,7 @@ def test_the_script_answers_in_place_of_providers(with_script: Examine) -> None:
     ],
 )
 def test_what_was_not_checked_is_said(with_model: Examine, sections: dict[str, object], why: str) -> None:
-    found = with_model("healthy", **{"rollouts": {"executor": "process"}, **sections})
+    found = with_model("healthy", **sections)
     (skipped,) = [f for f in found if f.name == "not checked"]
     assert why in skipped.found
     assert problems(found) == []
@@ -244,7 +246,7 @@ def test_a_run_that_needs_held_out_tasks_and_has_none_is_a_problem(with_script: 
 @pytest.mark.parametrize(
     "sections",
     [
-        {"policy": {"tuning": "lora"}},
+        pytest.param({"policy": {"tuning": "lora"}}, marks=pytest.mark.long),
         {
             "policies": {"one": {"agents": ["doctored"], "tuning": "lora"}, "two": {"agents": ["reviewer"]}},
             "agents": None,

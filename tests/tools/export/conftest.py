@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from tests.tiny_model import make_tiny_model
-from tests.tools.export.runs import train
+from tests.tools.export.runs import FEW, train
 
 KINDS: dict[str, dict[str, Any]] = {
-    "full": {},
-    "top": {"policy": {"train_layers": 1}},
+    "full": {"tasks": {"eval": None}},
+    "top": {"policy": {"train_layers": 1}, **FEW},
     "lora": {"policy": {"tuning": "lora", "lora": {"rank": 4, "alpha": 12}}},
-    "some-lora": {"policy": {"tuning": "lora", "lora": {"target_modules": ["q_proj", "layers.1.mlp.up_proj"]}}},
-    "bfloat16": {"policy": {"dtype": "bfloat16"}},
+    "some-lora": {"policy": {"tuning": "lora", "lora": {"target_modules": ["q_proj", "layers.1.mlp.up_proj"]}}, **FEW},
+    "bfloat16": {"policy": {"dtype": "bfloat16"}, **FEW},
     "several": {
         "policies": {
             "one": {"agents": ["talker"]},

@@ -31,7 +31,14 @@ OPTIMIZER = Path("trainer", "optimizer.safetensors")
 
 
 @pytest.mark.parametrize(
-    ("kind", "inside"), [("full", ""), ("top", ""), ("lora", ""), ("several", "one"), ("several", "two")]
+    ("kind", "inside"),
+    [
+        ("full", ""),
+        pytest.param("top", "", marks=pytest.mark.long),
+        ("lora", ""),
+        pytest.param("several", "one", marks=pytest.mark.long),
+        ("several", "two"),
+    ],
 )
 def test_a_checkpoint_is_opened_by_transformers_and_peft(
     run: Callable[[str], Path], base: Path, kind: str, inside: str
@@ -47,6 +54,7 @@ def test_a_checkpoint_is_opened_by_transformers_and_peft(
         assert AutoTokenizer.from_pretrained(folder).chat_template
 
 
+@pytest.mark.long
 def test_trained_weights_are_float32_beside_a_bfloat16_model(run: Callable[[str], Path]) -> None:
     (folder, _) = checkpoints(run("bfloat16"))
     with safe_open(folder / "model.safetensors", "pt") as file:

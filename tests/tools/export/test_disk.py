@@ -13,7 +13,7 @@ import pytest
 from lightning_core.records.checkpoints import checkpoints
 from lightning_core.tools.cli.main import main
 from tests import warm
-from tests.tools.export.runs import train
+from tests.tools.export.runs import FEW, train
 
 LIMITED = """
 import resource, sys
@@ -78,6 +78,7 @@ def test_places_that_cannot_be_written_are_refused(
 ) -> None:
     folder, missing = run("full"), "/proc/missing/x"
     settings = [str(folder / "config.yaml"), f"run.dir={missing}", "agent=tests.bandit:solve"]
+    held_out = "tasks.eval=tests.bandit:held_out"
     (tmp_path / "link").symlink_to(folder)
     for message, arguments in {
         f"cannot export to '{missing}': No such file or directory ('/proc/missing')": ["export", str(folder), missing],
@@ -87,7 +88,7 @@ def test_places_that_cannot_be_written_are_refused(
     }.items():
         assert main(arguments) == 2
         assert message in capsys.readouterr().err
-    assert main(["eval", *settings]) == 2
+    assert main(["eval", *settings, held_out]) == 2
     assert "cannot create the run's folder" in capsys.readouterr().err
     assert not (folder / "inside").exists()
 
@@ -120,7 +121,7 @@ def test_the_next_export_removes_the_folder_of_a_killed_one_but_not_of_a_live_on
 def test_the_umask_decides_who_may_read_exports_and_checkpoints(base: Path, tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        run = train(tmp_path, base, policy={"tuning": "lora"})
+        run = train(tmp_path, base, policy={"tuning": "lora"}, **FEW)
         assert main(["export", str(run), str(tmp_path / "hf")]) == 0
         assert main(["export", str(run), str(tmp_path / "peft"), "--format", "peft"]) == 0
     finally:

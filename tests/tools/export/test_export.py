@@ -50,10 +50,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     ("kind", "policy"),
     [
         ("full", "policy"),
-        ("top", "policy"),
+        pytest.param("top", "policy", marks=pytest.mark.long),
         ("lora", "policy"),
-        ("some-lora", "policy"),
-        ("several", "one"),
+        pytest.param("some-lora", "policy", marks=pytest.mark.long),
+        pytest.param("several", "one", marks=pytest.mark.long),
         ("several", "two"),
     ],
 )
@@ -83,7 +83,14 @@ def test_it_is_bfloat16_unless_told_otherwise_and_has_the_tokenizer_and_the_temp
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize(("kind", "policy"), [("lora", "policy"), ("some-lora", "policy"), ("several", "two")])
+@pytest.mark.parametrize(
+    ("kind", "policy"),
+    [
+        ("lora", "policy"),
+        pytest.param("some-lora", "policy", marks=pytest.mark.long),
+        pytest.param("several", "two", marks=pytest.mark.long),
+    ],
+)
 def test_an_adapter_gives_the_logprobs_of_the_trainer_in_peft(
     run: Callable[[str], Path], base: Path, tmp_path: Path, kind: str, policy: str
 ) -> None:
@@ -217,31 +224,38 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("family", [pytest.param("falcon_h1", marks=pytest.mark.long), "nemotron_h"])
+MAMBA = pytest.mark.parametrize("family", [pytest.param("falcon_h1", marks=pytest.mark.long), "nemotron_h"])
+
+
+@MAMBA
 def test_adapters_that_peft_refuses_are_refused(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """peft refuses adapters on the output projections of Mamba layers, and opens the others of these models."""
+    """peft refuses adapters on the output projections of Mamba layers."""
     base = make_family(FAMILIES[family], tmp_path / "model")
-    adapter = tmp_path / "adapter"
-    for name, targets in {"all": None, "attention": ["q_proj", "o_proj"]}.items():
-        policy = {"tuning": "lora", "lora": {"target_modules": targets}, "max_context": 128}
-        run = train(tmp_path, base, name=name, policy=policy, **FEW)
-        if targets is None:
-            message = refused(capsys, run, adapter, "--format", "peft")
-            assert "out_proj" in message
-            assert f"of {family!r}: use --format hf, or train without them (policy.lora.target_modules)" in message
-            assert not (run / "checkpoints" / NEWEST / "adapter_config.json").exists()
-            weights = peft.from_peft(load_file(run / "checkpoints" / NEWEST / peft.WEIGHTS))
-            config = LoraConfig(target_modules=layers_of(weights))
-            with pytest.raises(ValueError, match="is incompatible with Mamba-based models"):
-                get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
-        else:
-            export(run, adapter, "--format", "peft")
-            PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
+    run = train(tmp_path, base, policy={"tuning": "lora", "max_context": 128}, **FEW)
+    message = refused(capsys, run, tmp_path / "adapter", "--format", "peft")
+    assert "out_proj" in message
+    assert f"of {family!r}: use --format hf, or train without them (policy.lora.target_modules)" in message
+    assert not (run / "checkpoints" / NEWEST / "adapter_config.json").exists()
+    weights = peft.from_peft(load_file(run / "checkpoints" / NEWEST / peft.WEIGHTS))
+    config = LoraConfig(target_modules=layers_of(weights))
+    with pytest.raises(ValueError, match="is incompatible with Mamba-based models"):
+        get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "phimoe", "glm4_moe"])
+@pytest.mark.long
+@MAMBA
+def test_adapters_of_the_other_layers_of_these_models_are_opened_by_peft(family: str, tmp_path: Path) -> None:
+    base = make_family(FAMILIES[family], tmp_path / "model")
+    policy = {"tuning": "lora", "lora": {"target_modules": ["q_proj", "o_proj"]}, "max_context": 128}
+    adapter = export(train(tmp_path, base, policy=policy, **FEW), tmp_path / "adapter", "--format", "peft")
+    PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen3_moe", *(pytest.param(name, marks=pytest.mark.long) for name in ("phimoe", "glm4_moe"))]
+)
 def test_mixtures_of_experts_are_exported_by_the_names_of_their_base(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ from lightning_core.tools.cli.main import main
 from lightning_core.tools.export import gguf
 from tests import warm
 from tests.tiny_model import make_tiny_model
-from tests.tools.export.runs import TOLERANCE, difference, sequences, train, trainer_logprobs
+from tests.tools.export.runs import FEW, TOLERANCE, difference, sequences, train, trainer_logprobs
 
 # The first export downloads the converter.
 pytestmark = pytest.mark.timeout(1200)
@@ -63,7 +63,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def get(tuning: str) -> Path:
         if tuning not in found:
             model = make_model(folder / f"model-{tuning}", **shapes[tuning])
-            found[tuning] = train(folder, model, name=tuning, policy={"tuning": tuning})
+            found[tuning] = train(folder, model, name=tuning, policy={"tuning": tuning}, **FEW)
         return found[tuning]
 
     return get
@@ -140,7 +140,7 @@ def test_llama_cpp_gives_the_logprobs_of_the_trainer(
 
 @pytest.mark.usefixtures("warm_converter")
 def test_llama_cpp_reads_text_as_the_tokenizer_does_and_has_the_template(server: Callable[[str, str], Any]) -> None:
-    url = server("lora", "float16").listening_address
+    url = server("lora", "q8_0").listening_address
     tokenizer = AutoTokenizer.from_pretrained(fetch_demo_model())
     text = "<|im_start|>user\nHow many are 12 + 345?\n  it's naïve 🚀<|im_end|>\n"
     found = httpx.post(f"{url}/tokenize", json={"content": text, "add_special": False, "parse_special": True}).json()
@@ -153,7 +153,7 @@ def test_a_model_that_the_converter_does_not_know_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The tiny model's tokenizer, of single bytes."""
-    run = train(tmp_path, make_tiny_model(tmp_path / "model"))
+    run = train(tmp_path, make_tiny_model(tmp_path / "model"), **FEW)
     assert main(["export", str(run), str(tmp_path / "out"), "--format", "gguf"]) == 2
     error = capsys.readouterr().err
     assert "does not know this model's tokenizer" in error

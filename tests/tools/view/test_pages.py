@@ -224,8 +224,20 @@ def test_names_tags_settings_and_errors_are_text(tmp_path: Path) -> None:
     assert charts(pages[1].text)[f"other-{HOSTILE}"]["title"] == HOSTILE
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "summary.json", "commit.txt", "store.db"])
-@pytest.mark.parametrize("content", [b"", b"\x00\xff\xfe", b"{[\n", b"[1]\n", b'"text"\n', b"5\n", b"null\n"])
+DAMAGES = [b"", b"\x00\xff\xfe", b"{[\n", b"[1]\n", b'"text"\n', b"5\n", b"null\n"]
+"""The short form has them for the files that are parsed, and else the first two."""
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        pytest.param(name, content, marks=() if n < short else pytest.mark.long)
+        for name, short in {
+            "config.yaml": 5, "metrics.jsonl": 5, "summary.json": 5, "commit.txt": 2, "store.db": 2
+        }.items()
+        for n, content in enumerate(DAMAGES)
+    ],
+)  # fmt: skip
 def test_a_damaged_file_does_not_break_the_pages(tmp_path: Path, name: str, content: bytes) -> None:
     make_run(tmp_path / "run", metrics=[{"reward": 0.5}], rollouts=[rollout(1)], summary=summary(0, 1))
     make_run(tmp_path / "whole", metrics=[{"reward": 0.5}], rollouts=[rollout(1)])

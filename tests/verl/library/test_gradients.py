@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,15 @@ CORRECTIONS = {
 }
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("loss", LOSSES)
+def crossed(first: Iterable[str], second: Iterable[str]) -> list[Any]:
+    """All pairs. The short form has those with the first of either."""
+    (one, *_), (other, *_) = first, second
+    return [
+        pytest.param(a, b, marks=[] if a == one or b == other else [pytest.mark.slow]) for a in first for b in second
+    ]
+
+
+@pytest.mark.parametrize(("loss", "aggregation"), crossed(LOSSES, AGGREGATIONS))
 def test_losses(embedded: Embedded, verl_trainer: VerlTrainer, rows: list[Row], loss: str, aggregation: str) -> None:
     algorithm = Algorithm(**{**LOSSES[loss], **AGGREGATIONS[aggregation]})
     expected, metrics = embedded.gradients(rows, algorithm)
@@ -81,8 +89,7 @@ def test_penalties(embedded: Embedded, verl_trainer: VerlTrainer, rows: list[Row
     assert_same(verl_trainer.gradients(rows, algorithm, multiple=8, micro=4), expected)
 
 
-@pytest.mark.parametrize("correction", CORRECTIONS)
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("loss", "correction"), crossed(LOSSES, CORRECTIONS))
 def test_importance(embedded: Embedded, verl_trainer: VerlTrainer, rows: list[Row], loss: str, correction: str) -> None:
     """In the second update, in which the policy is no longer the proximal one; `reinforce` has only one update."""
     updates = 1 if loss == "reinforce" else 2
@@ -104,12 +111,14 @@ def test_token_advantages(embedded: Embedded, verl_trainer: VerlTrainer, rows: l
     assert_same(verl_trainer.gradients(taught, algorithm, multiple=8, micro=4), expected)
 
 
-@pytest.mark.parametrize("reward_weight", [1.0, 0.0], ids=["and rewards", "alone"])
-@pytest.mark.parametrize("loss", LOSSES)
-def test_cross_entropy(embedded: Embedded, verl_trainer: VerlTrainer, loss: str, reward_weight: float) -> None:
+REWARD_WEIGHTS = {"and rewards": 1.0, "alone": 0.0}
+
+
+@pytest.mark.parametrize(("loss", "weight"), crossed(LOSSES, REWARD_WEIGHTS))
+def test_cross_entropy(embedded: Embedded, verl_trainer: VerlTrainer, loss: str, weight: str) -> None:
     """Of tokens in later prompts and before a row's first response."""
     rows = [
-        replace(row, advantages=reward_weight * row.advantages)
+        replace(row, advantages=REWARD_WEIGHTS[weight] * row.advantages)
         for row in with_ce(make_rows(embedded.logprobs, temperature=1.0))
     ]
     algorithm = Algorithm(**LOSSES[loss])
