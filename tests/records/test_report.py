@@ -36,8 +36,6 @@ from lightning_core.tools.cli.console import show
 from lightning_core.tools.cli.summary import make_summary
 from tests.tools.cli.terminal import on_terminal
 
-ROOT = Path(__file__).parents[2]
-
 
 def summary(**changes: object) -> Summary:
     before = {f"t{i}": [float(i % 4 == 0)] for i in range(20)}
@@ -191,9 +189,8 @@ def test_the_table_is_aligned(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[5] == "In brackets: 95% intervals. Significant improvement: the 95% interval lies above 0."
 
 
-def test_a_narrow_terminal_loses_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    out = on_terminal(50, "-c", f"from {__name__} import *; show(make_summary(summary(splits={{}})))")
+def test_a_narrow_terminal_loses_no_number() -> None:
+    out = on_terminal(50, run=lambda _: show(make_summary(summary(splits={}))))
     assert max(map(len, out.splitlines())) <= 50
     for number in ("20", "0.250", "[0.087,", "0.489]", "0.750", "[0.511,", "0.913]", "+0.500", "[+0.175,", "+0.729]"):
         assert number in out.split(), number

@@ -1,4 +1,4 @@
-"""The command on a real terminal."""
+"""The command, or another function, on a real terminal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import struct
 import sys
 import termios
+from collections.abc import Callable
 from threading import Thread
 
 import pytest
@@ -17,8 +18,8 @@ from lightning_core.tools.cli.main import main
 _ENVIRONMENT = ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 
-def on_terminal(columns: int, *arguments: str) -> str:
-    """What the command with ``arguments`` prints on a pseudo-terminal, without styles and padding."""
+def on_terminal(columns: int, *arguments: str, run: Callable[[list[str]], int | None] = main) -> str:
+    """What ``run`` with ``arguments`` prints on a pseudo-terminal, without styles and padding."""
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     printed = bytearray()
@@ -47,7 +48,7 @@ def on_terminal(columns: int, *arguments: str) -> str:
             ):
                 for name, file in {"stdin": stdin, "stdout": stdout, "stderr": stderr}.items():
                     patch.setattr(sys, name, file)
-                code = main(list(arguments))
+                code = run(list(arguments))
     finally:
         for fd, before in enumerate(saved):
             os.dup2(before, fd)
@@ -56,5 +57,5 @@ def on_terminal(columns: int, *arguments: str) -> str:
         reader.join()
         os.close(ours)
     text = re.sub(r" *\r\n", "\n", re.sub(r"\x1b\[[0-9;]*m", "", printed.decode()))
-    assert code == 0, text
+    assert not code, text
     return text
