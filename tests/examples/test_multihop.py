@@ -274,6 +274,7 @@ def test_the_configuration_fits_the_reader(tmp_path: Path) -> None:
 # --- the data sets themselves
 
 
+@pytest.mark.long
 def test_counts_of_the_data_sets() -> None:
     folders = [str(data_set("multihop") / name) for name in ("musique", "2wiki")]
 

@@ -258,6 +258,7 @@ def _databases(tasks: list[dict[str, Any]]) -> set[str]:
     return {task["databases"][0] for task in tasks}
 
 
+@pytest.mark.long
 def test_all_sound_examples_of_the_data_set() -> None:
     folder = str(data_set("spider"))
     train, validation, test = spider.train(folder), spider.validation(folder), spider.test(folder)

@@ -211,6 +211,7 @@ print("one row of both calls")
 """
 
 
+@pytest.mark.long
 def test_a_wire_format_is_one_module_and_its_name_in_two_lists(tmp_path: Path) -> None:
     copy = Copy(tmp_path)
     module = (ROOT / "tests" / "repository" / "cohere_chat.py").read_text(encoding="utf-8")

@@ -140,6 +140,7 @@ def test_a_warm_start_is_evaluated_before_the_runs_that_begin_with_it() -> None:
     assert warm_digest(cheaper) == warm_digest(study), "the same weights serve another budget"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name, study in STUDIES.items() if study.warm])
 def test_demonstrated_tasks_are_in_no_run(name: str, tmp_path: Path) -> None:
     """By the tasks that the runs load, and by the gold answers: no run trains on a demonstrated query in other words."""

@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 # `test_docs.py` runs the blocks of all pages.
-SHORT = {"plain-python", "command-line", "langgraph"}
+SHORT = {"langgraph"}
 
 
 @pytest.mark.slow

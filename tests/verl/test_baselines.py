@@ -20,7 +20,10 @@ def cluster() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", RUNS)
+# The short form of test_manager.py has forks.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "verl, forks" else []) for name in RUNS]
+)
 def test_a_run_gives_what_was_recorded(name: str, model: Path, tmp_path: Path) -> None:
     different = unlike(name, found(name, model, tmp_path))
     assert not different, "\n".join([f"{len(different)} values differ", *different[:40]])

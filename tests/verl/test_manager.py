@@ -121,7 +121,10 @@ def test_a_rollout_that_hangs_is_left_out_and_its_group_trained(start: Start, tm
     assert len(rows(uids)) == len(fine) == 5
 
 
-@pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["as usual", "in the background"])
+@pytest.fixture(
+    params=[signal.default_int_handler, pytest.param(signal.SIG_IGN, marks=pytest.mark.slow)],
+    ids=["as usual", "in the background"],
+)
 def _interrupts(request: pytest.FixtureRequest) -> Iterator[None]:
     """The SIGINT handler at the start: a process that a script started in the background ignores SIGINT."""
     before = signal.signal(signal.SIGINT, request.param)
@@ -164,6 +167,7 @@ def test_flat_groups_are_marked_as_often_as_may_be_replaced(start: Start, tmp_pa
     assert set(metrics) == {*embedded.metrics, "step", "rows_padding_share"}
 
 
+@pytest.mark.slow
 def test_a_judge_separates_attempts_with_equal_rewards(start: Start, tmp_path: Path) -> None:
     message = {"role": "assistant", "content": '{"scores": [10, 5, 0]}'}
     answer = {"object": "chat.completion", "id": "1", "created": 0, "model": "j"}
@@ -180,6 +184,7 @@ def test_a_judge_separates_attempts_with_equal_rewards(start: Start, tmp_path: P
         assert len(store.rollouts(phase="judge")) == 1
 
 
+@pytest.mark.slow
 def test_whitening_waits_for_all_groups(start: Start) -> None:
     """REINFORCE++ compares all rollouts of the step, so no rows are published before the last group is complete."""
     uids = request(start("slow_for_b", credit={"advantage": "reinforce++"}), {"id": "a"}, {"id": "b"})
@@ -195,6 +200,7 @@ def test_whitening_waits_for_all_groups(start: Start) -> None:
     assert advantages.std(ddof=1) == pytest.approx(1, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_groups_without_the_task_compare_all_prompts(start: Start) -> None:
     """One baseline over both prompts, as in the embedded trainer. Within each prompt all rewards are equal."""
     credit = {"advantage": "dr-grpo", "group_by": ["agent"]}
@@ -212,6 +218,7 @@ def fields_of(uids: list[str], *names: str) -> list[dict[str, Any]]:
     return [dict(zip(names, values, strict=True)) for values in zip(*(found[n].unbind() for n in names), strict=True)]
 
 
+@pytest.mark.slow
 def test_tokens_with_a_cross_entropy_are_marked_where_no_token_was_sampled(start: Start, model: Path) -> None:
     """All rewards are equal, so nothing else is."""
     tokenizer: Any = load_tokenizer(model)
@@ -243,11 +250,13 @@ def test_tokens_get_the_difference_to_a_teacher(start: Start, model: Path, tmp_p
     assert counts["tokens_distilled"] == 6 * 2 * 4
 
 
+@pytest.mark.slow
 def test_a_teacher_that_does_not_respond_is_an_error_at_the_start(start: Start) -> None:
     with pytest.raises(InfrastructureError, match="no usable response from the teacher's server"):
         start("digits", algorithm={"distill": {"teacher": "http://127.0.0.1:9/v1"}})
 
 
+@pytest.mark.slow
 def test_a_teacher_that_is_lost_stops_the_run(start: Start, model: Path, tmp_path: Path) -> None:
     with scoring_server(model) as url:
         manager = start("digits", algorithm={"distill": {"teacher": url}})
