@@ -34,8 +34,8 @@ _FORK_SECONDS = 120.0
 _LAUNCHER_ENDED = "the process that starts workers ended"
 _GRACE_SECONDS = 0.5
 _STATE_SECONDS = 2.0
-_STACKS_SECONDS = 10.0
-"""A silent process has a low priority, and nothing waits for its stacks."""
+_SLOW_STATE_SECONDS = 10.0
+"""Of a process with a low priority, for which no other rollout waits."""
 _EXIT_SECONDS = 5.0
 _LOW_PRIORITY = 15
 """With it, a process gets a thirtieth of the time of one with the normal priority, 0, if both are busy."""
@@ -75,7 +75,7 @@ class WorkerHandle:
     async def stacks(self) -> str:
         """See `Running.stacks`. Answered while `receive` is awaited, unless the process holds its interpreter lock."""
         try:
-            return str((await asyncio.wait_for(self._ask(), _STACKS_SECONDS))["stacks"])
+            return str((await asyncio.wait_for(self._ask(), _SLOW_STATE_SECONDS))["stacks"])
         except TimeoutError:
             return f"  its process {self.pid} does not answer: compiled code that holds Python's lock, or it has no processor"
 
@@ -86,8 +86,9 @@ class WorkerHandle:
         """
         reply = self._ask()
         reading = asyncio.ensure_future(self.receive())
+        seconds = _SLOW_STATE_SECONDS if self.slow else _STATE_SECONDS
         try:
-            await asyncio.wait({reply, reading}, timeout=_STATE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({reply, reading}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             reading.cancel()
         state = reply.result() if reply.done() else {}
