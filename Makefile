@@ -131,7 +131,7 @@ test-first-hour: $(INSTALLED)
 	$(BIN)/python -m pytest -m "not long" tests/first_hour $(ARGS)
 
 test-first-hour-long: $(INSTALLED)
-	$(BIN)/python -m pytest -m long tests/first_hour $(ARGS)
+	$(BIN)/python -m pytest tests/first_hour $(ARGS)
 
 # Unmodified agents: programs, which are installed from the npm registry into .agents when their tests run first, and Python packages.
 agents: $(INSTALLED) $(FRAMEWORKS)/first/.installed $(FRAMEWORKS)/second/.installed

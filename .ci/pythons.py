@@ -21,7 +21,7 @@ MINORS = (12, 13, 14)
 ADDITIONAL = ("transformers", "jinja2")
 ALL = "--all"
 # With --all only: what depends on packages, such as pages, request bodies, frameworks and commands, or is arithmetic, rather than on the
-# version of Python.
+# version of Python; and what takes long.
 LONG = (
     "tests/chat",
     "tests/credit",

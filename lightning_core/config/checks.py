@@ -85,6 +85,8 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     yield from check_support(c)
     if c.otlp.headers_env is not None and c.otlp.endpoint is None:
         yield ("otlp", "headers_env"), "requires otlp.endpoint"
+    if c.run.report_checkpoint and not c.run.report_to:
+        yield ("run", "report_checkpoint"), "goes with run.report_to, which names no tracker"
     if c.eval.temperature == 0 and c.eval.samples > 1:
         yield ("eval", "samples"), f"found {c.eval.samples}, expected 1: at eval.temperature 0 all attempts are equal"
 

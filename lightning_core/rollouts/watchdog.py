@@ -17,7 +17,7 @@ _LONGEST = 60.0
 _IN_CALL = 5.0
 """A model call in progress may take longer than an agent without one: it may wait for others."""
 _LEAST_PAUSE = 0.2
-_UNANSWERED = "  the rollout ended before its process answered: compiled code that holds Python's lock, or no processor"
+_UNANSWERED = "  the rollout ended before its process answered; it may hold Python's lock, or have had no processor"
 
 
 class Watchdog:

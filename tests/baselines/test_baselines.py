@@ -9,8 +9,8 @@ import pytest
 from tests.baselines.record import found, unlike
 from tests.baselines.runs import RUNS
 
-# Together they have every kind of row and metric; each rule and signal has tests of its own.
-SHORT = {"embedded", "outcomes", "several policies", "distillation, forward", "together"}
+# Each rule and signal has tests of its own too.
+SHORT = {"embedded", "outcomes", "several policies", "distillation, forward", "critic", "refill", "together"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SHORT else pytest.mark.long) for n in RUNS])

@@ -16,7 +16,7 @@ from tests.chat.chat_families import FAMILIES, Family, encode, make_chat, make_t
 
 BY_FORMAT = {form.name: form for form in FORMATS}
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-quick = settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 
 ALL_TOKENS = sorted({t for family in FAMILIES for t in family.tokens if t.strip()})
 LETTERS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -121,7 +121,7 @@ def calls_in(form: ToolFormat) -> st.SearchStrategy[list[ToolCall]]:
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 @given(data=st.data())
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=20)
 def test_what_is_written_is_read_again(form: ToolFormat, data: st.DataObject):
     calls = data.draw(calls_in(form))
     written = form.write(calls)
@@ -139,7 +139,7 @@ PIECES = st.lists(
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 @given(text=PIECES)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=50)
 def test_reading_never_fails_and_loses_nothing_but_calls(form: ToolFormat, text: str):
     content, calls = form.read(text)
     if not calls:

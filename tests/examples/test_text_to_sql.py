@@ -185,10 +185,9 @@ def test_wrong_queries_fail() -> None:
             if not _runs(task["databases"][0], sql):
                 continue
             tried[kind] += 1
-            first, second = ([database] for database in task["databases"])
-            if execution_match(first, sql, task["sql"], ordered=task["ordered"]):
+            if execution_match(task["databases"][:1], sql, task["sql"], ordered=task["ordered"]):
                 one[kind] += 1
-                both[kind] += execution_match(second, sql, task["sql"], ordered=task["ordered"])
+                both[kind] += execution_match(task["databases"], sql, task["sql"], ordered=task["ordered"])
     near = (
         "number",
         "further condition",

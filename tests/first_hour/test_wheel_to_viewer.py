@@ -1,7 +1,7 @@
 """From the wheel to the viewer: docs/installation.md and docs/quickstart.md, followed word for word in a fresh environment.
 
 Two things differ from what a reader does. The wheel of this checkout replaces the name on the index. Versions are those of
-constraints.txt, so that a new release of a dependency does not change the result. The shorter form trains for three steps.
+constraints.txt, so that a new release of a dependency does not change the result. The short form trains for three steps.
 """
 
 from __future__ import annotations

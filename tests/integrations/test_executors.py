@@ -36,7 +36,7 @@ def shape(rollout: Rollout) -> Any:
     "solve",
     [
         programs.with_langgraph,
-        pytest.param(programs.with_openai_agents, marks=pytest.mark.long),
+        programs.with_openai_agents,
         pytest.param(programs.with_autogen, marks=pytest.mark.long),
         pytest.param(programs.with_autogen_core, marks=pytest.mark.long),
         programs.with_host_spans,

@@ -159,6 +159,7 @@ def test_a_resumed_run_repeats_its_forks(model: Path, tmp_path: Path) -> None:
     ):
         rewards = [sorted((r.step, r.task_id, r.phase, r.reward) for r in store.rollouts()) for store in (a, b)]
         assert rewards[0] == rewards[1]
+        assert "fork" in {phase for _, _, phase, _ in rewards[0]}
 
 
 @pytest.mark.parametrize(

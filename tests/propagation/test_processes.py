@@ -98,6 +98,7 @@ def test_a_process_with_a_run_of_its_own(playground: Playground) -> None:
     assert calls(run) == {("writer", "hello"): 1}
 
 
+@pytest.mark.parametrize("pool", METHODS, indirect=True)
 def test_scopes_tools_and_rewards_of_a_child_are_part_of_the_trace(
     playground: Playground, pool: ProcessPoolExecutor
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from lightning_core.rollouts.attempt import Job
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.rollouts.runner import Runner
+from lightning_core.rollouts.watchdog import Watchdog
 from tests.rollouts import faulty_places
 from tests.rollouts.faulty_places import ROUTING, places, settings
 
@@ -35,3 +37,30 @@ def test_the_line_at_which_an_agent_hangs_is_logged(
     assert "rollouts.timeout_seconds" in message
     assert "faulty_places.py" in message
     assert line in message
+
+
+class Unanswering:
+    """An agent whose process does not say what it does."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    def slow_down(self) -> None: ...
+
+    async def stacks(self) -> str:
+        self.asked.set()
+        return await asyncio.Event().wait() and ""
+
+
+def test_a_rollout_that_ends_before_its_process_answers_is_named_too(caplog: pytest.LogCaptureFixture) -> None:
+    async def watch() -> None:
+        agent = Unanswering()
+        watching = asyncio.ensure_future(Watchdog(0.1).watch("1", agent, lambda: (0, 60.0)))
+        await asyncio.wait_for(agent.asked.wait(), 60)
+        watching.cancel()
+        await asyncio.wait({watching})
+
+    asyncio.run(watch())
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "task '1': nobody has made progress" in message
+    assert "the rollout ended before its process answered" in message

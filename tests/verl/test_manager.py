@@ -184,7 +184,6 @@ def test_a_judge_separates_attempts_with_equal_rewards(start: Start, tmp_path: P
         assert len(store.rollouts(phase="judge")) == 1
 
 
-@pytest.mark.slow
 def test_whitening_waits_for_all_groups(start: Start) -> None:
     """REINFORCE++ compares all rollouts of the step, so no rows are published before the last group is complete."""
     uids = request(start("slow_for_b", credit={"advantage": "reinforce++"}), {"id": "a"}, {"id": "b"})
@@ -256,7 +255,6 @@ def test_a_teacher_that_does_not_respond_is_an_error_at_the_start(start: Start) 
         start("digits", algorithm={"distill": {"teacher": "http://127.0.0.1:9/v1"}})
 
 
-@pytest.mark.slow
 def test_a_teacher_that_is_lost_stops_the_run(start: Start, model: Path, tmp_path: Path) -> None:
     with scoring_server(model) as url:
         manager = start("digits", algorithm={"distill": {"teacher": url}})

@@ -1,4 +1,5 @@
-"""Exported models and checkpoints in vLLM: a server gives the logprobs of their trainer. The long form starts one for a model."""
+"""Exported models and checkpoints in vLLM: a server gives the logprobs of their trainer. The long form also
+starts a server from an exported model."""
 
 from __future__ import annotations
 

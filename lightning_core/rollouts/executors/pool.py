@@ -35,7 +35,8 @@ _LAUNCHER_ENDED = "the process that starts workers ended"
 _GRACE_SECONDS = 0.5
 _STATE_SECONDS = 2.0
 _SLOW_STATE_SECONDS = 10.0
-"""Of a process with a low priority, for which no other rollout waits."""
+"""A process with a low priority answers late."""
+_STACKS_SECONDS = 10.0
 _EXIT_SECONDS = 5.0
 _LOW_PRIORITY = 15
 """With it, a process gets a thirtieth of the time of one with the normal priority, 0, if both are busy."""
@@ -75,7 +76,7 @@ class WorkerHandle:
     async def stacks(self) -> str:
         """See `Running.stacks`. Answered while `receive` is awaited, unless the process holds its interpreter lock."""
         try:
-            return str((await asyncio.wait_for(self._ask(), _SLOW_STATE_SECONDS))["stacks"])
+            return str((await asyncio.wait_for(asyncio.shield(self._ask()), _STACKS_SECONDS))["stacks"])
         except TimeoutError:
             return f"  its process {self.pid} does not answer: compiled code that holds Python's lock, or it has no processor"
 
@@ -95,8 +96,10 @@ class WorkerHandle:
         return int(state.get("waiting", 0)), [str(failure) for failure in state.get("unanswered", ())]
 
     def _ask(self) -> asyncio.Future[dict[str, Any]]:
-        self._state = asyncio.get_running_loop().create_future()
-        self.send(STATE)
+        """Its state. A question that it has not answered yet is not asked again."""
+        if self._state is None or self._state.done():
+            self._state = asyncio.get_running_loop().create_future()
+            self.send(STATE)
         return self._state
 
     def stalled(self) -> ProcessorWait:

@@ -34,10 +34,10 @@ OPTIMIZER = Path("trainer", "optimizer.safetensors")
     ("kind", "inside"),
     [
         ("full", ""),
-        pytest.param("top", "", marks=pytest.mark.long),
+        ("top", ""),
         ("lora", ""),
         pytest.param("several", "one", marks=pytest.mark.long),
-        ("several", "two"),
+        pytest.param("several", "two", marks=pytest.mark.long),
     ],
 )
 def test_a_checkpoint_is_opened_by_transformers_and_peft(

@@ -50,7 +50,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     ("kind", "policy"),
     [
         ("full", "policy"),
-        pytest.param("top", "policy", marks=pytest.mark.long),
+        ("top", "policy"),
         ("lora", "policy"),
         pytest.param("some-lora", "policy", marks=pytest.mark.long),
         pytest.param("several", "one", marks=pytest.mark.long),
