@@ -18,8 +18,8 @@ DOCS := .venv-docs
 BIN := $(VENV)/bin
 # One process leaves much of two cores idle, and so do two that start programs and wait for them. A file stays in one process.
 TWICE := -n 2 --dist loadfile
-# Many of these tests wait. tests/budget.py orders the files.
-FOUR := -n 4 --dist loadfile --no-loadscope-reorder
+# tests/budget.py orders the files.
+THRICE := -n 3 --dist loadfile --no-loadscope-reorder
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 NUMERIC := tests/backends/torch tests/examples/test_rules_losses.py tests/model tests/signals/torch tests/trainers
 EACH_INTEGRATION := $(patsubst %,tests/integrations/test_%.py,contract autogen_agentchat autogen_core genai_spans langchain langgraph openai_agents)
@@ -47,10 +47,10 @@ demo-sql: $(INSTALLED)
 	$(BIN)/lightning-rl train examples/text_to_sql/lightning.yaml --require-improvement $(ARGS)
 
 test: $(INSTALLED)
-	$(ONE_THREAD) $(BIN)/python -m pytest $(FOUR) -m "not long" $(ARGS)
+	$(ONE_THREAD) $(BIN)/python -m pytest $(THRICE) -m "not long" $(ARGS)
 
 test-long: $(INSTALLED)
-	$(ONE_THREAD) $(BIN)/python -m pytest $(FOUR) -m long $(ARGS)
+	$(ONE_THREAD) $(BIN)/python -m pytest $(THRICE) -m long $(ARGS)
 
 # The tests that compare numbers, once more with the kernels of a CPU that has AVX2 and nothing newer: those of kernels, losses and
 # gradients. The long form has exported models and supervised fine-tuning too.

@@ -188,9 +188,8 @@ def draw_curve(
         figures = import_module("matplotlib.figure")
     except ModuleNotFoundError:
         raise MissingExtra("matplotlib", "torch", "drawing curve.png") from None
-    figure: Any = figures.Figure(
-        figsize=(8, 4.5), dpi=120, layout="constrained"
-    )  # its own Figure uses Agg, which needs no display
+    figure: Any = figures.Figure(figsize=(8, 4.5), dpi=120)  # its own Figure uses Agg, which needs no display
+    figure.subplots_adjust(left=0.08, right=0.98, bottom=0.11, top=0.92)
     axes = figure.subplots()
     trained = list(steps)
     axes.plot(
