@@ -96,7 +96,7 @@ class WorkerHandle:
         return int(state.get("waiting", 0)), [str(failure) for failure in state.get("unanswered", ())]
 
     def _ask(self) -> asyncio.Future[dict[str, Any]]:
-        """Its state. A question that it has not answered yet is not asked again."""
+        """Ask the process for its state, unless it still has to answer. The future is shared."""
         if self._state is None or self._state.done():
             self._state = asyncio.get_running_loop().create_future()
             self.send(STATE)
