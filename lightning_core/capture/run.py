@@ -267,10 +267,13 @@ class ActiveRollout:
             self._unlisted += times - listed
 
     def count_waiting(self) -> None:
-        """Count ``waiting`` if a client still waits for a response, or was cancelled while it did, and ``given_up``; see `SentRequests`."""
+        """Count ``waiting`` if a client still waits for a response, or was cancelled while it did, and ``given_up``; see `SentRequests`.
+
+        The largest numbers count: those when the agent ends, and when the rollout does.
+        """
         for name, number in (("waiting", self.sent.waiting), ("given_up", self.sent.given_up)):
-            if number:
-                self.count(name, times=number)
+            if (more := number - self.counters[name]) > 0:
+                self.count(name, times=more)
 
     def note_worker(self, worker: threading.Thread | asyncio.Task[Any], agent: str | None) -> None:
         """Record that a thread or task, which ``agent`` started, made a model call in its name. It must end before the rollout does."""

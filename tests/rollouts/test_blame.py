@@ -334,3 +334,40 @@ def test_a_request_that_waits_for_a_thread_to_send_it_has_no_answer_either(endpo
         (rollout,) = run(endpoint, solve, retries=0)
     slow.set()
     assert rollout.status == "timeout", rollout.error
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_answer_that_comes_after_the_agent_gave_up_changes_nothing(endpoint: PolicyEndpoint, is_async: bool) -> None:
+    """With many rollouts, an answer can arrive before the runner hears of the error."""
+    slow = threading.Event()
+
+    class GaveUp(TimeoutError):
+        def __str__(self) -> str:  # when the error is on its way to the runner
+            slow.set()
+            asking.join(30)
+            return "no answer in time"
+
+    def solve(task: Any) -> float:
+        nonlocal asking
+        begun = threading.Event()
+
+        def prepare(request: httpx.Request) -> None:
+            begun.set()
+            slow.wait(30)
+
+        def ask() -> None:
+            with contextlib.suppress(Exception), httpx.Client(event_hooks={"request": [prepare]}) as client:
+                client.post("https://api.openai.com/v1/chat/completions", json={"model": "m", "messages": HI})
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        begun.wait(30)
+        raise GaveUp
+
+    async def solve_async(task: Any) -> float:
+        return solve(task)
+
+    asking = threading.current_thread()
+    with patched(()):
+        (rollout,) = run(endpoint, solve_async if is_async else solve, retries=0)
+    assert rollout.status == "timeout", rollout.error
