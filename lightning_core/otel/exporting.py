@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from lightning_core.capture.spans import add_span_processor, remove_span_processor
-from lightning_core.errors import ConfigError, MissingExtra, describe
+from lightning_core.errors import ConfigError, MissingExtra, describe, redact_urls
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class _WarnOnceExporter(SpanExporter):
         self.closing = False
         """If true, the first failed batch is the last one that is tried."""
         self._exporter = exporter
-        self._endpoint = endpoint
+        self._endpoint = redact_urls(endpoint)
         self._exporter_logger = exporter_logger
         self._captured = _CapturedLog()
         self._lost = 0

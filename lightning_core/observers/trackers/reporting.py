@@ -13,6 +13,7 @@ from lightning_core.config import Config
 from lightning_core.errors import describe
 from lightning_core.observers.trackers.registry import TrackerFactory, tracker_factories
 from lightning_core.observers.trackers.tracker import TrackedRun, Tracker
+from lightning_core.observers.trackers.values import without_credentials
 from lightning_core.records.checkpoints import checkpoint_step
 from lightning_core.records.observer import ObservedRun, Observer, RunState
 from lightning_core.records.results import Evaluation, Result
@@ -45,7 +46,7 @@ class Trackers(Observer):
         tracked = TrackedRun(
             folder=run.folder,
             name=run.folder.name,
-            config=run.config.model_dump(mode="json"),
+            config=without_credentials(run.config.model_dump(mode="json")),
             tags=run.config.run.tags,
             steps_done=0 if run.checkpoint is None else checkpoint_step(run.checkpoint),
             resumed=run.checkpoint is not None,
