@@ -85,6 +85,10 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     yield from check_support(c)
     if c.otlp.headers_env is not None and c.otlp.endpoint is None:
         yield ("otlp", "headers_env"), "requires otlp.endpoint"
+    if c.otlp.timeout_seconds is not None and c.otlp.endpoint is None:
+        yield ("otlp", "timeout_seconds"), "requires otlp.endpoint"
+    if c.run.report_seconds is not None and not c.run.report_to:
+        yield ("run", "report_seconds"), "goes with run.report_to, which names no tracker"
     if c.run.report_checkpoint and not c.run.report_to:
         yield ("run", "report_checkpoint"), "goes with run.report_to, which names no tracker"
     if c.eval.temperature == 0 and c.eval.samples > 1:

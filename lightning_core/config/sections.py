@@ -245,6 +245,8 @@ class Otlp(Section):
     headers_env: str | None = None
     """Name of the environment variable that holds the receiver's headers, as `name=value,name=value`; null: no
     headers."""
+    timeout_seconds: Positive | None = None
+    """Longest time for one batch of spans, including retries; null: 5."""
 
 
 class EndpointSection(Section):
@@ -306,6 +308,8 @@ class RunSection(Section):
     `trackio`, or your own as `module:callable`; see docs/trackers.md. Each needs the extra of its name."""
     report_checkpoint: bool = False
     """Whether trackers with artifacts also get the last checkpoint, without the optimizer's state."""
+    report_seconds: Positive | None = None
+    """Longest wait for the trackers at the end of the run; null: 600."""
 
 
 AgentEntry = Annotated[

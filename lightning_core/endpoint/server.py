@@ -35,7 +35,6 @@ from lightning_core.capture.address import Address
 from lightning_core.capture.context import outside_rollout
 from lightning_core.chat.chat import Chat
 from lightning_core.dialects import ALL_DIALECTS, DIALECTS, gemini
-from lightning_core.dialects import anthropic_messages as messages
 from lightning_core.dialects import openai_chat as chat_completions
 from lightning_core.dialects import openai_responses as responses
 from lightning_core.dialects.dialect import Dialect
@@ -44,7 +43,8 @@ from lightning_core.endpoint.agent_urls import AddressedApp
 from lightning_core.endpoint.child_records import ChildRecords
 from lightning_core.endpoint.count import COMPACT, COUNTS, GEMINI, compact, count_tokens
 from lightning_core.endpoint.forward import EMBEDDINGS, Forwarder
-from lightning_core.endpoint.google import google_routes, is_google
+from lightning_core.endpoint.google import google_routes
+from lightning_core.endpoint.guard import Guard, Protection, dialect_of, is_anthropic
 from lightning_core.endpoint.known_agents import KnownAgents, Verdict
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.passthrough import Passthrough
@@ -82,7 +82,7 @@ _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 class PolicyEndpoint:
     """Serves ``backend`` at ``url`` on its own thread, as a context manager.
 
-    It listens on 127.0.0.1 unless ``host`` is set, without encryption.
+    It listens on 127.0.0.1 unless ``host`` is set.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class PolicyEndpoint:
         limits: Limits | None = None,
         sessions: Sessions | None = None,
         standalone: bool = False,
+        protection: Protection | None = None,
     ) -> None:
         """``chat``: the chat format of all models, or a chat format for each model name.
 
@@ -104,7 +105,8 @@ class PolicyEndpoint:
         containers and on other machines. ``standalone``: requests are never forwarded to their original provider, and spans
         are not received. Raises `ConfigError` if it cannot listen at ``host`` and ``port``.
         """
-        limits = limits or Limits()
+        limits, protection = limits or Limits(), protection or Protection()
+        tls = protection.tls
         self._backend = backend
         self._sessions = Sessions(limits) if sessions is None else sessions
         self._forwarder = Forwarder(upstream, to_origins=not standalone)
@@ -116,7 +118,7 @@ class PolicyEndpoint:
             raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another host or port") from error
         # asyncio sets this on sockets that it opens itself. Without it every response waits about 40 ms for a delayed ACK.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.url = f"http://{_reachable(host)}:{self._socket.getsockname()[1]}/v1"
+        self.url = f"{'http' if tls is None else 'https'}://{_reachable(host)}:{self._socket.getsockname()[1]}/v1"
         self.public_url = None if public_url is None else f"{public_url.rstrip('/').removesuffix('/v1')}/v1"
         chats = defaultdict(lambda: chat) if isinstance(chat, Chat) else chat
         self._known_agents = KnownAgents()
@@ -143,7 +145,9 @@ class PolicyEndpoint:
         ]
         app = Starlette(routes=routes, exception_handlers={Exception: _internal_error})
         config = uvicorn.Config(
-            AddressedApp(app, self._sessions),
+            AddressedApp(Guard(app, self._sessions, protection, host, [self.public_url or ""]), self._sessions),
+            ssl_certfile=None if tls is None else tls.certificate,
+            ssl_keyfile=None if tls is None else tls.key,
             http=connection_class(limits),
             h11_max_incomplete_event_size=limits.header_bytes,
             ws="none",
@@ -277,7 +281,7 @@ class PolicyEndpoint:
                 if session is not None and request.method == "POST":
                     address = address_of(request.headers, session)
                     record_refusal(session, address, "chat", request.url.path, None, error)
-                return error_response(_dialect_of(request), error)
+                return error_response(dialect_of(request), error)
 
         return handle
 
@@ -314,29 +318,17 @@ def _reachable(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _is_anthropic(headers: Mapping[str, str]) -> bool:
-    """Whether a request is from an Anthropic client; only those send this header."""
-    return "anthropic-version" in headers
-
-
-def _dialect_of(request: Request) -> Dialect:
-    """The wire format of a request to a path that has none."""
-    if _is_anthropic(request.headers):
-        return messages
-    return gemini if is_google(request) else chat_completions
-
-
 def _model_list(models: Sequence[str], headers: Mapping[str, str]) -> dict[str, Any]:
     """The body of ``GET /v1/models``."""
     data = [_model(model, headers) for model in models]
-    if _is_anthropic(headers):
+    if is_anthropic(headers):
         return {"data": data, "has_more": False, "first_id": models[0], "last_id": models[-1]}
     return {"object": "list", "data": data}
 
 
 def _model(name: str, headers: Mapping[str, str]) -> dict[str, Any]:
     """The body of ``GET /v1/models/NAME``."""
-    if _is_anthropic(headers):
+    if is_anthropic(headers):
         created = "1970-01-01T00:00:00Z"
         return {"type": "model", "id": name, "display_name": name, "created_at": created, "lifecycle": "active"}
     return {"id": name, "object": "model", "created": 0, "owned_by": "lightning"}

@@ -46,7 +46,8 @@ def patched(integrations: Iterable[str] | None = None) -> Generator[None]:
 @contextmanager
 def capturing(config: Config) -> Generator[None]:
     """`patched`, with spans exported as configured."""
-    with exporting(config.otlp.endpoint, headers_env=config.otlp.headers_env), patched():
+    otlp = config.otlp
+    with exporting(otlp.endpoint, headers_env=otlp.headers_env, timeout_seconds=otlp.timeout_seconds), patched():
         yield
 
 

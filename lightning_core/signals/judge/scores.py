@@ -29,7 +29,6 @@ from lightning_core.trace import OPERATION, REWARD_AGENT, REWARD_NAME, REWARD_VA
 _MAX_TOKENS = 512
 _TOKENS_PER_SCORE = 4
 """Room for each score of further criteria."""
-_SECONDS = 300
 _CHARACTERS = 4000
 """Maximum length of an attempt's text in the prompt.
 
@@ -204,7 +203,9 @@ def _request_scores(group: Sequence[Episode], judge: Judge, url: str, key: str) 
     address = current_address()
     assert address is not None, "called inside a rollout"
     headers = {**address.to_headers(), "authorization": f"Bearer {key}"}
-    answer = httpx.post(f"{url}/chat/completions", json=body, headers=headers, timeout=_SECONDS, trust_env=False)
+    answer = httpx.post(
+        f"{url}/chat/completions", json=body, headers=headers, timeout=judge.timeout_seconds, trust_env=False
+    )
     if answer.status_code != 200:
         raise InfrastructureError(f"the judge {judge.model!r} returned HTTP {answer.status_code}: {answer.text[:300]}")
     return read_scores(answer.json()["choices"][0]["message"]["content"] or "", len(group), names)
