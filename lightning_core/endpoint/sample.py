@@ -21,7 +21,7 @@ from lightning_core.dialects.requirements import ANY_TOOL
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.recorded import recorded_deltas
 from lightning_core.endpoint.sessions import Session
-from lightning_core.endpoint.streaming import HeldText, RunningText, cut
+from lightning_core.endpoint.streaming import HeldText, RunningText, StopSearch, cut
 from lightning_core.errors import ConstraintError, ContextOverflowError, PolicyRequestError
 from lightning_core.trace import Call, pack
 
@@ -93,8 +93,7 @@ class Sampler:
         request, params, chat = job.request, job.params, job.chat
         choice = Choice(message={}, token_ids=[], logprobs=[], finish_reason="stop")
         sampled: list[Delta] = []
-        stopped_by_text = False
-        running = RunningText(chat.text)
+        stopped_by_text, has_stop = False, StopSearch(chat.text, request.stop)
         recorded = _recorded(job, span)
         deltas = (
             recorded_deltas(recorded, stream=request.stream)
@@ -109,9 +108,7 @@ class Sampler:
                 choice.token_ids += delta.token_ids
                 choice.logprobs += delta.logprobs
                 choice.finish_reason = delta.finish_reason or "stop"
-                if request.stop:
-                    text = running(choice.token_ids)
-                    stopped_by_text = any(s in text for s in request.stop)
+                stopped_by_text = has_stop(choice.token_ids)
                 if emit is not None:
                     emit(choice, list(delta.token_ids), list(delta.logprobs))
                 if stopped_by_text:
