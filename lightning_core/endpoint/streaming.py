@@ -8,7 +8,6 @@ from typing import Any
 
 from lightning_core.chat.formats.base import ToolFormat
 
-
 _RUN = 16
 """Tokens that are decoded with each new one while they form no character; a character has at most a few."""
 _MOST_DECODED = 8
