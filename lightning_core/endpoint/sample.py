@@ -26,6 +26,8 @@ from lightning_core.errors import ConstraintError, ContextOverflowError, PolicyR
 from lightning_core.trace import Call, pack
 
 _ANY_OBJECT = {"type": "object"}
+_BYTES_OF_TOKEN = 2
+"""About as long as it takes to read this many bytes, a token takes to be recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,23 @@ class Sampler:
                     break
         finally:
             await deltas.aclose()
+        finish = partial(self._finish, job, span, choice, sampled, recorded, stopped_by_text=stopped_by_text)
+        size = (len(job.prompt.ids) + len(choice.token_ids)) * _BYTES_OF_TOKEN
+        await job.session.large_work.run(job.session.root.rollout, size, finish)
+        return choice
+
+    def _finish(
+        self,
+        job: SamplingJob,
+        span: CallSpan,
+        choice: Choice,
+        sampled: Sequence[Delta],
+        recorded: Call | None,
+        *,
+        stopped_by_text: bool,
+    ) -> None:
+        """Read and record ``choice``, which is complete."""
+        request, params, chat = job.request, job.params, job.chat
         text, choice.stop = cut(chat.text(choice.token_ids), request.stop)
         # The recorded message, since the ids of tool calls are random.
         message = _read(job, text) if recorded is None else dict(recorded.response or {})
@@ -146,7 +165,6 @@ class Sampler:
                 ),
             )
         span.end()
-        return choice
 
     async def respond_to_all(self, jobs: Sequence[SamplingJob], spans: Sequence[CallSpan]) -> list[Choice]:
         """Sample all responses to a request. If one fails, cancel the others."""
