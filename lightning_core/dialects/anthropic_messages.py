@@ -134,6 +134,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
         top_p=top_p(body),
         max_tokens=integer(body, "max_tokens", 1),
         stop=stops(body, "stop_sequences"),
+        stop_field="stop_sequences",
         template_variables=effort_variable(text(body.get("output_config") or {}, "effort", "output_config")),
         stream=flag(body, "stream") or False,
         requirements=OutputRequirements(

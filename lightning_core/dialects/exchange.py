@@ -29,6 +29,8 @@ class ChatRequest:
     max_tokens: int | None = None
     n: int = 1
     stop: tuple[str, ...] = ()
+    stop_field: str = "stop"
+    """The field of the body with the stop strings."""
     seed: int | None = None
     stream: bool = False
     requirements: OutputRequirements = field(default_factory=OutputRequirements)

@@ -22,8 +22,9 @@ from lightning_core.dialects.exchange import (
     model_name,
     stream_error,
 )
+from lightning_core.endpoint.event_stream import EventStream
 from lightning_core.endpoint.record import CallSpan, EmbeddingsSpan
-from lightning_core.endpoint.request import EventStream, IncomingRequest
+from lightning_core.endpoint.request import IncomingRequest
 from lightning_core.endpoint.upstream import Remote, UpstreamClient, UpstreamServer, origin_remote, with_headers
 from lightning_core.errors import PolicyRequestError, UpstreamError, UpstreamStreamError, fold
 

@@ -21,11 +21,13 @@ from lightning_core.dialects.requirements import ANY_TOOL
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.recorded import recorded_deltas
 from lightning_core.endpoint.sessions import Session
-from lightning_core.endpoint.streaming import HeldText, RunningText, cut
+from lightning_core.endpoint.streaming import HeldText, RunningText, StopSearch, cut
 from lightning_core.errors import ConstraintError, ContextOverflowError, PolicyRequestError
 from lightning_core.trace import Call, pack
 
 _ANY_OBJECT = {"type": "object"}
+_BYTES_OF_TOKEN = 2
+"""About as long as it takes to read this many bytes, a token takes to be recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +95,7 @@ class Sampler:
         request, params, chat = job.request, job.params, job.chat
         choice = Choice(message={}, token_ids=[], logprobs=[], finish_reason="stop")
         sampled: list[Delta] = []
-        stopped_by_text = False
-        running = RunningText(chat.text)
+        stopped_by_text, has_stop = False, StopSearch(chat.text, request.stop)
         recorded = _recorded(job, span)
         deltas = (
             recorded_deltas(recorded, stream=request.stream)
@@ -109,9 +110,7 @@ class Sampler:
                 choice.token_ids += delta.token_ids
                 choice.logprobs += delta.logprobs
                 choice.finish_reason = delta.finish_reason or "stop"
-                if request.stop:
-                    text = running(choice.token_ids)
-                    stopped_by_text = any(s in text for s in request.stop)
+                stopped_by_text = has_stop(choice.token_ids)
                 if emit is not None:
                     emit(choice, list(delta.token_ids), list(delta.logprobs))
                 if stopped_by_text:
@@ -119,6 +118,23 @@ class Sampler:
                     break
         finally:
             await deltas.aclose()
+        finish = partial(self._finish, job, span, choice, sampled, recorded, stopped_by_text=stopped_by_text)
+        size = (len(job.prompt.ids) + len(choice.token_ids)) * _BYTES_OF_TOKEN
+        await job.session.large_work.run(job.session.root.rollout, size, finish)
+        return choice
+
+    def _finish(
+        self,
+        job: SamplingJob,
+        span: CallSpan,
+        choice: Choice,
+        sampled: Sequence[Delta],
+        recorded: Call | None,
+        *,
+        stopped_by_text: bool,
+    ) -> None:
+        """Read and record ``choice``, which is complete."""
+        request, params, chat = job.request, job.params, job.chat
         text, choice.stop = cut(chat.text(choice.token_ids), request.stop)
         # The recorded message, since the ids of tool calls are random.
         message = _read(job, text) if recorded is None else dict(recorded.response or {})
@@ -149,7 +165,6 @@ class Sampler:
                 ),
             )
         span.end()
-        return choice
 
     async def respond_to_all(self, jobs: Sequence[SamplingJob], spans: Sequence[CallSpan]) -> list[Choice]:
         """Sample all responses to a request. If one fails, cancel the others."""

@@ -184,6 +184,7 @@ class PolicyEndpoint:
             runner.run(self._server.serve(sockets=[self._socket]))
             self._sessions.lag.stop()
             runner.run(self._forwarder.close())
+            self._sessions.large_work.close()
 
     @property
     def is_serving(self) -> bool:

@@ -15,6 +15,7 @@ from lightning_core.capture.address import Address
 from lightning_core.chat.chat import Memory
 from lightning_core.chat.conversations import Conversations, SampledConversations
 from lightning_core.chat.messages import Message
+from lightning_core.endpoint.large_work import LargeWork
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.recorded import RecordedResponses
 from lightning_core.endpoint.roles import Roles
@@ -77,6 +78,8 @@ class Session:
     """The number of infrastructure failures, with those that a retry recovered."""
     logged: Repeats = field(default_factory=Repeats)
     """The failures that were logged, of all rollouts."""
+    large_work: LargeWork = field(default_factory=LargeWork)
+    """Threads for work of a size that clients choose, of all rollouts."""
     recorded: RecordedResponses | None = None
     """The responses to answer with in place of the model, while there are any."""
     closed: bool = False
@@ -124,6 +127,7 @@ class Sessions:
         """The failures that were logged, of all rollouts."""
         self.lag = LoopLag()
         """The lag of the endpoint's event loop."""
+        self.large_work = LargeWork()
         self._sampled = SampledConversations()
 
     @staticmethod
@@ -133,7 +137,7 @@ class Sessions:
 
     def open(self, key: str, session: Session) -> None:
         """Admit ``key``."""
-        session.logged = self.logged
+        session.logged, session.large_work = self.logged, self.large_work
         session.waiting = WaitingTime(self.lag.seconds)
         session.prompts.sampled = self._sampled
         self._by_key[key] = session

@@ -21,6 +21,7 @@ from lightning_core.chat.chat import Chat, Memory
 from lightning_core.config import Config
 from lightning_core.dialects.exchange import Message
 from lightning_core.endpoint.guard import Protection, Tls
+from lightning_core.endpoint.large_work import LargeWork
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
@@ -76,6 +77,8 @@ class SingleSession(Sessions):
     def __init__(self, session: Session, api_key: str | None, limits: Limits) -> None:
         super().__init__(limits)
         self._session = session
+        # Many clients share it.
+        session.large_work = self.large_work = LargeWork(at_once=2)
         self._api_key = api_key
 
     def find(self, headers: Mapping[str, str]) -> Session | None:
