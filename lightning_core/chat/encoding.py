@@ -18,6 +18,7 @@ class Encoder:
         """Fast tokenizers change their own state while encoding."""
         self.special_ids = {tokenizer.convert_tokens_to_ids(t) for t in specials}
         self._tokenizer = tokenizer
+        self._raw = _raw_tokenizer(tokenizer)
         self._quoting = quoting
         self._plain: dict[str, list[int]] = {}
         # SentencePiece adds a space before a text, so parts of a text are encoded after a line feed.
@@ -51,6 +52,8 @@ class Encoder:
     def decode(self, token_ids: list[int], *, skip: bool = False) -> str:
         """The text of tokens. ``skip``: without special tokens."""
         with self.lock:
+            if self._raw is not None:
+                return self._raw.decode(token_ids, skip_special_tokens=skip)
             return self._tokenizer.decode(token_ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
 
     def _encode_plain(self, token: str) -> list[int]:
@@ -67,10 +70,17 @@ class Encoder:
 
     def _encode_piece(self, text: str, *, split: bool = False, start: bool = False) -> list[int]:
         if self._line and not start:
-            ids = self._tokenizer.encode(f"\n{text}", add_special_tokens=False, split_special_tokens=split)
+            ids = self._ids(f"\n{text}", split=split)
             if ids[: len(self._line)] == self._line:
                 return ids[len(self._line) :]
-        return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=split)
+        return self._ids(text, split=split)
+
+    def _ids(self, text: str, *, split: bool) -> list[int]:
+        raw = self._raw
+        # Others may use the same tokenizer, and leave these settings in it.
+        if raw is None or raw.encode_special_tokens != split or raw.padding is not None or raw.truncation is not None:
+            return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=split)
+        return raw.encode(text, add_special_tokens=False).ids
 
     def _piece_spans(self, text: str, *, start: bool) -> list[tuple[int, int]]:
         """The characters of each id of `_encode_piece`."""
@@ -85,3 +95,12 @@ class Encoder:
         tokenizer: Any = self._tokenizer
         encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=False, return_offsets_mapping=True)
         return [(int(a), int(b)) for a, b in encoded["offset_mapping"]]
+
+
+def _raw_tokenizer(tokenizer: Any) -> Any:
+    """The `tokenizers.Tokenizer` in ``tokenizer``, if transformers adds nothing but time to its results; else None."""
+    kind = type(tokenizer)
+    methods = [getattr(kind, name, None) for name in ("encode", "_encode_plus", "decode", "_decode", "backend_tokenizer")]
+    functions = [getattr(method, "fget", method) for method in methods]
+    plain = all(getattr(f, "__module__", "").startswith("transformers.tokenization_utils") for f in functions)
+    return tokenizer.backend_tokenizer if plain else None

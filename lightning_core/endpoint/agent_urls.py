@@ -20,9 +20,10 @@ from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION, sign
 from lightning_core.endpoint.sessions import Session, Sessions
 from lightning_core.propagation.children.environment import origin_url
 from lightning_core.propagation.children.keys import KeyAddress, Verify, is_signed_with, read_key, unbind_headers
-from lightning_core.propagation.providers import GOOGLE_KEY
+from lightning_core.propagation.providers import GOOGLE_KEY, KEY_HEADERS
 
 _AGENT_PATH = re.compile(r"/a/([^/]+)(/.*)")
+_KEY_HEADERS = frozenset(name.encode() for name in ("authorization", *KEY_HEADERS))
 _AZURE_PATH = re.compile(r"/openai(?:/deployments/[^/]+|/v1)?(?=/)")
 
 
@@ -35,7 +36,7 @@ class AddressedApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
-        if scope["type"] == "http":
+        if scope["type"] == "http" and _may_be_addressed(scope):
             scope = self._translate(scope)
         await self._app(scope, receive, send)
 
@@ -67,6 +68,13 @@ class AddressedApp:
             return False
         # Without a secret there are no origins, and any request may name its agent.
         return session.secret is None or is_signed_with(session.secret, key, text, signature)
+
+
+def _may_be_addressed(scope: Scope) -> bool:
+    """Whether the URL or a key of a request may name an agent; most requests need no further look."""
+    if scope["query_string"] or scope["raw_path"].startswith(b"/a/"):
+        return True
+    return any(b"." in value for name, value in scope["headers"] if name in _KEY_HEADERS)
 
 
 def split_path(path: str) -> tuple[str | None, str]:

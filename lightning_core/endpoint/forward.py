@@ -37,7 +37,7 @@ class Forwarder:
     def __init__(self, server: UpstreamServer | None, *, to_origins: bool = True) -> None:
         self._server = server
         self.to_origins = to_origins
-        self._client = UpstreamClient()
+        self._client = UpstreamClient(server)
 
     @property
     def has_server(self) -> bool:

@@ -39,7 +39,7 @@ _MESSAGE_CHARACTERS = 2000
 
 def credentials(request: Request) -> Mapping[str, str]:
     """The headers of ``request``. A key in its query, as Google's clients may send it, is in ``x-goog-api-key``."""
-    key = request.query_params.get("key")
+    key = request.query_params.get("key") if request.scope["query_string"] else None
     return request.headers if key is None else {GOOGLE_KEY: key, **request.headers}
 
 

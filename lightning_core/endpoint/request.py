@@ -178,20 +178,20 @@ class RequestHandler:
                     digest=digest,
                     size=size,
                     operation=self._operation,
-                    path=request.url.path,
+                    path=scope["path"],
                 )
                 if session.closed:
                     raise PolicyRequestError(UNKNOWN_KEY, status=401)
                 await self._run(incoming, scope, receive, send)
         except PolicyRequestError as error:
             if incoming is None:
-                record_refusal(session, address, self._operation, request.url.path, None, error)
+                record_refusal(session, address, self._operation, scope["path"], None, error)
                 if status_of(error) is not None:
-                    count_failure(session, (address.agent, request.url.path, b""), error)
+                    count_failure(session, (address.agent, scope["path"], b""), error)
             await error_response(self._dialect, error)(scope, receive, send)
         except OverloadError as error:
-            count_failure(session, (address.agent, request.url.path, b""), error)
-            record_refusal(session, address, self._operation, request.url.path, None, error)
+            count_failure(session, (address.agent, scope["path"], b""), error)
+            record_refusal(session, address, self._operation, scope["path"], None, error)
             await error_response(self._dialect, PolicyRequestError(str(error), status=429))(scope, receive, send)
         except ClientDisconnect:
             pass

@@ -168,6 +168,8 @@ class Sampler:
 
     async def respond_to_all(self, jobs: Sequence[SamplingJob], spans: Sequence[CallSpan]) -> list[Choice]:
         """Sample all responses to a request. If one fails, cancel the others."""
+        if len(jobs) == 1:
+            return [await self.respond(jobs[0], spans[0])]
         return await _gather(self.respond(job, span) for job, span in zip(jobs, spans, strict=True))
 
     async def stream(

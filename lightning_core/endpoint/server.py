@@ -25,6 +25,7 @@ from typing import Any, Self
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -42,6 +43,8 @@ from lightning_core.endpoint import child_records, otlp_receiver
 from lightning_core.endpoint.agent_urls import AddressedApp
 from lightning_core.endpoint.child_records import ChildRecords
 from lightning_core.endpoint.count import COMPACT, COUNTS, GEMINI, compact, count_tokens
+from lightning_core.endpoint.direct_routes import DirectRoutes
+from lightning_core.endpoint.event_loop import new_event_loop
 from lightning_core.endpoint.forward import EMBEDDINGS, Forwarder
 from lightning_core.endpoint.google import google_routes
 from lightning_core.endpoint.guard import Guard, Protection, dialect_of, is_anthropic
@@ -143,7 +146,8 @@ class PolicyEndpoint:
             Route("/health", self._health, methods=["GET"]),
             Route("/{path:path}", self._admitted(self._no_such_api), methods=_METHODS),
         ]
-        app = Starlette(routes=routes, exception_handlers={Exception: _internal_error})
+        direct = Middleware(DirectRoutes, routes)
+        app = Starlette(routes=routes, middleware=[direct], exception_handlers={Exception: _internal_error})
         config = uvicorn.Config(
             AddressedApp(Guard(app, self._sessions, protection, host, [self.public_url or ""]), self._sessions),
             ssl_certfile=None if tls is None else tls.certificate,
@@ -159,7 +163,7 @@ class PolicyEndpoint:
             timeout_graceful_shutdown=2,
         )
         self._server = uvicorn.Server(config)
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_event_loop(limits.requests)
         self._thread = threading.Thread(target=self._serve, name="lightning-endpoint", daemon=True)
 
     def __enter__(self) -> Self:

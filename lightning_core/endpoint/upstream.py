@@ -59,6 +59,10 @@ class UpstreamServer:
     base_url: str
     """The URL before the path of a wire format, such as ``https://api.openai.com/v1``."""
     api_key: str | None = field(default=None, repr=False)
+    connections: int = 100
+    """Most calls to it at the same time; further ones wait."""
+    timeout_seconds: float = 120.0
+    """Longest time in which it sends nothing."""
 
     def remote(self, path: str, key_header: str) -> Remote:
         """The URL and credentials of a call to ``path``, with the key in ``key_header``."""
@@ -69,13 +73,17 @@ class UpstreamServer:
         return Remote(url=url, headers={key_header: value}, credentials="the key of policy.upstream")
 
 
-def upstream_target(base_url: str, api_key_env: str | None) -> UpstreamServer:
+def upstream_target(
+    base_url: str, api_key_env: str | None, *, connections: int, timeout_seconds: float
+) -> UpstreamServer:
     """The configured upstream.
 
     Raises `ConfigError` as `read_api_key` does.
     """
     key = read_api_key(api_key_env, "policy.upstream.api_key_env")
-    return UpstreamServer(base_url=base_url, api_key=key)
+    return UpstreamServer(
+        base_url=base_url, api_key=key, connections=connections, timeout_seconds=timeout_seconds
+    )
 
 
 def with_headers(remote: Remote, headers: Mapping[str, str]) -> Remote:
@@ -84,10 +92,18 @@ def with_headers(remote: Remote, headers: Mapping[str, str]) -> Remote:
 
 
 class UpstreamClient:
-    """An HTTP client for upstream model servers."""
+    """An HTTP client for upstream model servers, with the limits of ``server`` or, without one, the defaults."""
 
-    def __init__(self, timeout_seconds: float = 120.0) -> None:
-        self._client = httpx.AsyncClient(timeout=timeout_seconds)
+    def __init__(self, server: UpstreamServer | None = None) -> None:
+        limits = server or UpstreamServer(base_url="")
+        self._advice = "" if server is None else ", or raise policy.upstream.timeout_seconds"
+        self._client = httpx.AsyncClient(
+            # A call that waits for a connection is in progress, so the wait is not time of its agent.
+            timeout=httpx.Timeout(limits.timeout_seconds, pool=None),
+            limits=httpx.Limits(
+                max_connections=limits.connections, max_keepalive_connections=limits.connections
+            ),
+        )
 
     async def complete(self, remote: Remote, body: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:
         """Forward a request without streaming. Returns the response as bytes and as JSON.
@@ -97,7 +113,7 @@ class UpstreamClient:
         try:
             response = await self._client.post(remote.url, json=body, headers=_raw(remote.headers))
         except httpx.HTTPError as error:
-            raise UpstreamError(_unreachable(remote, error)) from error
+            raise self._unreachable(remote, error) from error
         if response.status_code != 200:
             raise _refusal(remote, response)
         return response.content, _load(remote, response.content)
@@ -120,7 +136,7 @@ class UpstreamClient:
                 if buffer.strip():
                     yield buffer, _data(remote, buffer)
         except httpx.HTTPError as error:
-            raise UpstreamError(_unreachable(remote, error)) from error
+            raise self._unreachable(remote, error) from error
 
     async def send(self, remote: Remote, headers: Mapping[str, str], data: bytes) -> httpx.Response:
         """Forward a request with exactly these ``headers`` and bytes. Returns the response as soon as it starts.
@@ -132,11 +148,18 @@ class UpstreamClient:
                 httpx.Request("POST", remote.url, headers=_raw(headers), content=data), stream=True
             )
         except httpx.HTTPError as error:
-            raise UpstreamError(_unreachable(remote, error)) from error
+            raise self._unreachable(remote, error) from error
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+
+    def _unreachable(self, remote: Remote, error: Exception) -> UpstreamError:
+        advice = self._advice if isinstance(error, httpx.TimeoutException) else ""
+        return UpstreamError(
+            f"could not reach {remote.shown}: {describe(error)}. Check that the model server is running{advice}. To answer these calls "
+            "with the base model of the run, set the agent's model to 'base' under agents.frozen, or train the agent."
+        )
 
 
 def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
@@ -185,10 +208,3 @@ def _load(remote: Remote, data: bytes) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise UpstreamError(f"{remote.shown} returned {data[:300]!r}; expected a JSON object")
     return value
-
-
-def _unreachable(remote: Remote, error: Exception) -> str:
-    return (
-        f"could not reach {remote.shown}: {describe(error)}. Check that the model server is running. To answer these calls with "
-        "the base model of the run, set the agent's model to 'base' under agents.frozen, or train the agent."
-    )

@@ -87,7 +87,7 @@ def open_agents(
     ``concurrency``: rollouts at the same time; None: as configured.
     """
     upstream = config.policy.upstream
-    target = None if upstream is None else upstream_target(upstream.base_url, upstream.api_key_env)
+    target = None if upstream is None else upstream_target(**upstream.model_dump())
     settings = config.rollouts.model_copy(update={"concurrency": concurrency or config.rollouts.concurrency})
     agents = frozenset(config.agents.trained_names) | frozenset(config.agents.frozen)
     limits = Limits()

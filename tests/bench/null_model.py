@@ -3,8 +3,9 @@
     python -m tests.bench.null_model
 
 Prints its URL. ``/PROMPT/OUTPUT/v1/chat/completions`` and ``/PROMPT/OUTPUT/v1/completions`` answer any request as if its prompt had PROMPT
-tokens, with OUTPUT tokens. Completions also stream, one event per token. Responses are built once and sent unchanged, at once or after the
-seconds that the last ``GET /hold/SECONDS`` set.
+tokens, with OUTPUT tokens; the last one is the first of the request's stop tokens, if it has some. Completions also stream, one event per
+token. Responses are built once and sent unchanged, at once or after the seconds that the last ``GET /hold/SECONDS`` set. The calls with
+which `VllmBackend` looks at its server are answered too.
 """
 
 from __future__ import annotations
@@ -13,15 +14,30 @@ import asyncio
 import functools
 import json
 import random
+import re
 from typing import Any
 
 from tests.bench.processes import raise_file_limit
 
 VOCABULARY = range(1000, 20000)
+_STOP = re.compile(rb'"stop_token_ids": ?\[(\d+)')
+_CONTROL: dict[str, Any] = {
+    "v1/models": {"data": [{"id": "policy", "max_model_len": 1 << 20}]},
+    "is_paused": {"is_paused": False},
+    "server_info": {
+        "vllm_config": {
+            "model_config": {"logprobs_mode": "processed_logprobs"},
+            "device_config": {"device": "cpu"},
+            "scheduler_config": {"enable_chunked_prefill": False},
+        }
+    },
+    "resume": {},
+}
 
 
-def tokens(count: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(VOCABULARY, k=count)
+def tokens(count: int, seed: int, stop: int | None = None) -> list[int]:
+    ids = random.Random(seed).choices(VOCABULARY, k=count)
+    return ids if stop is None else [*ids[:-1], stop]
 
 
 def logprobs_of(ids: list[int]) -> list[float]:
@@ -68,20 +84,25 @@ def _usage(prompt: list[int], output: list[int]) -> dict[str, int]:
 
 
 @functools.cache
-def answer(path: str, stream: bool) -> bytes:
+def answer(path: str, stream: bool, stop: int | None) -> bytes:
     """The complete HTTP response."""
-    _, prompt_size, output_size, _, *operation = path.split("/")
-    prompt, output = tokens(int(prompt_size), 1), tokens(int(output_size), 2)
+    _, prompt_size, output_size, operation = path.partition("?")[0].split("/", 3)
+    if operation in _CONTROL:
+        return _complete(_CONTROL[operation])
+    prompt, output = tokens(int(prompt_size), 1), tokens(int(output_size), 2, stop)
     if not stream:
-        body = json.dumps((_chat if operation[0] == "chat" else _completion)(prompt, output)).encode()
-        head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        return head.encode() + body
+        return _complete((_chat if operation == "v1/chat/completions" else _completion)(prompt, output))
     parts = [_part([token]) for token in output]
     parts[-1] |= {"finish_reason": "stop", "stop_reason": None}
     events = [json.dumps({**_head("text_completion"), "choices": [part]}) for part in parts]
     chunks = [f"data: {event}\n\n".encode() for event in [*events, "[DONE]"]]
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     return head + b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+
+
+def _complete(value: Any) -> bytes:
+    body = json.dumps(value).encode()
+    return f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
 class NullModel(asyncio.Protocol):
@@ -108,7 +129,9 @@ class NullModel(asyncio.Protocol):
                 NullModel.hold = float(path.removeprefix("/hold/"))
                 self._transport.write(b"HTTP/1.1 204 No Content\r\n\r\n")
                 continue
-            ready = answer(path, b'"stream":true' in body or b'"stream": true' in body)
+            stop = _STOP.search(body)
+            stream = b'"stream":true' in body or b'"stream": true' in body
+            ready = answer(path, stream, None if stop is None else int(stop[1]))
             asyncio.get_running_loop().call_later(NullModel.hold, self._transport.write, ready)
 
 

@@ -14,57 +14,14 @@ import sys
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-import aiohttp
-
 from lightning_core import rollout
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.scripted import ByteTokenizer
+from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from tests.bench.null_model import logprobs_of, tokens
 from tests.bench.processes import raise_file_limit
-
-
-class HttpBackend:
-    """Tokens from vLLM's completions API at ``url``; supports only what the benchmark uses."""
-
-    models = ("policy",)
-    max_context = 1 << 20
-
-    def __init__(self, url: str) -> None:
-        self._url = f"{url}/completions"
-        self._session: aiohttp.ClientSession | None = None
-
-    def check(self, params: SamplingParams) -> None:
-        pass
-
-    async def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
-    ) -> AsyncGenerator[Delta]:
-        if self._session is None:  # created where its event loop runs
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        body = {
-            "model": model, "prompt": list(prompt_ids), "max_tokens": params.max_tokens, "temperature": params.temperature,
-            "top_p": params.top_p, "logprobs": 0, "return_token_ids": True, "stop_token_ids": sorted(params.stop_token_ids),
-            "stream": stream,
-        }  # fmt: skip
-        async with self._session.post(self._url, json=body) as answer:
-            if not stream:
-                yield _delta(await answer.read())
-                return
-            async for line in answer.content:
-                if line.startswith(b"data: {"):
-                    yield _delta(line[6:])
-
-
-def _delta(answer: bytes) -> Delta:
-    choice = json.loads(answer)["choices"][0]
-    return Delta(
-        token_ids=choice["token_ids"],
-        logprobs=choice["logprobs"]["token_logprobs"],
-        version=0,
-        finish_reason=choice["finish_reason"],
-    )
 
 
 class ReadyBackend:
@@ -83,12 +40,13 @@ class ReadyBackend:
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
-        del prompt_ids, params, model
+        del prompt_ids, model
+        ids = [*self._ids[:-1], min(params.stop_token_ids)]
         if not stream:
-            yield Delta(token_ids=self._ids, logprobs=self._logprobs, version=0, finish_reason="stop")
+            yield Delta(token_ids=ids, logprobs=self._logprobs, version=0, finish_reason="stop")
             return
-        last = len(self._ids) - 1
-        for i, (token, logprob) in enumerate(zip(self._ids, self._logprobs, strict=True)):
+        last = len(ids) - 1
+        for i, (token, logprob) in enumerate(zip(ids, self._logprobs, strict=True)):
             reason = "stop" if i == last else None
             yield Delta(token_ids=[token], logprobs=[logprob], version=0, finish_reason=reason)
 
@@ -123,7 +81,7 @@ def main() -> None:
     options = parser.parse_args()
     raise_file_limit()
     prompt_size, output_size = options.tokens
-    backend = HttpBackend(options.upstream) if options.upstream else ReadyBackend(output_size)
+    backend = VllmBackend(options.upstream, model="policy") if options.upstream else ReadyBackend(output_size)
     routing = Routing(trained=frozenset(), temperature=1.0, max_tokens=output_size)
     with PolicyEndpoint(backend, Chat(load_tokenizer(options.tokenizer, prompt_size))) as endpoint:
         runs = [

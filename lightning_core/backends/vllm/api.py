@@ -6,17 +6,17 @@ require ``VLLM_SERVER_DEV_MODE=1``.
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import aiohttp
 import httpx
-from httpx_sse import EventSource, SSEError
+from pydantic_core import from_json, to_json
 
 from lightning_core.backends.backend import SamplingParams
+from lightning_core.backends.vllm.connections import Connections, events
 from lightning_core.errors import ConfigError, InfrastructureError, describe
 
 RELOAD_SECONDS = 900
@@ -56,6 +56,7 @@ class VllmApi:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._tls = httpx.create_ssl_context()
+        self._connections = Connections(self._tls)
 
     # Sampling -----------------------------------------------------------------------------------------------------------
 
@@ -66,57 +67,45 @@ class VllmApi:
 
         Closing the generator disconnects, which stops the sampling.
         """
-        body = _request(prompt_ids, params, model, stream)
-        async with self._post("/v1/completions", body) as response:
-            if stream:
-                answers = _events(response)
-            else:
-                await response.aread()
-                answers = _only(response.text)
-            last: Part | None = None
-            async for answer in answers:
-                last = self._read(answer, prompt_ids, params)
-                yield last
-            if last is None:  # vLLM sends no event for a response that is aborted before the first token
-                yield Part(token_ids=(), logprobs=(), finish_reason="abort")
-            elif last.finish_reason is None:
-                raise self._unexpected("an incomplete response")
-
-    @asynccontextmanager
-    async def _post(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[httpx.Response]:
-        # One connection for each request: vLLM closes idle ones after five seconds, when a request may just be sent. Connections also
-        # belong to one event loop, and requests come from several. Proxies are not used for a local server.
-        timeout = httpx.Timeout(30, read=None, pool=None)
+        path, prompt = "/v1/completions", list(prompt_ids)
+        last: Part | None = None
         try:
-            async with (
-                httpx.AsyncClient(base_url=self.url, verify=self._tls, timeout=timeout, trust_env=False) as client,
-                client.stream("POST", path, json=body) as response,
-            ):
-                if response.status_code != 200:
-                    await response.aread()
-                    raise self._refused(path, response)
-                yield response
-        except SSEError as error:  # the response is not a stream; an HTTPError too
-            raise self._unexpected(str(error)) from error
-        except httpx.HTTPError as error:
+            async with await self._connections.post(self.url + path, _request(prompt, params, model, stream)) as response:
+                if response.status != 200:
+                    raise self._refused(path, response.status, (await response.read()).decode(errors="replace"))
+                if stream:
+                    async for event in events(response):
+                        if event != b"[DONE]":
+                            last = self._read(event, prompt, params)
+                            yield last
+                else:
+                    last = self._read(await response.read(), prompt, params)
+                    yield last
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise self._unreachable(error) from error
+        except ValueError as error:
+            raise self._unexpected(str(error)) from error
+        if last is None:  # vLLM sends no event for a response that is aborted before the first token
+            yield Part(token_ids=(), logprobs=(), finish_reason="abort")
+        elif last.finish_reason is None:
+            raise self._unexpected("an incomplete response")
 
-    def _read(self, answer: str, prompt_ids: Sequence[int], params: SamplingParams) -> Part:
+    def _read(self, answer: bytes, prompt_ids: list[int], params: SamplingParams) -> Part:
         """A part from the JSON of a response or event, checked, because it is trained on."""
         try:
-            value = json.loads(answer)
+            value = from_json(answer)
             if "error" in value:
-                raise InfrastructureError(f"the vLLM server {self.url} failed while sampling: {answer[:300]}")
+                raise InfrastructureError(f"the vLLM server {self.url} failed while sampling: {_text(answer)[:300]}")
             (choice,) = value["choices"]
             ids, reason, prompt = choice["token_ids"] or [], choice["finish_reason"], choice.get("prompt_token_ids")
             logprobs = (choice["logprobs"] or {}).get("token_logprobs") or []
             # vLLM writes -9999 for minus infinity; such a token cannot have been sampled.
             good = all(isinstance(p, float | int) and -9999 < p < 0.01 for p in logprobs) and len(logprobs) == len(ids)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise self._unexpected(answer) from error
+            raise self._unexpected(_text(answer)) from error
         if not good or reason not in ("stop", "length", "abort", None):
-            raise self._unexpected(answer)
-        if prompt is not None and prompt != list(prompt_ids):
+            raise self._unexpected(_text(answer))
+        if prompt is not None and prompt != prompt_ids:
             raise InfrastructureError(f"the vLLM server {self.url} did not sample from the prompt that it was sent")
         if reason == "stop" and (not ids or ids[-1] not in params.stop_token_ids):
             raise InfrastructureError(
@@ -188,7 +177,7 @@ class VllmApi:
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         if response.status_code != 200:
-            raise self._refused(path, response)
+            raise self._refused(path, response.status_code, response.text)
         try:
             return response.json() if response.content else {}
         except ValueError as error:
@@ -204,10 +193,8 @@ class VllmApi:
             f"no response from the vLLM server {self.url}: {describe(error)}. Check that it is running"
         )
 
-    def _refused(self, path: str, response: httpx.Response) -> InfrastructureError:
-        return InfrastructureError(
-            f"the vLLM server {self.url} returned status {response.status_code} for {path}: {response.text[:500]}"
-        )
+    def _refused(self, path: str, status: int, text: str) -> InfrastructureError:
+        return InfrastructureError(f"the vLLM server {self.url} returned status {status} for {path}: {text[:500]}")
 
     def _unexpected(self, actual: str) -> InfrastructureError:
         return InfrastructureError(
@@ -215,10 +202,10 @@ class VllmApi:
         )
 
 
-def _request(prompt_ids: Sequence[int], params: SamplingParams, model: str, stream: bool) -> dict[str, Any]:
-    return {
+def _request(prompt_ids: list[int], params: SamplingParams, model: str, stream: bool) -> bytes:
+    body = {
         "model": model,
-        "prompt": list(prompt_ids),
+        "prompt": prompt_ids,
         "max_tokens": params.max_tokens,
         "temperature": params.temperature,
         "top_p": params.top_p,
@@ -235,14 +222,8 @@ def _request(prompt_ids: Sequence[int], params: SamplingParams, model: str, stre
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
     }
+    return to_json(body)
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[str]:
-    """The data of the server-sent events in ``response``, without ``[DONE]``."""
-    async for event in EventSource(response).aiter_sse():
-        if event.data and event.data.strip() != "[DONE]":
-            yield event.data
-
-
-async def _only(text: str) -> AsyncIterator[str]:
-    yield text
+def _text(answer: bytes) -> str:
+    return answer.decode(errors="replace")
