@@ -81,7 +81,7 @@ class Choice:
     token_ids: list[int]
     logprobs: list[float]
     finish_reason: str
-    """stop, length or tool_calls."""
+    """``length`` if the token limit cut it, whatever it contains; else ``tool_calls`` if it has calls, else ``stop``."""
     stop: str | None = None
     """The stop string that ended the response."""
 

@@ -324,12 +324,19 @@ def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
     return [
         UpstreamResponse(
             message={**message, "tool_calls": calls} if calls else message,
-            finish_reason="length" if body["status"] == "incomplete" else "tool_calls" if calls else "stop",
+            finish_reason=_finish_reason(body, calls),
             model=body.get("model"),
             input_tokens=counts.get("input_tokens"),
             output_tokens=counts.get("output_tokens"),
         )
     ]
+
+
+def _finish_reason(body: Mapping[str, Any], calls: Sequence[Any]) -> str:
+    if body["status"] == "incomplete":
+        reason = (body.get("incomplete_details") or {}).get("reason")
+        return "length" if reason in (None, "max_output_tokens") else str(reason)
+    return "tool_calls" if calls else "stop"
 
 
 class _Reader:

@@ -127,7 +127,7 @@ class Sampler:
             if not stopped_by_text:
                 key = chat.remember(job.prompt, choice.token_ids, message, job.session.memory)
             job.session.prompts.add(job.address.agent, job.prompt, message, key)
-        if message.get("tool_calls"):
+        if message.get("tool_calls") and choice.finish_reason != "length":
             choice.finish_reason = "tool_calls"
         choice.message = message
         if request.history is not None:
