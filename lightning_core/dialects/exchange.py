@@ -96,7 +96,8 @@ class ResponseContext:
     model: str
     prompts: Sequence[Sequence[int]]
     """Token ids of each prompt; a chat has one."""
-    decode: Callable[[Sequence[int]], str]
+    bytes_of: Callable[[int], bytes | None]
+    """The bytes of a token; see `token_bytes`."""
     answered: Callable[[Sequence[int]], bool]
     """Whether a response to the first prompt that starts with these tokens is past its reasoning."""
 
