@@ -175,6 +175,12 @@ class Rollouts(Section):
     on_timeout: Literal["fail", "leave_out"] = "fail"
     """The outcome of a rollout that exceeds `timeout_seconds`. `fail`: failed, with the reward so far, else 0, if a model
     call was answered. `leave_out`: it is left out. Without an answered call it always is."""
+    on_refused: Literal["auto", "fail", "mask", "leave_out"] = "auto"
+    """The outcome of a rollout whose agent raises because a model request was refused: its prompt filled the context, or
+    the endpoint or a provider does not accept what it has. `fail`: failed, with the reward so far, else 0. `mask`: the same
+    reward counts in means and in the comparison with its group, but the rollout itself is not trained on. `leave_out`: it
+    is left out. `auto`: `fail` if the model's own output caused it (most of the text from its first response on is its own,
+    or the error names arguments of its own tool call), else `leave_out`."""
     max_calls: Count | None = None
     """Maximum number of model calls of a rollout, by all of its agents; null: no limit. Further ones are refused. The
     rollout has the status `max_calls` and counts with the reward that it returned, else with the reward so far, else 0.

@@ -94,7 +94,10 @@ NESTED = {
 }
 
 _THINKING = ("enabled", "disabled", "adaptive", "between_tools")
-_FINISH_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
+_FINISH_REASONS = {
+    "end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+}  # fmt: skip
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {
     401: "authentication_error",

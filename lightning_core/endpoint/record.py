@@ -17,6 +17,7 @@ from lightning_core.capture.binary_attributes import set_packed
 from lightning_core.capture.spans import start_span
 from lightning_core.chat.chat import RenderedPrompt
 from lightning_core.dialects.exchange import ChatRequest, Choice, UpstreamResponse
+from lightning_core.endpoint.request_body import refused_call
 from lightning_core.endpoint.upstream import Remote
 from lightning_core.errors import OverloadError, PolicyRequestError, describe
 from lightning_core.propagation.providers import host_of
@@ -65,6 +66,8 @@ class RefusedSpan(ModelSpan):
         attributes: dict[str, Any] = {tr.PROVIDER: "lightning", tr.REQUEST_MODEL: model, _PATH: _clip(path)}
         if operation == "chat":
             attributes[tr.SEQUENCE] = next_sequence()
+        if isinstance(error, PolicyRequestError) and (turn := refused_call(body, error.param)) is not None:
+            attributes[tr.INPUT_MESSAGES] = json.dumps([turn])
         super().__init__(address, operation, model, attributes)
         self.abandon(error)
 

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from lightning_core.backends.backend import Backend
 from lightning_core.chat.chat import Chat, RenderedPrompt
+from lightning_core.chat.token_bytes import token_bytes
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.exchange import ChatRequest, ResponseContext, model_name
 from lightning_core.dialects.fields import NO_SEARCH, collect_notes
@@ -139,7 +140,7 @@ class Responder:
             call=spans[0].id,
             model=model,
             prompts=[prompt.ids for prompt in prompts],
-            decode=chat.text,
+            bytes_of=partial(token_bytes, chat),
             answered=partial(chat.answered, thinking=prompts[0].thinking),
         )
         if request.stream:

@@ -47,6 +47,7 @@ their rollouts are stored."""
 Status = Literal[
     "ok",
     "failed",
+    "masked",
     "max_calls",
     "infrastructure",
     "invalid",
@@ -58,7 +59,7 @@ Status = Literal[
     "stream_error",
 ]
 """See `rollouts.outcome`."""
-LEFT_OUT: frozenset[Status] = frozenset(get_args(Status)) - {"ok", "failed", "max_calls"}
+LEFT_OUT: frozenset[Status] = frozenset(get_args(Status)) - {"ok", "failed", "masked", "max_calls"}
 """The statuses of rollouts that are neither trained on nor part of a mean."""
 COUNTED = f"status NOT IN ({', '.join(repr(status) for status in sorted(LEFT_OUT))})"
 """The condition of the rollouts that are not `LEFT_OUT`."""

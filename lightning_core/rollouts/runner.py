@@ -277,6 +277,7 @@ class Runner:
                 endpoint_gone=not self._endpoint.is_serving,
                 unreadable=unreadable,
                 on_timeout=self._settings.on_timeout,
+                on_refused=self._settings.on_refused,
             )
         )
         if verdict == "keep":

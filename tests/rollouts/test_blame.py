@@ -248,6 +248,34 @@ def test_a_rollout_that_exceeds_the_time_limit_after_a_call_has_failed(
     assert "rollouts.timeout_seconds = 1 s" in (r.error or "")
 
 
+@pytest.mark.parametrize(
+    ("grows", "options", "status"),
+    [
+        ("answer", {}, "failed"),
+        ("tool", {}, "overflow"),
+        ("answer", {"on_refused": "leave_out"}, "overflow"),
+        ("tool", {"on_refused": "fail"}, "failed"),
+        ("tool", {"on_refused": "mask"}, "masked"),
+    ],
+)
+def test_a_full_context_is_the_models_fault_only_if_its_own_text_filled_it(
+    grows: str, options: dict[str, Any], status: str
+) -> None:
+    def solve(task: Any) -> float:
+        reward(0.25)
+        messages: list[Any] = [*HI]
+        writer = client("writer", max_retries=0)
+        while True:
+            answer = writer.chat.completions.create(model="m", messages=messages).choices[0].message
+            messages += [answer.model_dump(exclude_none=True), {"role": "user", "content": "go on"}]
+            messages[-1]["content"] *= 40 if grows == "tool" else 1
+
+    with serve(lambda prompt: "well, " * (40 if grows == "answer" else 1), max_context=1000) as endpoint:
+        (r,) = run(endpoint, solve, retries=0, **options)
+    assert (r.status, r.reward) == (status, 0.25)
+    assert (r.error or "").startswith("ContextOverflowError: the prompt has")
+
+
 def test_an_agent_cannot_change_the_task_of_others(endpoint: PolicyEndpoint) -> None:
     task = {"id": "t", "numbers": [1]}
     seen: list[Any] = []

@@ -196,6 +196,6 @@ def _check(row: Row) -> None:
         )
     if any(segment.constraint is not None for segment in row.segments):
         raise TrainingError(
-            "algorithm.distill: a teacher on a server cannot score a response that was constrained to a JSON schema; use a teacher in this "
-            "process, or leave the agent out of algorithm.distill.agents"
+            "algorithm.distill: a teacher on a server cannot score a response that was constrained to a JSON schema or to tool "
+            "calls; use a teacher in this process, or leave the agent out of algorithm.distill.agents"
         )
