@@ -14,7 +14,7 @@ from typing import Any
 
 from lightning_core.backends.gate import GateState
 from lightning_core.endpoint.shard_messages import decode, dump
-from lightning_core.errors import InfrastructureError
+from lightning_core.errors import ConfigError, InfrastructureError
 from lightning_core.propagation.children.frames import Channel, command, framed, receive_bytes
 from lightning_core.trace import SpanRecord
 
@@ -34,7 +34,7 @@ class Shard:
     def __init__(self, settings: bytes, handle: Handle, lost: Callable[[Shard], None]) -> None:
         """Start the process. ``handle`` gets its messages but replies; ``lost`` is called when it has ended.
 
-        Raises `InfrastructureError` if it does not start.
+        Raises `ConfigError` if it cannot listen at the host, and `InfrastructureError` if it does not start.
         """
         self.keys: set[str] = set()
         self._handle_other = handle
@@ -127,10 +127,13 @@ class Shard:
         except OSError:
             first = None
         connection.settimeout(None)
-        kind, values, _ = ("failed", ["it ended, or did not start in time"], None) if first is None else decode(first)
-        if kind != "ready":
-            raise InfrastructureError(f"a worker of the policy endpoint did not start: {values[0]}")
-        return values[0]
+        if first is None:
+            raise InfrastructureError("a worker of the policy endpoint ended, or did not start in time")
+        kind, values, _ = decode(first)
+        if kind == "ready":
+            return values[0]
+        text, wrong = values
+        raise ConfigError(text) if wrong else InfrastructureError(f"a worker of the policy endpoint failed: {text}")
 
     def _read(self) -> None:
         while not self.ended:

@@ -26,7 +26,7 @@ from lightning_core.endpoint.known_agents import Facts
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.sessions import Session, Sessions, stop
 from lightning_core.endpoint.shard_messages import OpenMessage, ShardSettings, encode, load
-from lightning_core.errors import describe
+from lightning_core.errors import ConfigError, describe
 from lightning_core.propagation.children.frames import Channel, framed, receive_bytes
 from lightning_core.trace import SpanRecord
 
@@ -252,7 +252,8 @@ def main(fd: int) -> None:
     try:
         endpoint = ShardEndpoint(settings, connection)
     except Exception as error:  # noqa: BLE001 - the run raises it
-        connection.sendall(framed(encode("failed", describe(error))))
+        wrong = isinstance(error, ConfigError)
+        connection.sendall(framed(encode("failed", str(error) if wrong else describe(error), wrong)))
         return
     with endpoint:
         endpoint.send("ready", endpoint.url)

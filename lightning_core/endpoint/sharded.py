@@ -10,7 +10,6 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -39,6 +38,7 @@ from lightning_core.trace import SpanRecord
 
 logger = logging.getLogger(__name__)
 
+_ANSWER_SECONDS = 60.0
 _METHODS = frozenset({"declare", "note_elsewhere", "count", "count_infrastructure_failure", "recover"})
 """The methods of `ActiveRollout` that a worker may call."""
 
@@ -193,8 +193,9 @@ class ShardedEndpoint:
         """See `Endpoint.verdict`."""
         if (opened := self._open.get(key)) is None:
             return "keep"
-        answer = opened.shard.ask("verdict", key).result()
-        session = opened.session
+        session, answer = opened.session, None
+        with suppress(TimeoutError):  # `close` raises then
+            answer = opened.shard.ask("verdict", key).result(_ANSWER_SECONDS)
         if answer is not None:
             problem, roles, session.provisional = answer
             session.problem = None if problem is None else ConfigError(problem)
@@ -203,14 +204,14 @@ class ShardedEndpoint:
         self._share()
         return verdict
 
-    def close(self, key: str, timeout_seconds: float = 60.0) -> None:
+    def close(self, key: str, timeout_seconds: float = _ANSWER_SECONDS) -> None:
         """See `Endpoint.close`. What the worker has recorded is in the rollout when this returns."""
         opened = self._open.get(key)
         if opened is None:
             return
         try:
             opened.shard.ask("close", key).result(timeout_seconds)
-        except FutureTimeoutError:
+        except TimeoutError:
             raise InfrastructureError(
                 f"a worker of the policy endpoint did not end the requests of a rollout within {timeout_seconds:g} s"
             ) from None
@@ -259,7 +260,12 @@ class ShardedEndpoint:
             name, level, text, counted = values
             logging.getLogger(name).log(level, "%s", text, extra=COUNTED if counted else None)
         elif (opened := self._by_rollout.get(values[0])) is not None:
-            self._handle_record(opened, kind, values[1:], span)
+            try:
+                self._handle_record(opened, kind, values[1:], span)
+            except Exception as error:
+                logger.exception("what a worker of the policy endpoint recorded was not added to its rollout")
+                if opened.run is not None:
+                    opened.run.count_infrastructure_failure(f"a record of a worker is missing: {describe(error)}")
 
     def _handle_record(self, opened: _Open, kind: str, values: Sequence[Any], span: SpanRecord | None) -> None:
         if kind == "activity":
