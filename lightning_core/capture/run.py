@@ -21,6 +21,7 @@ from opentelemetry.trace import Span, Status, StatusCode
 from lightning_core import trace as tr
 from lightning_core.capture.address import Address
 from lightning_core.capture.execution_context import current_worker, is_running, name_of
+from lightning_core.capture.mirror import Mirror
 from lightning_core.capture.selectors import matches
 from lightning_core.capture.sent_requests import SentRequests
 from lightning_core.capture.signatures import new_secret
@@ -97,6 +98,7 @@ class ActiveRollout:
         """Signs what only code of the rollout may send to the endpoint; see `signatures`. Programs do not get it."""
         self.tools = tools
         """Runs the bodies of tools; None: they run as usual."""
+        self.mirror: Mirror | None = None
         self.strict = strict
         self.counters: Counter[str] = Counter()
         self.failures: list[str] = []
@@ -167,6 +169,8 @@ class ActiveRollout:
     @property
     def trace(self) -> Trace:
         """The trace recorded so far."""
+        if self.mirror is not None:
+            self.mirror.catch_up()
         with self._lock:
             spans = list(self._spans)
         if self._root is not None and self._root.is_recording():
@@ -197,7 +201,10 @@ class ActiveRollout:
     def declare(self, names: Iterable[str]) -> None:
         """Record the names of agents that exist in the program, whether or not they make calls."""
         with self._lock:
-            self._declared.update(name.strip() for name in names)
+            new = {name.strip() for name in names} - self._declared
+            self._declared |= new
+        if new and self.mirror is not None:
+            self.mirror.add(declared=new)
 
     @property
     def declared(self) -> frozenset[str]:
@@ -222,6 +229,8 @@ class ActiveRollout:
         """Keep ``variables`` under ``name``."""
         with self._lock:
             self._origins[name] = dict(variables)
+        if self.mirror is not None:
+            self.mirror.add(origin=(name, variables))
 
     def origin(self, name: str) -> Mapping[str, str] | None:
         """The variables that were kept under ``name``."""

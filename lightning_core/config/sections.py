@@ -271,6 +271,9 @@ class EndpointSection(Section):
     public_url: Annotated[str, Field(pattern=r"^https?://")] | None = None
     """URL that the programs of agents get, such as `http://host.docker.internal:8000` or a tunnel's; null:
     `http://127.0.0.1:PORT`."""
+    workers: Count = 1
+    """Number of processes that answer model calls, each those of some rollouts; 1: the run's own process. For
+    `policy.backend: vllm`."""
 
 
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")

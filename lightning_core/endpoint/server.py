@@ -40,6 +40,7 @@ from lightning_core.dialects import openai_chat as chat_completions
 from lightning_core.dialects import openai_responses as responses
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.endpoint import child_records, otlp_receiver
+from lightning_core.endpoint.activity import Silence, calls_of, silence_of, waited_by
 from lightning_core.endpoint.agent_urls import AddressedApp
 from lightning_core.endpoint.child_records import ChildRecords
 from lightning_core.endpoint.count import COMPACT, COUNTS, GEMINI, compact, count_tokens
@@ -63,7 +64,7 @@ from lightning_core.endpoint.refusals import (
 from lightning_core.endpoint.request import RequestHandler
 from lightning_core.endpoint.respond import Responder
 from lightning_core.endpoint.routing import Routing
-from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session, Sessions, Silence, stop
+from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session, Sessions, stop
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.errors import ConfigError, InfrastructureError, PolicyRequestError, describe
 from lightning_core.trace import COUNT
@@ -199,6 +200,10 @@ class PolicyEndpoint:
         """A new API key for one rollout, to pass to `open`."""
         return self._sessions.new_key()
 
+    def url_of(self, key: str) -> str:
+        """The base URL for requests with ``key``."""
+        return self.url
+
     def open(
         self,
         key: str,
@@ -224,26 +229,19 @@ class PolicyEndpoint:
     def begin(self, key: str) -> None:
         """The rollout's agent starts."""
         if (session := self._sessions.get(key)) is not None:
-            session.active = time.monotonic()
+            session.begin()
 
     def silence(self, key: str) -> Silence:
-        """How long the rollout has been silent; not at all if it has ended."""
-        session = self._sessions.get(key)
-        if session is None:
-            return Silence(spoke=False, seconds=0.0)
-        now = 0.0 if session.waiting.requests else time.monotonic() - session.active
-        before, after = session.silences
-        return Silence(session.spoke, now, (before, after))
+        """See `silence_of`."""
+        return silence_of(self._sessions.get(key))
 
     def calls(self, key: str) -> tuple[int, float]:
-        """The number of the rollout's requests in progress, and the seconds since a request, a response or a record of it."""
-        session = self._sessions.get(key)
-        return (0, 0.0) if session is None else (session.waiting.requests, time.monotonic() - session.active)
+        """See `calls_of`."""
+        return calls_of(self._sessions.get(key))
 
     def waited(self, key: str) -> float:
-        """Seconds so far that the rollout waited for the endpoint; see `WaitingTime`. 0 for a rollout that has ended."""
-        session = self._sessions.get(key)
-        return 0.0 if session is None else session.waiting.seconds()
+        """See `waited_by`."""
+        return waited_by(self._sessions.get(key))
 
     def verdict(self, key: str) -> Verdict:
         """Whether the calls so far were answered by the right models; to be called before `close`."""
@@ -269,7 +267,7 @@ class PolicyEndpoint:
                 raise InfrastructureError(
                     f"the policy endpoint did not abort the requests of a rollout within {timeout_seconds:g} s"
                 ) from None
-        self._spans.close(session.root)
+        otlp_receiver.join_received(session.root, self._spans.take(session.root))
 
     def _admitted(self, respond: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
         """A handler that requires the key of a live rollout. A refused POST may be a model call, and is recorded."""

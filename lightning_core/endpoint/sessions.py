@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from lightning_core.capture.address import Address
 from lightning_core.chat.chat import Memory
@@ -29,17 +29,6 @@ RequestKey = tuple[str | None, str, bytes]
 """Agent, path, and a digest of the body: equal for a request and its retries. The digest is empty if the body was not read."""
 UNKNOWN_KEY = "unknown API key: expected the key of a live rollout or of a served model"
 """Invalid and expired keys get the same response."""
-
-
-class Silence(NamedTuple):
-    """How long a rollout has called no model and recorded nothing, in seconds."""
-
-    spoke: bool
-    """Whether it has before."""
-    seconds: float
-    """Now; 0 during a model call."""
-    longest: tuple[float, float] = (0.0, 0.0)
-    """The longest that has ended, before the first call or record and after it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,6 +81,10 @@ class Session:
 
     def __post_init__(self) -> None:
         self.prompts = Conversations(rollout=self.root.rollout)
+
+    def begin(self) -> None:
+        """The agent starts."""
+        self.active = time.monotonic()
 
     def touch(self) -> None:
         """A request, record or response arrives. To be called before a request is counted, and before it no longer is."""

@@ -19,8 +19,8 @@ import httpx
 
 from lightning_core.capture import ActiveRollout, current_address, rollout, scope
 from lightning_core.credit import Episode
+from lightning_core.endpoint.interface import Endpoint
 from lightning_core.endpoint.routing import Routing
-from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import InfrastructureError, describe
 from lightning_core.records.store import RolloutRecord, step_of
 from lightning_core.signals.judge.section import JUDGE, Criterion, Judge
@@ -51,18 +51,18 @@ class JudgeResult:
     records: Sequence[tuple[RolloutRecord, Sequence[SpanRecord]]]
 
 
-def judge_group(episodes: Sequence[Episode], judge: Judge, endpoint: PolicyEndpoint, step: int) -> JudgeResult:
+def judge_group(episodes: Sequence[Episode], judge: Judge, endpoint: Endpoint, step: int) -> JudgeResult:
     """Score the attempts at one task. ``step``: number of updates so far."""
     task = episodes[0].task_id
     key = endpoint.new_key()
     scores: Mapping[str, Sequence[float]] = {}
     failure: str | None = None
-    with rollout({"id": f"judge of {task}"}, endpoint=endpoint.url, api_key=key) as run:
+    with rollout({"id": f"judge of {task}"}, endpoint=endpoint.url_of(key), api_key=key) as run:
         limit = _max_tokens(judge, len(episodes))
         endpoint.open(key, run.address, Routing(frozen={judge.agent: judge.model}, max_tokens=limit))
         try:
             with scope(judge.agent):
-                scores = _request_scores(episodes, judge, endpoint.url, key)
+                scores = _request_scores(episodes, judge, endpoint.url_of(key), key)
         except (InfrastructureError, httpx.HTTPError, ValueError, LookupError) as error:
             failure = describe(error)
         finally:
