@@ -24,6 +24,7 @@ from lightning_core.capture.execution_context import current_worker, is_running,
 from lightning_core.capture.mirror import Mirror
 from lightning_core.capture.selectors import matches
 from lightning_core.capture.sent_requests import SentRequests
+from lightning_core.capture.shared_content import SharedContent
 from lightning_core.capture.signatures import new_secret
 from lightning_core.capture.spans import SpanHandle, listen, start_root, start_span, stop_listening, to_record
 from lightning_core.errors import CaptureError, InfrastructureError, describe
@@ -123,6 +124,8 @@ class ActiveRollout:
         self._workers: weakref.WeakKeyDictionary[threading.Thread | asyncio.Task[Any], str | None]
         self._workers = weakref.WeakKeyDictionary()
         self._spans: list[SpanRecord] = []
+        self.content = SharedContent()
+        """The messages and token ids of its calls."""
         # Reentrant: the garbage collector may close a generator, and thereby end its span, on a thread that holds the lock.
         self._lock = threading.RLock()
         self._root: Span | None = None
@@ -304,8 +307,9 @@ class ActiveRollout:
         self.sent.renew_lock()
 
     def _append(self, span: SpanRecord) -> None:
+        shared = self.content.share(span)
         with self._lock:
-            self._spans.append(span)
+            self._spans.append(shared)
 
     def _check_workers(self) -> None:
         with self._lock:

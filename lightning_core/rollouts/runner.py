@@ -32,6 +32,7 @@ from typing import Any, Self, SupportsFloat
 from lightning_core.capture import ActiveRollout, reward, rollout
 from lightning_core.capture.folders import remove_folders
 from lightning_core.capture.mark import get_mark
+from lightning_core.capture.shared_content import without
 from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.interface import Endpoint
 from lightning_core.endpoint.known_agents import Verdict
@@ -379,10 +380,7 @@ def _classify(evidence: Evidence) -> Outcome:
 
 def _untrained(rollout: Rollout) -> Rollout:
     """``rollout`` without trained calls: the policy answered them before it was known which agents are trained."""
-    spans = tuple(
-        replace(span, attributes={name: value for name, value in span.attributes.items() if name != TRAINED})
-        for span in rollout.spans
-    )
+    spans = tuple(replace(span, attributes=without(span.attributes, TRAINED)) for span in rollout.spans)
     return replace(rollout, spans=spans, trace=spans_to_trace(spans, counters=rollout.trace.counters))
 
 
