@@ -56,7 +56,7 @@ class LightningError(Exception):
     def __init__(self, *args: object) -> None:
         super().__init__(*(redact_urls(arg) if isinstance(arg, str) else arg for arg in args))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> str | tuple[Any, ...]:
         # Other constructors have other arguments than the message.
         return (
             super().__reduce__() if type(self).__init__ is LightningError.__init__ else (LightningError, (str(self),))
