@@ -34,16 +34,14 @@ from difflib import get_close_matches
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import SupportsFloat, cast
+from typing import Any, SupportsFloat, cast
 
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a full disk, a quota or a limit on the size of files."""
 
 
 _USER = re.compile(r"(?<=://)[^\s/?#'\"]*@")
-_SECRET = re.compile(
-    r"(?<=[?&;])([\w.-]*(?:key|token|sig|signature|secret|password|passwd|credential)=)[^&#;\s'\"<>]+", re.I
-)
+_SECRET = re.compile(r"(?i)(?<=[?&;])([\w.-]*(?:key|token|sig|signature|secret|passwo?r?d|credential)=)[^&#;\s'\"<>]+")
 
 
 def redact_urls(text: str) -> str:
@@ -58,6 +56,12 @@ class LightningError(Exception):
     def __init__(self, *args: object) -> None:
         super().__init__(*(redact_urls(arg) if isinstance(arg, str) else arg for arg in args))
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # Other constructors have other arguments than the message.
+        return (
+            super().__reduce__() if type(self).__init__ is LightningError.__init__ else (LightningError, (str(self),))
+        )
+
 
 class ConfigError(LightningError, ValueError):
     """Invalid configuration or arguments. Raised before anything runs."""
@@ -70,9 +74,6 @@ class MissingExtra(LightningError, ImportError):
         super().__init__(f"{why} needs the package {package!r}: pip install 'lightning-rl[{extra}]'")
         self.package = package
         self.extra = extra
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (LightningError, (str(self),))
 
 
 class IntegrationUnavailable(LightningError, ImportError):
@@ -121,9 +122,6 @@ class WholeTimeLimitError(InfrastructureError):
         why = f"the rollout was stopped after rollouts.total_seconds = {seconds:g} s"
         super().__init__(f"{why}, of which it waited {waited:.1f} s for model calls or for a processor")
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (LightningError, (str(self),))
-
 
 class StrayCallError(InfrastructureError):
     """A model call was refused: it belongs to no live rollout, or not to exactly one agent, or its routing failed."""
@@ -154,9 +152,6 @@ class UpstreamRefusal(UpstreamError):
         """Whether every attempt gets it: the key, the model or the URL is wrong."""
         return self.status in (401, 402, 403, 404, 405, 410)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (LightningError, (str(self),))
-
 
 class UpstreamStreamError(UpstreamError):
     """A stream of the upstream has an error event, ``event``, which is passed through to the agent."""
@@ -166,9 +161,6 @@ class UpstreamStreamError(UpstreamError):
         super().__init__(message)
         self.event = event
         self.is_request_error = is_request_error
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (LightningError, (str(self),))
 
 
 class OverloadError(InfrastructureError):
@@ -182,9 +174,6 @@ class PolicyRequestError(LightningError, ValueError):
         super().__init__(message)
         self.status = status
         self.param = param
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (LightningError, (str(self),))
 
 
 class ConstraintError(PolicyRequestError):
@@ -321,8 +310,7 @@ def explain(error: BaseException) -> str:
         chain.append(inner)
     shown = next((one for one in chain if _user_frames(one)), error)
     lines = [f"{_relative(f.filename)}:{f.lineno}, in {f.name}: {f.line or '?'}" for f in _user_frames(shown)]
-    raised = text_of(error, lambda _: "".join(traceback.format_exception_only(error)))
-    text = redact_urls(raised).rstrip().splitlines()
+    text = redact_urls(text_of(error, lambda _: "".join(traceback.format_exception_only(error)))).rstrip().splitlines()
     if len(text) > _MOST_LINES:
         text = [*text[:_MOST_LINES], f"… {len(text) - _MOST_LINES} lines more"]
     return "\n".join(f"  {line if len(line) <= 300 else fold(line, 300)}" for line in (*lines[-_MOST_FRAMES:], *text))
