@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from lightning_core.chat.quoting import Quoting
@@ -14,8 +16,10 @@ class Encoder:
     """Encodes and decodes with ``tokenizer``. ``specials``: its special tokens. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, quoting: Quoting, specials: Iterable[str]) -> None:
-        self.lock = threading.Lock()
-        """Fast tokenizers change their own state while encoding."""
+        self._fast = _fast(tokenizer)
+        self._splitting: Any = None
+        self.lock: AbstractContextManager[Any] = threading.Lock() if self._fast is None else nullcontext()
+        """Tokenizers in Python may change their own state. Fast ones do not here, so no text waits for another."""
         self.special_ids = {tokenizer.convert_tokens_to_ids(t) for t in specials}
         self._tokenizer = tokenizer
         self._quoting = quoting
@@ -67,10 +71,22 @@ class Encoder:
 
     def _encode_piece(self, text: str, *, split: bool = False, start: bool = False) -> list[int]:
         if self._line and not start:
-            ids = self._tokenizer.encode(f"\n{text}", add_special_tokens=False, split_special_tokens=split)
+            ids = self._ids(f"\n{text}", split=split)
             if ids[: len(self._line)] == self._line:
                 return ids[len(self._line) :]
-        return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=split)
+        return self._ids(text, split=split)
+
+    def _ids(self, text: str, *, split: bool) -> list[int]:
+        if self._fast is None:
+            return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=split)
+        if split and self._splitting is None:  # whether special tokens are split is a state of the tokenizer
+            self._splitting = copy.deepcopy(self._fast)
+        fast = self._splitting if split else self._fast
+        if fast.encode_special_tokens is not split:  # somebody else encoded with it
+            fast.encode_special_tokens = split
+        # Of a batch: this method lets other threads run.
+        (encoded,) = fast.encode_batch_fast([text], add_special_tokens=False)
+        return encoded.ids
 
     def _piece_spans(self, text: str, *, start: bool) -> list[tuple[int, int]]:
         """The characters of each id of `_encode_piece`."""
@@ -85,3 +101,12 @@ class Encoder:
         tokenizer: Any = self._tokenizer
         encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=False, return_offsets_mapping=True)
         return [(int(a), int(b)) for a, b in encoded["offset_mapping"]]
+
+
+def _fast(tokenizer: Any) -> Any:
+    """The tokenizer in Rust of a fast ``tokenizer``, in the state that whole texts are encoded in; None for others."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is not None:
+        fast.no_truncation()
+        fast.no_padding()
+    return fast

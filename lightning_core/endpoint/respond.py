@@ -18,6 +18,7 @@ from lightning_core.dialects.fields import NO_SEARCH, collect_notes
 from lightning_core.endpoint.event_stream import EventStream
 from lightning_core.endpoint.forward import Forwarder, answer_recorded
 from lightning_core.endpoint.known_agents import Decision, KnownAgents
+from lightning_core.endpoint.large_work import UNKNOWN
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.prompts import note_unknown_variables, render_prompts
 from lightning_core.endpoint.record import CallSpan
@@ -133,7 +134,9 @@ class Responder:
         """Render the prompt, sample each response from the backend, and record it."""
         _warn_of_hosted_tools(incoming, request)
         prepare = partial(self._prepare, incoming, request, model, trained=trained)
-        chat, (spans, prompts, jobs) = self._chats[model], await incoming.off_loop(prepare)
+        compiles = request.requirements.schema is not None or request.requirements.tool is not None
+        prepared = await incoming.off_loop(prepare, size=UNKNOWN if compiles else 0)
+        chat, (spans, prompts, jobs) = self._chats[model], prepared
         context = ResponseContext(
             request=request,
             call=spans[0].id,
