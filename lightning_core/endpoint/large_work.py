@@ -21,6 +21,8 @@ UNKNOWN = SMALL + 1
 """The size of work whose time has little to do with the size of the request, such as compiling a schema."""
 LONG = 256 << 10
 """Work on more bytes has its own threads, so that shorter work does not wait for it."""
+BYTES_OF_TOKEN = 4
+"""To record or write a token takes about as long as to read this many bytes."""
 _THREADS = 2
 """Of each length. More would wait for each other: only tokenizing and hashing let other threads run."""
 _SWITCH_SECONDS = 0.0005
