@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from lightning_core.chat.quoting import Quoting
@@ -14,11 +16,13 @@ class Encoder:
     """Encodes and decodes with ``tokenizer``. ``specials``: its special tokens. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, quoting: Quoting, specials: Iterable[str]) -> None:
-        self.lock = threading.Lock()
-        """Fast tokenizers change their own state while encoding."""
+        self._fast = _fast_tokenizer(tokenizer)
+        self._copies: dict[bool, Any] = {}
+        """Copies of it with settings of their own, by whether special tokens are split."""
+        self.lock: AbstractContextManager[Any] = threading.Lock() if self._fast is None else nullcontext()
+        """Tokenizers in Python may change their own state. Fast ones do not here, so no text waits for another."""
         self.special_ids = {tokenizer.convert_tokens_to_ids(t) for t in specials}
         self._tokenizer = tokenizer
-        self._raw = _raw_tokenizer(tokenizer)
         self._quoting = quoting
         self._plain: dict[str, list[int]] = {}
         # SentencePiece adds a space before a text, so parts of a text are encoded after a line feed.
@@ -52,8 +56,8 @@ class Encoder:
     def decode(self, token_ids: list[int], *, skip: bool = False) -> str:
         """The text of tokens. ``skip``: without special tokens."""
         with self.lock:
-            if self._raw is not None:
-                return self._raw.decode(token_ids, skip_special_tokens=skip)
+            if self._fast is not None:
+                return self._fast.decode(token_ids, skip_special_tokens=skip)
             return self._tokenizer.decode(token_ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
 
     def _encode_plain(self, token: str) -> list[int]:
@@ -76,11 +80,17 @@ class Encoder:
         return self._ids(text, split=split)
 
     def _ids(self, text: str, *, split: bool) -> list[int]:
-        raw = self._raw
-        # Others may use the same tokenizer, and leave these settings in it.
-        if raw is None or raw.encode_special_tokens != split or raw.padding is not None or raw.truncation is not None:
+        if self._fast is None:
             return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=split)
-        return raw.encode(text, add_special_tokens=False).ids
+        fast = self._fast
+        # Settings that others leave in the tokenizer, and for ``split``, are state of its object.
+        if split or fast.encode_special_tokens or fast.padding is not None or fast.truncation is not None:
+            if split not in self._copies:
+                self._copies[split] = _copy(fast, split=split)
+            fast = self._copies[split]
+        # Of a batch: this method lets other threads run.
+        (encoded,) = fast.encode_batch_fast([text], add_special_tokens=False)
+        return encoded.ids
 
     def _piece_spans(self, text: str, *, start: bool) -> list[tuple[int, int]]:
         """The characters of each id of `_encode_piece`."""
@@ -97,7 +107,7 @@ class Encoder:
         return [(int(a), int(b)) for a, b in encoded["offset_mapping"]]
 
 
-def _raw_tokenizer(tokenizer: Any) -> Any:
+def _fast_tokenizer(tokenizer: Any) -> Any:
     """The `tokenizers.Tokenizer` in ``tokenizer``, if transformers adds nothing but time to its results; else None."""
     kind = type(tokenizer)
     methods = [
@@ -106,3 +116,12 @@ def _raw_tokenizer(tokenizer: Any) -> Any:
     functions = [getattr(method, "fget", method) for method in methods]
     plain = all(getattr(f, "__module__", "").startswith("transformers.tokenization_utils") for f in functions)
     return tokenizer.backend_tokenizer if plain else None
+
+
+def _copy(fast: Any, *, split: bool) -> Any:
+    """``fast`` with the settings that whole texts are encoded with."""
+    copied = copy.deepcopy(fast)
+    copied.no_truncation()
+    copied.no_padding()
+    copied.encode_special_tokens = split
+    return copied

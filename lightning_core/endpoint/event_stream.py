@@ -1,4 +1,4 @@
-"""A response of server-sent events."""
+"""A response of server-sent events, and the end of a connection."""
 
 from __future__ import annotations
 
@@ -37,3 +37,9 @@ class EventStream(Response):
             except Exception as error:  # noqa: BLE001 - a backend may raise anything
                 last = self.on_error(error)
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -17,8 +17,12 @@ T = TypeVar("T")
 
 SMALL = 16 << 10
 """Work on up to this many bytes is done at once, on the event loop: a few milliseconds, about as long as another thread takes to start."""
+UNKNOWN = SMALL + 1
+"""The size of work whose time has little to do with the size of the request, such as compiling a schema."""
 LONG = 256 << 10
 """Work on more bytes has its own threads, so that shorter work does not wait for it."""
+BYTES_OF_TOKEN = 4
+"""To record or write a token takes about as long as to read this many bytes."""
 _THREADS = 2
 """Of each length. More would wait for each other: only tokenizing and hashing let other threads run."""
 _SWITCH_SECONDS = 0.0005
@@ -84,6 +88,8 @@ class _Lane:
                 await asyncio.wait({done})
                 done.cancelled() or done.exception()
             raise
+        finally:
+            del job, done  # an error refers to this frame: with them it would be freed late, with all of the body
 
     def close(self) -> None:
         if self._threads is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from lightning_core.chat.chat import Chat, RenderedPrompt
 from lightning_core.chat.conversations import ADVICE, cause_of
 from lightning_core.dialects.exchange import ChatRequest
-from lightning_core.dialects.fields import note
+from lightning_core.dialects.fields import NO_SEARCH, note
 from lightning_core.endpoint.sessions import Session
 from lightning_core.errors import COUNTED
 
@@ -40,6 +40,14 @@ def render_prompts(chat: Chat, request: ChatRequest, session: Session, agent: st
         prompt = replace(prompt, reason=session.prompts.explain(agent, prompt))
         _warn_of_leak(session, agent, prompt)
     return [prompt]
+
+
+def warn_of_hosted_tools(session: Session, agent: str | None, request: ChatRequest) -> None:
+    """Log the tools of a provider that the model is not shown."""
+    for path, reason in request.notes.items():
+        if reason == NO_SEARCH and (times := session.logged.count((agent, path))) is not None:
+            who = "an agent without a name" if agent is None else f"agent {agent!r}"
+            logger.warning("%s offers %s%s: %s", who, path, times, reason, extra=COUNTED)
 
 
 def _warn_of_leak(session: Session, agent: str | None, prompt: RenderedPrompt) -> None:

@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from lightning_core.capture import find_rollout
 from lightning_core.capture.address import Address
 from lightning_core.dialects.dialect import Dialect
-from lightning_core.endpoint.event_stream import EventStream
+from lightning_core.endpoint.event_stream import EventStream, disconnected
 from lightning_core.endpoint.large_work import T
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.receive import plain_body, read_body, read_json
@@ -212,7 +212,7 @@ class RequestHandler:
             await send(message)
 
         work = asyncio.create_task(self._answer(incoming, scope, receive, tracking_send))
-        disconnect = asyncio.create_task(_disconnect(receive))
+        disconnect = asyncio.create_task(disconnected(receive))
         incoming.session.work.add(work)
         try:
             await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
@@ -270,8 +270,3 @@ class RequestHandler:
         if not isinstance(error, PolicyRequestError):
             incoming.fail(error)
         return self._dialect.error_event(describe(error))
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -15,25 +14,21 @@ from lightning_core.chat.chat import Chat, RenderedPrompt
 from lightning_core.chat.token_bytes import token_bytes
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.exchange import ChatRequest, ResponseContext, model_name
-from lightning_core.dialects.fields import NO_SEARCH, collect_notes
+from lightning_core.dialects.fields import collect_notes
 from lightning_core.endpoint.event_stream import EventStream
 from lightning_core.endpoint.forward import Forwarder, answer_recorded
 from lightning_core.endpoint.known_agents import Decision, KnownAgents
+from lightning_core.endpoint.large_work import BYTES_OF_TOKEN, UNKNOWN
 from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.prompts import note_unknown_variables, render_prompts
+from lightning_core.endpoint.prompts import note_unknown_variables, render_prompts, warn_of_hosted_tools
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.request import IncomingRequest
 from lightning_core.endpoint.routing import DEFAULT_AGENT
 from lightning_core.endpoint.sample import Sampler, SamplingJob, seeded
 from lightning_core.endpoint.sessions import Session
 from lightning_core.endpoint.upstream import Remote
-from lightning_core.errors import COUNTED, PolicyRequestError
+from lightning_core.errors import PolicyRequestError
 from lightning_core.trace import POLICY
-
-logger = logging.getLogger(__name__)
-
-_BYTES_OF_TOKEN = 16
-"""About as long as it takes to write this many bytes, a token of a response takes."""
 
 
 class Responder:
@@ -132,9 +127,11 @@ class Responder:
         self, dialect: Dialect, incoming: IncomingRequest, request: ChatRequest, model: str, *, trained: bool
     ) -> Response:
         """Render the prompt, sample each response from the backend, and record it."""
-        _warn_of_hosted_tools(incoming, request)
+        warn_of_hosted_tools(incoming.session, incoming.address.agent, request)
         prepare = partial(self._prepare, incoming, request, model, trained=trained)
-        chat, (spans, prompts, jobs) = self._chats[model], await incoming.off_loop(prepare)
+        compiles = request.requirements.schema is not None or request.requirements.tool is not None
+        prepared = await incoming.off_loop(prepare, size=UNKNOWN if compiles else 0)
+        chat, (spans, prompts, jobs) = self._chats[model], prepared
         context = ResponseContext(
             request=request,
             call=spans[0].id,
@@ -146,7 +143,7 @@ class Responder:
         if request.stream:
             return EventStream(self._sampler.stream(jobs, spans, dialect.stream_writer(context)))
         choices = await self._sampler.respond_to_all(jobs, spans)
-        size = sum(len(choice.token_ids) for choice in choices) * _BYTES_OF_TOKEN
+        size = sum(len(choice.token_ids) for choice in choices) * BYTES_OF_TOKEN
         return await incoming.off_loop(lambda: JSONResponse(dialect.write_response(context, choices)), size=size)
 
     def _prepare(
@@ -166,14 +163,3 @@ class Responder:
                 for i in range(request.n)
             ],
         )
-
-
-def _warn_of_hosted_tools(incoming: IncomingRequest, request: ChatRequest) -> None:
-    """Log the tools of a provider that the model is not shown."""
-    for path, reason in request.notes.items():
-        if reason != NO_SEARCH:
-            continue
-        agent = incoming.address.agent
-        if (times := incoming.session.logged.count((agent, path))) is not None:
-            who = "an agent without a name" if agent is None else f"agent {agent!r}"
-            logger.warning("%s offers %s%s: %s", who, path, times, reason, extra=COUNTED)

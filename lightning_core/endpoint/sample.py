@@ -16,15 +16,13 @@ from lightning_core.chat.messages import Message
 from lightning_core.dialects.dialect import StreamWriter
 from lightning_core.dialects.exchange import ChatRequest, Choice
 from lightning_core.endpoint.constraints import constrain
+from lightning_core.endpoint.large_work import BYTES_OF_TOKEN
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.recorded import recorded_deltas
 from lightning_core.endpoint.sessions import Session
-from lightning_core.endpoint.streaming import HeldText, RunningText, StopSearch, cut
+from lightning_core.endpoint.streaming import StopSearch, cut, hold
 from lightning_core.errors import ContextOverflowError
 from lightning_core.trace import Call, pack
-
-_BYTES_OF_TOKEN = 2
-"""About as long as it takes to read this many bytes, a token takes to be recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +107,7 @@ class Sampler:
         finally:
             await deltas.aclose()
         finish = partial(self._finish, job, span, choice, sampled, recorded, stopped_by_text=stopped_by_text)
-        size = (len(job.prompt.ids) + len(choice.token_ids)) * _BYTES_OF_TOKEN
+        size = (len(job.prompt.ids) + len(choice.token_ids)) * BYTES_OF_TOKEN
         await job.session.large_work.run(job.session.root.rollout, size, finish)
         return choice
 
@@ -173,7 +171,7 @@ class Sampler:
                 events.put_nowait(event)
 
         async def run(index: int, job: SamplingJob, span: CallSpan) -> Choice:
-            held = _held(job)
+            held = hold(job.chat, job.request, thinking=job.prompt.thinking)
             send(writer.begin(index))
 
             def think(reasoning: str) -> None:
@@ -230,18 +228,6 @@ def _read(job: SamplingJob, text: str) -> Message:
     return job.chat.read(
         text, tools=request.has_tools, thinking=job.prompt.thinking, declared=request.functions, is_json=is_json
     )
-
-
-def _held(job: SamplingJob) -> HeldText:
-    chat = job.chat
-    split = _all_answer if job.request.prompts else partial(chat.split, thinking=job.prompt.thinking, final=False)
-    form = chat.tool_format if job.request.has_tools else None
-    return HeldText(RunningText(chat.text), split, job.request.stop, tools=form)
-
-
-def _all_answer(text: str) -> tuple[str, str]:
-    """Completions of prompts without a chat do not separate reasoning."""
-    return "", text
 
 
 async def _gather(works: Iterable[Coroutine[Any, Any, Choice]]) -> list[Choice]:

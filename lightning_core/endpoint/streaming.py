@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from lightning_core.chat.chat import Chat
 from lightning_core.chat.formats.base import ToolFormat
+from lightning_core.dialects.exchange import ChatRequest
 
 _RUN = 16
 """Tokens that are decoded with each new one while they form no character; a character has at most a few."""
@@ -93,6 +96,17 @@ _NEAR = 16
 _CLOSERS = ">]▷"
 _MOST_SPLIT = 32
 """Splitting reads up to this many times the length of the text, which bounds the work; what it delays is sent later."""
+
+
+def hold(chat: Chat, request: ChatRequest, *, thinking: bool) -> HeldText:
+    """Holds the text of a response to ``request``. ``thinking``: the prompt began its reasoning."""
+    split = _all_answer if request.prompts else partial(chat.split, thinking=thinking, final=False)
+    return HeldText(RunningText(chat.text), split, request.stop, tools=chat.tool_format if request.has_tools else None)
+
+
+def _all_answer(text: str) -> tuple[str, str]:
+    """Completions of prompts without a chat do not separate reasoning."""
+    return "", text
 
 
 class HeldText:

@@ -37,13 +37,14 @@ class Constraints:
 
         Raises `ConstraintError` for an unsupported schema.
         """
-        with self._lock:
-            matcher = self._compiled.get(constraint)
-            if matcher is None:
+        matcher = self._compiled.get(constraint)
+        if matcher is None:
+            matcher = self._compile(constraint)  # without the lock: it takes a time that the schema chooses
+            with self._lock:
                 if len(self._compiled) >= 256:
                     self._compiled.clear()
-                matcher = self._compiled[constraint] = self._compile(constraint)
-            return Walk(matcher.deep_copy())
+                matcher = self._compiled.setdefault(constraint, matcher)
+        return Walk(matcher.deep_copy())
 
     def allowed(self, constraint: str, output_ids: Sequence[int]) -> Iterator[NDArray[np.bool_]]:
         """Masks [V], bool, of the tokens that were allowed in the place of each of ``output_ids``."""
@@ -60,10 +61,11 @@ class Constraints:
             raise MissingExtra(error.name or "llguidance", "torch", "structured output") from error
         spec = json.loads(constraint)
         stops = tuple(spec["stop_token_ids"])
-        if stops not in self._tokenizers:
-            self._tokenizers[stops] = from_tokenizer(
-                self._tokenizer, n_vocab=self._vocabulary, eos_token=list(stops) or None
-            )
+        with self._lock:
+            if stops not in self._tokenizers:
+                self._tokenizers[stops] = from_tokenizer(
+                    self._tokenizer, n_vocab=self._vocabulary, eos_token=list(stops) or None
+                )
         grammar = spec.get("grammar") or LLMatcher.grammar_from_json_schema(spec["json_schema"], overrides=COMPACT)
         matcher = LLMatcher(self._tokenizers[stops], grammar, log_level=0)
         if matcher.is_error():

@@ -1,0 +1,141 @@
+"""No request waits for the work of another: what takes a time that clients choose runs on threads, in turns of the rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+
+from lightning_core.backends.backend import SamplingParams
+from lightning_core.backends.scripted import ScriptedBackend
+from lightning_core.endpoint.large_work import LONG, SMALL, LargeWork
+from lightning_core.endpoint.server import PolicyEndpoint
+from tests.dialects.test_fields import LEAST
+from tests.endpoint.serving import client_in_rollout, serve_backend
+
+CHAT = "/chat/completions"
+SECONDS = 30
+
+
+def with_schema(name: str) -> dict[str, Any]:
+    schema = {"type": "object", "title": name}
+    return {**LEAST[CHAT], "response_format": {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}}
+
+
+class SlowSchemas(ScriptedBackend):
+    """Takes until `go` to compile a schema, as large ones do."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda prompt: "hello")
+        self.go = threading.Event()
+        self.compiling = threading.Semaphore(0)
+        self.begun: list[str] = []
+        self.threads: set[str] = set()
+
+    def check(self, params: SamplingParams) -> None:
+        self.threads.add(threading.current_thread().name)
+        if params.json_schema is not None:
+            self.begun.append(params.json_schema)
+            self.compiling.release()
+            assert self.go.wait(SECONDS)
+
+    def wait(self) -> None:
+        assert self.compiling.acquire(timeout=SECONDS)
+
+
+@contextmanager
+def slow_endpoint() -> Iterator[tuple[SlowSchemas, PolicyEndpoint, ThreadPoolExecutor]]:
+    backend = SlowSchemas()
+    with ThreadPoolExecutor(16) as pool, serve_backend(backend) as endpoint:
+        try:
+            yield backend, endpoint, pool
+        finally:
+            backend.go.set()
+
+
+def test_others_are_answered_while_a_schema_is_compiled():
+    with slow_endpoint() as (backend, endpoint, pool), ExitStack() as stack:
+        (run, slow), (_, other), (_, third) = (stack.enter_context(client_in_rollout(endpoint)) for _ in range(3))
+        stack.callback(backend.go.set)
+        first = pool.submit(slow.post, CHAT, json=with_schema("first"))
+        backend.wait()
+        queued = [pool.submit(slow.post, CHAT, json=with_schema("first")) for _ in range(5)]
+        for client in (slow, other):
+            assert client.post(CHAT, json=LEAST[CHAT]).status_code == 200
+        # The rollout that has more to do takes one turn at a time, so another's turn comes at once.
+        theirs = pool.submit(other.post, CHAT, json=with_schema("other"))
+        backend.wait()
+        assert [name for text in backend.begun for name in ("first", "other") if name in text] == ["first", "other"]
+        long = {**LEAST[CHAT], "messages": [{"role": "user", "content": "x" * 2 * LONG}]}
+        assert third.post(CHAT, json=long).status_code == 200, "longer work does not wait for shorter work"
+        assert not any(work.done() for work in (first, theirs, *queued))
+        backend.go.set()
+        assert {work.result(SECONDS).status_code for work in (first, theirs, *queued)} == {200}
+    assert len(run.trace.calls) == 7
+    assert any("endpoint" in name for name in backend.threads)
+    assert any("shorter-work" in name for name in backend.threads)
+
+
+def test_a_client_that_leaves_while_its_request_is_prepared_leaves_no_open_call():
+    with slow_endpoint() as (backend, endpoint, pool):
+        with client_in_rollout(endpoint) as (run, client):
+            with pytest.raises(httpx.ReadTimeout):
+                client.post(CHAT, json=with_schema("slow"), timeout=0.3)
+            backend.wait()
+            ended = pool.submit(endpoint.close, client.headers["authorization"].removeprefix("Bearer "))
+            assert not ended.done()
+            backend.go.set()
+            ended.result(SECONDS)
+        (call,) = run.trace.calls
+    assert call.error is not None
+    assert run.infrastructure == []
+
+
+def test_work_is_done_in_turns_and_small_work_at_once():
+    usual = sys.getswitchinterval()
+    go, begun = threading.Event(), threading.Semaphore(0)
+    active, most, done = Counter[str](), Counter[str](), list[str]()
+
+    def work(name: str) -> str:
+        active[name] += 1
+        most[name] = max(most[name], active[name])
+        begun.release()
+        assert go.wait(SECONDS)
+        active[name] -= 1
+        done.append(name)
+        return threading.current_thread().name
+
+    def fail() -> None:
+        raise ValueError("no number")
+
+    async def main() -> None:
+        large = LargeWork()
+        names = ["greedy", "greedy", "greedy", "other", "third"]
+        works = [asyncio.create_task(large.run(name, SMALL + 1, partial(work, name))) for name in names]
+        await asyncio.sleep(0)
+        for _ in range(2):
+            assert begun.acquire(timeout=SECONDS)
+        assert dict(most) == {"greedy": 1, "other": 1}
+        assert await large.run("greedy", SMALL, threading.current_thread) is threading.current_thread()
+        with pytest.raises(ValueError, match="no number"):
+            await large.run("greedy", LONG + 1, fail)
+        waiting = asyncio.create_task(large.run("greedy", SMALL + 1, partial(work, "left")))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        go.set()
+        assert {name.partition("_")[0] for name in await asyncio.gather(*works)} == {"lightning-shorter-work"}
+        large.close()
+
+    asyncio.run(main())
+    assert sorted(done) == ["greedy", "greedy", "greedy", "other", "third"], "the one that was canceled did not begin"
+    assert set(most.values()) == {1}
+    assert sys.getswitchinterval() == usual
