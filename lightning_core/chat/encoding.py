@@ -100,7 +100,9 @@ class Encoder:
 def _raw_tokenizer(tokenizer: Any) -> Any:
     """The `tokenizers.Tokenizer` in ``tokenizer``, if transformers adds nothing but time to its results; else None."""
     kind = type(tokenizer)
-    methods = [getattr(kind, name, None) for name in ("encode", "_encode_plus", "decode", "_decode", "backend_tokenizer")]
+    methods = [
+        getattr(kind, name, None) for name in ("encode", "_encode_plus", "decode", "_decode", "backend_tokenizer")
+    ]
     functions = [getattr(method, "fget", method) for method in methods]
     plain = all(getattr(f, "__module__", "").startswith("transformers.tokenization_utils") for f in functions)
     return tokenizer.backend_tokenizer if plain else None

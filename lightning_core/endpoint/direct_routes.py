@@ -13,7 +13,9 @@ class DirectRoutes:
 
     def __init__(self, app: ASGIApp, routes: Sequence[Route]) -> None:
         self._app = app
-        self._handlers = {route.path: route.app for route in routes if route.methods == {"POST"} and "{" not in route.path}
+        self._handlers = {
+            route.path: route.app for route in routes if route.methods == {"POST"} and "{" not in route.path
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""

@@ -81,9 +81,7 @@ def upstream_target(
     Raises `ConfigError` as `read_api_key` does.
     """
     key = read_api_key(api_key_env, "policy.upstream.api_key_env")
-    return UpstreamServer(
-        base_url=base_url, api_key=key, connections=connections, timeout_seconds=timeout_seconds
-    )
+    return UpstreamServer(base_url=base_url, api_key=key, connections=connections, timeout_seconds=timeout_seconds)
 
 
 def with_headers(remote: Remote, headers: Mapping[str, str]) -> Remote:
@@ -100,9 +98,7 @@ class UpstreamClient:
         self._client = httpx.AsyncClient(
             # A call that waits for a connection is in progress, so the wait is not time of its agent.
             timeout=httpx.Timeout(limits.timeout_seconds, pool=None),
-            limits=httpx.Limits(
-                max_connections=limits.connections, max_keepalive_connections=limits.connections
-            ),
+            limits=httpx.Limits(max_connections=limits.connections, max_keepalive_connections=limits.connections),
         )
 
     async def complete(self, remote: Remote, body: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:

@@ -70,7 +70,9 @@ class VllmApi:
         path, prompt = "/v1/completions", list(prompt_ids)
         last: Part | None = None
         try:
-            async with await self._connections.post(self.url + path, _request(prompt, params, model, stream)) as response:
+            async with await self._connections.post(
+                self.url + path, _request(prompt, params, model, stream)
+            ) as response:
                 if response.status != 200:
                     raise self._refused(path, response.status, (await response.read()).decode(errors="replace"))
                 if stream:
