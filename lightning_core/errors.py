@@ -40,8 +40,23 @@ DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a full disk, a quota or a limit on the size of files."""
 
 
+_USER = re.compile(r"(?<=://)[^\s/?#'\"]*@")
+_SECRET = re.compile(
+    r"(?<=[?&;])([\w.-]*(?:key|token|sig|signature|secret|password|passwd|credential)=)[^&#;\s'\"<>]+", re.I
+)
+
+
+def redact_urls(text: str) -> str:
+    """``text`` with ``***`` for the credentials in its URLs: users, passwords, and values such as of ``?key=``."""
+    text = _USER.sub("***@", text) if "://" in text else text
+    return _SECRET.sub(r"\1***", text) if "=" in text else text
+
+
 class LightningError(Exception):
-    """Base class of all exceptions that Lightning raises deliberately."""
+    """Base class of all exceptions that Lightning raises deliberately. Messages do not contain the credentials in URLs."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(redact_urls(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(LightningError, ValueError):
@@ -286,7 +301,7 @@ def did_you_mean(words: str | Iterable[str], known: Iterable[str], *, cutoff: fl
 
 def describe(error: BaseException) -> str:
     """``Type: message`` on one line, for spans and summaries. Long messages are folded."""
-    text = fold(text_of(error))
+    text = fold(redact_urls(text_of(error)))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
@@ -306,7 +321,8 @@ def explain(error: BaseException) -> str:
         chain.append(inner)
     shown = next((one for one in chain if _user_frames(one)), error)
     lines = [f"{_relative(f.filename)}:{f.lineno}, in {f.name}: {f.line or '?'}" for f in _user_frames(shown)]
-    text = text_of(error, lambda _: "".join(traceback.format_exception_only(error))).rstrip().splitlines()
+    raised = text_of(error, lambda _: "".join(traceback.format_exception_only(error)))
+    text = redact_urls(raised).rstrip().splitlines()
     if len(text) > _MOST_LINES:
         text = [*text[:_MOST_LINES], f"… {len(text) - _MOST_LINES} lines more"]
     return "\n".join(f"  {line if len(line) <= 300 else fold(line, 300)}" for line in (*lines[-_MOST_FRAMES:], *text))

@@ -135,9 +135,9 @@ class TrainingSession:
         counts = self._collector.count(groups, episodes, credit, rows, streams, replaced=replaced)
         if not rows:
             logger.warning(
-                "step %d: nothing to train on: all %d responses of the trained agents reached their token limit, and "
-                "algorithm.truncated is mask; raise rollouts.max_tokens, or use truncated: train",
-                *(self.steps + 1, counts["calls_truncated"]),
+                "step %d: nothing to train on: all responses are masked: %d reached their token limit (algorithm.truncated), and %d "
+                "rollouts had a refused request (rollouts.on_refused); raise rollouts.max_tokens or policy.max_context",
+                *(self.steps + 1, counts["calls_truncated"], counts.get("rollouts_masked", 0)),
             )
         fitted = self._collector.fit(credit)
         seconds = seconds_to_metrics(

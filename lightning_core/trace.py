@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_core.errors import RewardError, as_number, html_table, show
+from lightning_core.unread_field import UnreadField
 
 TokenIds = NDArray[np.uint32]
 Floats = NDArray[np.float32]
@@ -113,8 +116,8 @@ class SpanRecord:
 class Call:
     """One response of one model. A request for n choices makes n calls.
 
-    ``messages``, ``response`` and ``tools`` may be given as JSON texts, which are parsed when first read: the prompts of a
-    rollout's calls repeat each other, and training reads tokens only.
+    ``messages``, ``response`` and ``tools`` may be given as JSON texts, which are parsed when first read, and all fields that repeat
+    those of earlier calls as functions that return them: see ``capture/shared_content.py``.
     """
 
     id: str
@@ -169,40 +172,24 @@ class Call:
     """The host that the call was forwarded to and whose key was sent; None if it was answered here."""
 
     def __getstate__(self) -> list[Any]:
-        """The fields' values, for pickling; JSON texts stay unparsed."""
-        return [_JSON[f.name].slot.__get__(self) if f.name in _JSON else getattr(self, f.name) for f in fields(self)]
+        """The fields' values, for pickling; unread ones stay so."""
+        return [
+            _UNREAD[f.name].slot.__get__(self) if f.name in _UNREAD else getattr(self, f.name) for f in fields(self)
+        ]
 
     def __setstate__(self, state: list[Any]) -> None:
         for f, value in zip(fields(self), state, strict=True):
             object.__setattr__(self, f.name, value)
 
 
-class _JsonField:
-    """Descriptor of a field that contains a value, or its JSON text until it is first read."""
-
-    def __init__(self, slot: Any, parse: Callable[[str], Any]) -> None:
-        self.slot = slot
-        self._parse = parse
-
-    def __get__(self, instance: object | None, owner: type | None = None) -> Any:
-        if instance is None:
-            return self
-        value = self.slot.__get__(instance, owner)
-        if isinstance(value, str):
-            value = self._parse(value)
-            self.slot.__set__(instance, value)
-        return value
-
-    def __set__(self, instance: object, value: Any) -> None:
-        self.slot.__set__(instance, value)
-
-
-_JSON = {
-    "messages": _JsonField(Call.messages, lambda text: tuple(json.loads(text))),
-    "response": _JsonField(Call.response, lambda text: json.loads(text)[0]),
-    "tools": _JsonField(Call.tools, json.loads),
+_UNREAD = {
+    "messages": UnreadField(Call.messages, lambda text: tuple(json.loads(text))),
+    "response": UnreadField(Call.response, lambda text: json.loads(text)[0]),
+    "tools": UnreadField(Call.tools, json.loads),
+    "prompt_ids": UnreadField(Call.prompt_ids),
+    "output_ids": UnreadField(Call.output_ids),
 }
-for _name, _field in _JSON.items():
+for _name, _field in _UNREAD.items():
     setattr(Call, _name, _field)
 
 
@@ -318,6 +305,7 @@ def spans_to_trace(spans: Iterable[SpanRecord], *, counters: Mapping[str, int] |
 def span_to_call(span: SpanRecord) -> Call:
     """The call that a span with the operation ``chat`` records."""
     a = span.attributes
+    get = getattr(a, "unread", a.get)
     return Call(
         id=span.span_id,
         rollout=span.trace_id,
@@ -327,13 +315,13 @@ def span_to_call(span: SpanRecord) -> Call:
         model=str(a.get(RESPONSE_MODEL) or a.get(REQUEST_MODEL) or ""),
         policy_version=a.get(VERSION),
         first_version=a.get(FIRST_VERSION),
-        messages=a.get(INPUT_MESSAGES, ()),
-        response=a.get(OUTPUT_MESSAGES),
-        tools=a.get(TOOL_DEFINITIONS),
-        prompt_ids=_unpack(a.get(PROMPT_IDS), "<u4"),
-        output_ids=_unpack(a.get(OUTPUT_IDS), "<u4"),
+        messages=get(INPUT_MESSAGES, ()),
+        response=get(OUTPUT_MESSAGES),
+        tools=get(TOOL_DEFINITIONS),
+        prompt_ids=_unpack(get(PROMPT_IDS), "<u4"),
+        output_ids=_unpack(get(OUTPUT_IDS), "<u4"),
         logprobs=_unpack(a.get(LOGPROBS), "<f4"),
-        arrays={name: np.frombuffer(data, "<f4") for name, data in a.items() if _is_measured(name, data)},
+        arrays={name: np.frombuffer(a[name], "<f4") for name in a if _is_measured(name, a)},
         temperature=float(a.get(TEMPERATURE, 1.0)),
         constraint=a.get(CONSTRAINT),
         digest=a.get(DIGEST),
@@ -353,8 +341,9 @@ def span_to_call(span: SpanRecord) -> Call:
     )
 
 
-def _is_measured(name: str, value: object) -> bool:
-    return isinstance(value, bytes) and name.startswith("lightning.") and name not in (PROMPT_IDS, OUTPUT_IDS, LOGPROBS)
+def _is_measured(name: str, attributes: Mapping[str, Any]) -> bool:
+    sampled = name in (PROMPT_IDS, OUTPUT_IDS, LOGPROBS)
+    return name.startswith("lightning.") and not sampled and isinstance(attributes[name], bytes)
 
 
 _EVENTS: Mapping[str, tuple[Literal["agent", "count", "tool", "elsewhere"], str | None]] = {
@@ -392,8 +381,19 @@ def _reward(span: SpanRecord) -> Reward:
 
 def pack(values: Iterable[int] | Iterable[float], dtype: Literal["<u4", "<f4"]) -> bytes:
     """Token ids or logprobs packed as little-endian bytes, four per value."""
-    return np.asarray(list(values), dtype=dtype).tobytes()
+    return _array(values, dtype).tobytes()
 
 
-def _unpack(data: bytes | None, dtype: Literal["<u4", "<f4"]) -> Any:
-    return None if data is None else np.frombuffer(data, dtype=dtype)
+def token_ids(values: Iterable[int]) -> TokenIds:
+    """``values`` as an array; not copied if they are one."""
+    return _array(values, "<u4")
+
+
+def _array(values: Iterable[Any], dtype: Literal["<u4", "<f4"]) -> Any:
+    # Of Python's numbers, an array of Python's is made four times as fast as one of numpy's.
+    found = values if isinstance(values, np.ndarray) else array("I" if dtype == "<u4" else "f", values)
+    return np.asarray(found, dtype=dtype)
+
+
+def _unpack(data: Any, dtype: Literal["<u4", "<f4"]) -> Any:
+    return data if data is None or isinstance(data, partial) else np.frombuffer(data, dtype=dtype)

@@ -65,6 +65,9 @@ class ByteTokenizer:
                 pieces.append(_SPECIALS[token - 256].encode())
         return b"".join(pieces).decode(errors="replace")
 
+    def convert_ids_to_tokens(self, ids: int) -> str:
+        return f"<0x{ids:02X}>" if ids < 256 else _SPECIALS[ids - 256]
+
     def convert_tokens_to_ids(self, tokens: str) -> int:
         return 256 + _SPECIALS.index(tokens)
 

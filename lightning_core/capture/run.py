@@ -21,8 +21,10 @@ from opentelemetry.trace import Span, Status, StatusCode
 from lightning_core import trace as tr
 from lightning_core.capture.address import Address
 from lightning_core.capture.execution_context import current_worker, is_running, name_of
+from lightning_core.capture.mirror import Mirror
 from lightning_core.capture.selectors import matches
 from lightning_core.capture.sent_requests import SentRequests
+from lightning_core.capture.shared_content import SharedContent
 from lightning_core.capture.signatures import new_secret
 from lightning_core.capture.spans import SpanHandle, listen, start_root, start_span, stop_listening, to_record
 from lightning_core.errors import CaptureError, InfrastructureError, describe
@@ -97,6 +99,7 @@ class ActiveRollout:
         """Signs what only code of the rollout may send to the endpoint; see `signatures`. Programs do not get it."""
         self.tools = tools
         """Runs the bodies of tools; None: they run as usual."""
+        self.mirror: Mirror | None = None
         self.strict = strict
         self.counters: Counter[str] = Counter()
         self.failures: list[str] = []
@@ -121,6 +124,8 @@ class ActiveRollout:
         self._workers: weakref.WeakKeyDictionary[threading.Thread | asyncio.Task[Any], str | None]
         self._workers = weakref.WeakKeyDictionary()
         self._spans: list[SpanRecord] = []
+        self.content = SharedContent()
+        """The messages and token ids of its calls."""
         # Reentrant: the garbage collector may close a generator, and thereby end its span, on a thread that holds the lock.
         self._lock = threading.RLock()
         self._root: Span | None = None
@@ -167,6 +172,8 @@ class ActiveRollout:
     @property
     def trace(self) -> Trace:
         """The trace recorded so far."""
+        if self.mirror is not None:
+            self.mirror.catch_up()
         with self._lock:
             spans = list(self._spans)
         if self._root is not None and self._root.is_recording():
@@ -197,7 +204,10 @@ class ActiveRollout:
     def declare(self, names: Iterable[str]) -> None:
         """Record the names of agents that exist in the program, whether or not they make calls."""
         with self._lock:
-            self._declared.update(name.strip() for name in names)
+            new = {name.strip() for name in names} - self._declared
+            self._declared |= new
+        if new and self.mirror is not None:
+            self.mirror.add(declared=new)
 
     @property
     def declared(self) -> frozenset[str]:
@@ -222,6 +232,8 @@ class ActiveRollout:
         """Keep ``variables`` under ``name``."""
         with self._lock:
             self._origins[name] = dict(variables)
+        if self.mirror is not None:
+            self.mirror.add(origin=(name, variables))
 
     def origin(self, name: str) -> Mapping[str, str] | None:
         """The variables that were kept under ``name``."""
@@ -267,10 +279,13 @@ class ActiveRollout:
             self._unlisted += times - listed
 
     def count_waiting(self) -> None:
-        """Count ``waiting`` if a client still waits for a response, or was cancelled while it did, and ``given_up``; see `SentRequests`."""
+        """Count ``waiting`` if a client still waits for a response, or was cancelled while it did, and ``given_up``; see `SentRequests`.
+
+        The largest numbers count: those when the agent ends, and when the rollout does.
+        """
         for name, number in (("waiting", self.sent.waiting), ("given_up", self.sent.given_up)):
-            if number:
-                self.count(name, times=number)
+            if (more := number - self.counters[name]) > 0:
+                self.count(name, times=more)
 
     def note_worker(self, worker: threading.Thread | asyncio.Task[Any], agent: str | None) -> None:
         """Record that a thread or task, which ``agent`` started, made a model call in its name. It must end before the rollout does."""
@@ -292,8 +307,9 @@ class ActiveRollout:
         self.sent.renew_lock()
 
     def _append(self, span: SpanRecord) -> None:
+        shared = self.content.share(span)
         with self._lock:
-            self._spans.append(span)
+            self._spans.append(shared)
 
     def _check_workers(self) -> None:
         with self._lock:

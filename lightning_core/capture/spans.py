@@ -11,7 +11,6 @@ from __future__ import annotations
 # (Ray's do).
 import concurrent.futures.thread  # noqa: F401  # pyright: ignore[reportUnusedImport]
 import logging
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +18,6 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace import Span as SdkSpan
-from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags, set_span_in_context
@@ -27,6 +25,7 @@ from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, Sta
 from lightning_core import trace as tr
 from lightning_core.capture import binary_attributes as packed
 from lightning_core.capture.address import Address
+from lightning_core.capture.span_ids import SpanIds
 from lightning_core.errors import describe
 from lightning_core.trace import SpanRecord
 
@@ -49,8 +48,13 @@ def stop_listening(rollout: str) -> None:
     _listeners.pop(rollout, None)
 
 
+def warn_of_late(name: str) -> None:
+    """Warn that `deliver` found no rollout for a span of this process."""
+    logger.warning("span %r ended after its rollout was closed; it is not part of the trace", name)
+
+
 def deliver(record: SpanRecord) -> bool:
-    """Add a span from another process to its rollout; return False if that is closed.
+    """Add a finished span to its rollout; return False if that is closed.
 
     It replaces a span with the same id.
     """
@@ -93,36 +97,8 @@ class _Collector(SpanProcessor):
         span = packed.with_packed(span)
         for processor in _processors:
             processor.on_end(span)
-        record = to_record(span)
-        listener = _listeners.get(record.trace_id)
-        if listener is None:
-            logger.warning("span %r ended after its rollout was closed; it is not part of the trace", span.name)
-        else:
-            listener(record)
-
-
-class _IdGenerator(IdGenerator):
-    """Ids from the operating system's random numbers.
-
-    OpenTelemetry's own generator uses ``random``, whose seed an agent may set: ids would repeat.
-    """
-
-    def generate_span_id(self) -> int:
-        return _random_id(8)
-
-    def generate_trace_id(self) -> int:
-        return _random_id(16)
-
-    def is_trace_id_random(self) -> bool:
-        return True
-
-
-def _random_id(size: int) -> int:
-    """A random id of ``size`` bytes, never 0, which OpenTelemetry reserves for invalid ids."""
-    number = 0
-    while number == 0:
-        number = int.from_bytes(os.urandom(size), "big")
-    return number
+        if not deliver(to_record(span)):
+            warn_of_late(span.name)
 
 
 def make_provider() -> TracerProvider:
@@ -132,7 +108,7 @@ def make_provider() -> TracerProvider:
     provider = TracerProvider(
         sampler=ALWAYS_ON,
         resource=Resource({"service.name": "lightning"}),
-        id_generator=_IdGenerator(),
+        id_generator=SpanIds(),
         span_limits=limits,
         shutdown_on_exit=False,
     )
@@ -159,6 +135,11 @@ def remove_span_processor(processor: SpanProcessor) -> None:
     _processors = tuple(known for known in _processors if known is not processor)
 
 
+def has_processors() -> bool:
+    """Whether `add_span_processor` added one."""
+    return bool(_processors)
+
+
 def start_root(attributes: Mapping[str, Any]) -> Span:
     """Open the root span of a new trace."""
     return _tracer.start_span("rollout", context=Context(), attributes=attributes)
@@ -177,6 +158,22 @@ def start_span(
 
     ``start_ns``: when it started; None: now.
     """
+    title, values = described(name, kind, agent, attributes)
+    context = SpanContext(int(parent.rollout, 16), int(parent.span, 16), is_remote=False, trace_flags=TraceFlags(1))
+    span = _tracer.start_span(
+        title,
+        context=set_span_in_context(NonRecordingSpan(context), Context()),
+        attributes={key: value for key, value in values.items() if not isinstance(value, bytes)},
+        start_time=start_ns,
+    )
+    packed.set_packed(span, {key: value for key, value in values.items() if isinstance(value, bytes)})
+    return span
+
+
+def described(
+    name: str, kind: str, agent: str | None, attributes: Mapping[str, Any] | None
+) -> tuple[str, dict[str, Any]]:
+    """The name of a span of `start_span`, and its attributes with those that name it."""
     values: dict[str, Any] = dict(attributes or {})
     if agent is not None:
         values[tr.AGENT] = agent
@@ -192,15 +189,7 @@ def start_span(
     else:
         values[tr.OPERATION] = kind
         title = f"{kind} {name}".rstrip()
-    context = SpanContext(int(parent.rollout, 16), int(parent.span, 16), is_remote=False, trace_flags=TraceFlags(1))
-    span = _tracer.start_span(
-        title,
-        context=set_span_in_context(NonRecordingSpan(context), Context()),
-        attributes={key: value for key, value in values.items() if not isinstance(value, bytes)},
-        start_time=start_ns,
-    )
-    packed.set_packed(span, {key: value for key, value in values.items() if isinstance(value, bytes)})
-    return span
+    return title, values
 
 
 def to_record(span: ReadableSpan, *, end_ns: int | None = None) -> SpanRecord:

@@ -303,8 +303,8 @@ class Chat:
         delimiters = self.template.delimiters
         return ("", text) if delimiters is None else delimiters.split(text, opened=thinking, final=final)
 
-    def output_grammar(self, schema: Mapping[str, Any], calls: AllowedCalls | None, prompt: str) -> str | None:
-        """The grammar of a response to the rendered ``prompt`` whose answer satisfies ``schema``; see `output_grammar.output_grammar`."""
+    def output_grammar(self, schema: Mapping[str, Any] | None, calls: AllowedCalls | None, prompt: str) -> str | None:
+        """The grammar of a response to the rendered ``prompt``; see `output_grammar.output_grammar`."""
         thought = "none" if (delimiters := self.template.delimiters) is None else delimiters.thought(prompt)
         return output_grammar(self.template, self._added, schema=schema, calls=calls, thought=thought)
 

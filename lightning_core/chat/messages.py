@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
+from lightning_core.chat.nesting import read_arguments
 from lightning_core.errors import PolicyRequestError, shorten
 
 Message = Mapping[str, Any]
@@ -77,7 +78,7 @@ def loads_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     """``call`` with its arguments parsed from JSON, as templates expect them."""
     try:
         function = call["function"]
-        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+        return {**call, "function": {**function, "arguments": read_arguments(function["arguments"])}}
     except (ValueError, KeyError, TypeError):
         return {**call}
 

@@ -1,6 +1,6 @@
-"""The grammar of a response to a request with a JSON schema, in the Lark dialect of llguidance.
+"""The grammar of a response to a request with a JSON schema, a required tool or at most one call, in the Lark dialect of llguidance.
 
-The schema holds for the answer. Before it, the response may have reasoning, and in its place tool calls, as the chat template writes them.
+A schema holds for the answer. Before it, the response may have reasoning, and in its place tool calls, as the chat template writes them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from lightning_core.chat.call_ids import IdStyle
 from lightning_core.chat.call_syntax import CallSyntax, ParameterSyntax
+from lightning_core.chat.formats.base import ToolFormat
 from lightning_core.chat.reasoning import Thought
 from lightning_core.chat.schemas import Schema, alternatives, kinds_of
 from lightning_core.chat.template import ChatTemplate
@@ -48,11 +49,11 @@ def output_grammar(
     template: ChatTemplate,
     tokens: Mapping[str, int],
     *,
-    schema: Mapping[str, Any],
+    schema: Mapping[str, Any] | None,
     calls: AllowedCalls | None,
     thought: Thought,
 ) -> str | None:
-    """The grammar of a response whose answer satisfies ``schema``; None if the schema alone is the grammar.
+    """The grammar of a response whose answer satisfies ``schema``, if any; None if the schema alone is the grammar.
 
     ``tokens``: the ids of the added tokens of the vocabulary. ``thought``: the reasoning in the prompt. Raises ValueError if
     the calls of the template are not regular.
@@ -64,12 +65,15 @@ def output_grammar(
         return None
     lark = _Lark(tokens, template.ids)
     bodies: list[str] = []
-    if calls is None or not calls.required:
+    if schema is not None and (calls is None or not calls.required):
         bodies.append(lark.literal(template.tool_format.answer) + lark.answer(schema))
     if calls is not None:
         if template.call_syntax is None:
             raise ValueError(f"the form of its tool calls ({template.tool_format.name}) is not known well enough")
-        bodies.append(_Calls(lark, template.call_syntax).write(calls))
+        written = _Calls(lark, template.call_syntax)
+        bodies.append(written.write(calls))
+        if schema is None and not calls.required:
+            bodies += written.beside_text(calls, template.tool_format)
     start = f"({' | '.join(bodies)})"
     if around is not None:
         opening, closing = around
@@ -131,6 +135,10 @@ class _Lark:
         """Arguments of ``schema``, or a value of them. Keywords that are not supported have no effect."""
         return self.rule(ARGUMENTS, f"{_JSON}{json.dumps({**schema, 'x-guidance': {**COMPACT, 'lenient': True}})}")
 
+    def free_text(self, never: Sequence[str]) -> str:
+        """Any text without ``never``."""
+        return self._text("/(?s:.*)/", *never)
+
     def text_until(self, closing: str, *never: str, length: str = "*") -> str:
         """Any text up to ``closing``, and it, without any of ``never``; ``length``: its repetition in a regular expression.
 
@@ -165,6 +173,19 @@ class _Calls:
         one = lark.rule("call", " | ".join(map(self._call, calls.tools)))
         more = "" if calls.one or syntax.between is None else f"({lark.literal(syntax.between)}{one})* "
         return f"{lark.literal(syntax.begin)}{one}{more}{lark.literal(syntax.finish)}"
+
+    def beside_text(self, calls: AllowedCalls, form: ToolFormat) -> list[str]:
+        """Text without a call and, for formats without channels, text before the calls."""
+        if form.bare:
+            raise ValueError(f"its tool calls ({form.name}) begin like text")
+        lark = self.lark
+        text = f"{lark.literal(form.answer)}{lark.free_text(form.opens)}"
+        if form.split is not None:
+            return [text]
+        begin = self.syntax.begin
+        never = [mark for mark in form.opens if mark not in begin]
+        rest = self.write(calls).removeprefix(lark.literal(begin))
+        return [text, f"{lark.text_until(begin, *never)}{rest}"]
 
     def _call(self, tool: Mapping[str, Any]) -> str:
         function, syntax, lark = tool["function"], self.syntax, self.lark

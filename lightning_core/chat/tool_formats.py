@@ -19,6 +19,7 @@ from lightning_core.chat.formats.json_calls import HERMES, LLAMA, MISTRAL, PHI
 from lightning_core.chat.formats.literal_calls import GEMMA, LFM, PYTHONIC
 from lightning_core.chat.formats.named_calls import DEEPSEEK, KIMI
 from lightning_core.chat.formats.xml_calls import DSML, FUNCTIONS, MINIMAX, PAIRS
+from lightning_core.chat.nesting import is_too_deep, valid_unicode
 
 FORMATS: tuple[ToolFormat, ...] = (
     HERMES, PHI, MISTRAL, DEEPSEEK, FUNCTIONS, PAIRS, KIMI, MINIMAX, *DSML, GEMMA, LFM, HARMONY, LLAMA, PYTHONIC,
@@ -39,6 +40,8 @@ def read_message(
         names = {tool["function"]["name"] for tool in tools} if form.bare else set[str]()
         if not all(call.name in names for call in calls):
             content, calls = text, []
+    if any(is_too_deep(call.arguments) for call in calls):  # no client can send them back
+        content, calls = text, []
     message: dict[str, Any] = {"role": "assistant", "content": (content.rstrip() or None) if calls else content}
     if calls:
         parameters = parameters_of(tools) if any(call.untyped for call in calls) else {}
@@ -67,10 +70,5 @@ def _to_openai(call: ToolCall, ids: IdStyle, identifier: str | None) -> dict[str
     return {
         "id": identifier or made,
         "type": "function",
-        "function": {"name": _valid_unicode(call.name), "arguments": _valid_unicode(written)},
+        "function": {"name": valid_unicode(call.name), "arguments": valid_unicode(written)},
     }
-
-
-def _valid_unicode(text: str) -> str:
-    """``text`` with U+FFFD for lone surrogates, which JSON can escape, but no response can contain as UTF-8."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -43,6 +43,7 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     if c.policy.tuning == "full" and c.policy.lora is not None:
         yield ("policy", "lora"), "goes with tuning: lora only, but policy.tuning is 'full'"
     yield from _check_sampling(c)
+    yield from _check_workers(c)
     yield from check_policies(c)
     yield from check_algorithm(c.algorithm)
     if c.algorithm.reward_weight == 0 and c.rollouts.refill:
@@ -85,6 +86,10 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     yield from check_support(c)
     if c.otlp.headers_env is not None and c.otlp.endpoint is None:
         yield ("otlp", "headers_env"), "requires otlp.endpoint"
+    if c.otlp.timeout_seconds is not None and c.otlp.endpoint is None:
+        yield ("otlp", "timeout_seconds"), "requires otlp.endpoint"
+    if c.run.report_seconds is not None and not c.run.report_to:
+        yield ("run", "report_seconds"), "goes with run.report_to, which names no tracker"
     if c.run.report_checkpoint and not c.run.report_to:
         yield ("run", "report_checkpoint"), "goes with run.report_to, which names no tracker"
     if c.eval.temperature == 0 and c.eval.samples > 1:
@@ -118,6 +123,31 @@ def _check_sampling(c: Sections) -> Iterator[tuple[KeyPath, str]]:
                 ("trainer", key),
                 "goes with policy.backend: torch only, but it is 'vllm'; use policy.vllm.args, such as "
                 "[--max-num-seqs, '64']",
+            )
+
+
+def _check_workers(c: Sections) -> Iterator[tuple[KeyPath, str]]:
+    """Yield what does not go with several processes of the endpoint."""
+    workers = c.endpoint.workers
+    if workers == 1:
+        return
+    path = ("endpoint", "workers")
+    if c.trainer.name == "verl":
+        yield (
+            path,
+            f"found {workers}, expected 1 with trainer.name: verl; use trainer.rollout_workers, each has its own endpoint",
+        )
+    elif c.policy.backend != "vllm":
+        yield (
+            path,
+            f"found {workers}, expected 1 with policy.backend: {c.policy.backend}, which samples in the run's own process; use "
+            "policy.backend: vllm, or remove the key",
+        )
+    for key in ("port", "public_url"):
+        if getattr(c.endpoint, key):
+            yield (
+                ("endpoint", key),
+                f"each of the {workers} endpoint.workers has a port of its own; remove one of the two keys",
             )
 
 

@@ -175,6 +175,12 @@ class Rollouts(Section):
     on_timeout: Literal["fail", "leave_out"] = "fail"
     """The outcome of a rollout that exceeds `timeout_seconds`. `fail`: failed, with the reward so far, else 0, if a model
     call was answered. `leave_out`: it is left out. Without an answered call it always is."""
+    on_refused: Literal["auto", "fail", "mask", "leave_out"] = "auto"
+    """The outcome of a rollout whose agent raises because a model request was refused: its prompt filled the context, or
+    the endpoint or a provider does not accept what it has. `fail`: failed, with the reward so far, else 0. `mask`: the same
+    reward counts in means and in the comparison with its group, but the rollout itself is not trained on. `leave_out`: it
+    is left out. `auto`: `fail` if the model's own output caused it (most of the text from its first response on is its own,
+    or the error names arguments of its own tool call), else `leave_out`."""
     max_calls: Count | None = None
     """Maximum number of model calls of a rollout, by all of its agents; null: no limit. Further ones are refused. The
     rollout has the status `max_calls` and counts with the reward that it returned, else with the reward so far, else 0.
@@ -250,6 +256,8 @@ class Otlp(Section):
     headers_env: str | None = None
     """Name of the environment variable that holds the receiver's headers, as `name=value,name=value`; null: no
     headers."""
+    timeout_seconds: Positive | None = None
+    """Longest time for one batch of spans, including retries; null: 5."""
 
 
 class EndpointSection(Section):
@@ -263,6 +271,9 @@ class EndpointSection(Section):
     public_url: Annotated[str, Field(pattern=r"^https?://")] | None = None
     """URL that the programs of agents get, such as `http://host.docker.internal:8000` or a tunnel's; null:
     `http://127.0.0.1:PORT`."""
+    workers: Count = 1
+    """Number of processes that answer model calls, each those of some rollouts; 1: the run's own process. For
+    `policy.backend: vllm`."""
 
 
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
@@ -311,6 +322,8 @@ class RunSection(Section):
     `trackio`, or your own as `module:callable`; see docs/trackers.md. Each needs the extra of its name."""
     report_checkpoint: bool = False
     """Whether trackers with artifacts also get the last checkpoint, without the optimizer's state."""
+    report_seconds: Positive | None = None
+    """Longest wait for the trackers at the end of the run; null: 600."""
 
 
 AgentEntry = Annotated[

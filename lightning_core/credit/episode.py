@@ -31,6 +31,8 @@ class Episode:
     transitions: Sequence[Transition]
     rewards: Sequence[Reward]
     """The trace's rewards, then those that signals add."""
+    masked: bool = False
+    """Whether its calls are compared with others, but not trained on."""
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Additions of signals for rules: facts of the whole step (`facts.step_fact`), and a critic's values by call id as ``critic``."""
 

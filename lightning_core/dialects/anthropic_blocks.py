@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any, cast
 
 from lightning_core.chat.messages import READS_TEXT, Message, shown
@@ -250,7 +251,11 @@ def _function_tool(tool: Mapping[str, Any], index: int, *, check: bool) -> Mappi
     if check:
         TOOL.check(tool, f"tools.{index}")
     function = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
-    if examples := tool.get("input_examples"):
+    examples = tool.get("input_examples")
+    if not isinstance(examples, (list, NoneType)):
+        path = f"tools.{index}.input_examples"
+        raise PolicyRequestError(f"{path} is {examples!r}; expected a list of objects", param=path)
+    if examples:
         written = "\n".join(json.dumps(example, ensure_ascii=False) for example in examples)
         function["description"] = f"{function.get('description', '')}\nExamples of the input:\n{written}".lstrip()
     return {"type": "function", "function": {**function, "parameters": tool.get("input_schema") or {}}}

@@ -94,7 +94,10 @@ NESTED = {
 }
 
 _THINKING = ("enabled", "disabled", "adaptive", "between_tools")
-_FINISH_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
+_FINISH_REASONS = {
+    "end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+}  # fmt: skip
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {
     401: "authentication_error",
@@ -134,6 +137,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
         top_p=top_p(body),
         max_tokens=integer(body, "max_tokens", 1),
         stop=stops(body, "stop_sequences"),
+        stop_field="stop_sequences",
         template_variables=effort_variable(text(body.get("output_config") or {}, "effort", "output_config")),
         stream=flag(body, "stream") or False,
         requirements=OutputRequirements(

@@ -29,6 +29,8 @@ class ChatRequest:
     max_tokens: int | None = None
     n: int = 1
     stop: tuple[str, ...] = ()
+    stop_field: str = "stop"
+    """The field of the body with the stop strings."""
     seed: int | None = None
     stream: bool = False
     requirements: OutputRequirements = field(default_factory=OutputRequirements)
@@ -81,7 +83,7 @@ class Choice:
     token_ids: list[int]
     logprobs: list[float]
     finish_reason: str
-    """stop, length or tool_calls."""
+    """``length`` if the token limit cut it, whatever it contains; else ``tool_calls`` if it has calls, else ``stop``."""
     stop: str | None = None
     """The stop string that ended the response."""
 
@@ -96,7 +98,8 @@ class ResponseContext:
     model: str
     prompts: Sequence[Sequence[int]]
     """Token ids of each prompt; a chat has one."""
-    decode: Callable[[Sequence[int]], str]
+    bytes_of: Callable[[int], bytes | None]
+    """The bytes of a token; see `token_bytes`."""
     answered: Callable[[Sequence[int]], bool]
     """Whether a response to the first prompt that starts with these tokens is past its reasoning."""
 

@@ -180,6 +180,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
         max_tokens=integer(config, f"{_CONFIG}.maxOutputTokens", 1),
         n=integer(config, f"{_CONFIG}.candidateCount", 1) or 1,
         stop=stops(config, f"{_CONFIG}.stopSequences"),
+        stop_field=f"{_CONFIG}.stopSequences",
         seed=integer(config, f"{_CONFIG}.seed", -(1 << 63), (1 << 63) - 1),
         stream=flag(body, "stream") or False,
         requirements=OutputRequirements(schema=schema, schema_field=schema_field, tool=tool),

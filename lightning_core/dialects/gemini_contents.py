@@ -15,6 +15,7 @@ from lightning_core.dialects.fields import (
     UnsupportedField,
     check_left_out,
     objects,
+    text,
 )
 from lightning_core.dialects.gemini_schema import json_schema
 from lightning_core.dialects.openai_chat_shape import check_result, check_role
@@ -112,14 +113,14 @@ class _Calls:
     def add(self, call: Mapping[str, Any]) -> str:
         """The id of ``call``."""
         # Nine letters and digits: some templates accept no other ids.
-        identity = call.get("id") or f"call{len(self._made):05d}"
+        identity = str(call.get("id") or f"call{len(self._made):05d}")
         self._made[identity] = str(call.get("name"))
         self._waiting.setdefault(str(call.get("name")), []).append(identity)
         return identity
 
     def answer(self, result: Mapping[str, Any], path: str, *, check: bool) -> str:
         """The id of the call that ``result`` is the result of."""
-        identity = result.get("id")
+        identity = str(result.get("id") or "")
         waiting = self._waiting.get(str(result.get("name")), [])
         if not identity and waiting:
             return waiting.pop(0)
@@ -143,6 +144,9 @@ def _parts(content: Mapping[str, Any], path: str, *, check: bool) -> list[Mappin
     if check:
         for i, part in enumerate(parts or ()):
             PART.check(part, f"{path}.{i}")
+            for kind in ("functionCall", "functionResponse"):
+                if isinstance(part.get(kind), Mapping):
+                    text(part[kind], "id", f"{path}.{i}.{kind}")
     return parts or []
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from lightning_core.dialects.fields import (
     text,
     top_p,
 )
+from lightning_core.dialects.logprobs import token_logprobs
 from lightning_core.dialects.openai_chat_shape import (
     CUSTOM_TOOL,
     MESSAGES,
@@ -206,9 +207,7 @@ def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[
                 "index": i,
                 "message": with_custom(choice.message, options.get("tools")),
                 "finish_reason": choice.finish_reason,
-                "logprobs": _logprobs(choice.token_ids, choice.logprobs, context.decode)
-                if options.get("logprobs")
-                else None,
+                "logprobs": _logprobs(context, choice.token_ids, choice.logprobs),
                 **({"token_ids": choice.token_ids} if options.get("return_token_ids") else {}),
             }
             for i, choice in enumerate(choices)
@@ -218,6 +217,11 @@ def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[
     if options.get("return_token_ids"):
         body["prompt_token_ids"] = list(context.prompts[0])
     return body
+
+
+def _logprobs(context: ResponseContext, token_ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any] | None:
+    wanted = context.request.body.get("logprobs")
+    return {"content": token_logprobs(token_ids, logprobs, context.bytes_of), "refusal": None} if wanted else None
 
 
 class _Writer:
@@ -234,7 +238,7 @@ class _Writer:
     def more(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
         extra: dict[str, Any] = {}
         if self._options.get("logprobs"):
-            extra["logprobs"] = _logprobs(token_ids, logprobs, self._context.decode)
+            extra["logprobs"] = _logprobs(self._context, token_ids, logprobs)
         if self._options.get("return_token_ids"):
             extra["token_ids"] = list(token_ids)
         return self._chunk(index, {"content": text}, **extra) if text or extra else b""
@@ -283,23 +287,6 @@ def usage(context: ResponseContext, choices: Sequence[Choice]) -> dict[str, int]
     """Token counts as chat completions and completions write them."""
     prompt, sampled = context.prompt_tokens, sum(len(c.token_ids) for c in choices)
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
-
-
-def _logprobs(
-    token_ids: Sequence[int], logprobs: Sequence[float], decode: Callable[[Sequence[int]], str]
-) -> dict[str, Any]:
-    return {"content": token_logprobs(token_ids, logprobs, decode), "refusal": None}
-
-
-def token_logprobs(
-    token_ids: Sequence[int], logprobs: Sequence[float], decode: Callable[[Sequence[int]], str]
-) -> list[dict[str, Any]]:
-    """Sampled tokens with their logprobs as chat completions and Responses write them."""
-    content: list[dict[str, Any]] = []
-    for token, logprob in zip(token_ids, logprobs, strict=True):
-        text = decode([token])
-        content.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
-    return content
 
 
 def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, cast
 
 from lightning_core.chat.messages import Message
@@ -30,6 +31,7 @@ from lightning_core.dialects.fields import (
     temperature,
     top_p,
 )
+from lightning_core.dialects.logprobs import characters, token_text
 from lightning_core.dialects.openai_chat import FORWARDED_HEADERS as FORWARDED_HEADERS
 from lightning_core.dialects.openai_chat import GUIDED, SAMPLER, usage, wants_usage
 from lightning_core.dialects.openai_chat import KEY_HEADER as KEY_HEADER
@@ -135,13 +137,10 @@ def _entry(
     options = context.request.body
     entry: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
     if options.get("logprobs") is not None:
-        tokens = [context.decode([token]) for token in token_ids]
-        offsets: list[int] = []
-        for token in tokens:
-            offsets.append(offset)
-            offset += len(token)
+        data = [context.bytes_of(token) for token in token_ids]
+        offsets = list(accumulate(map(characters, data), initial=offset))[:-1]
         entry["logprobs"] = {
-            "tokens": tokens,
+            "tokens": [token_text(part) for part in data],
             "token_logprobs": list(logprobs),
             "top_logprobs": None,
             "text_offset": offsets,
@@ -165,7 +164,7 @@ class _Writer:
     def more(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
         entry = _entry(self._context, index, text, self._offsets[index], token_ids, logprobs)
         if entry["logprobs"]:
-            self._offsets[index] += sum(len(token) for token in entry["logprobs"]["tokens"])
+            self._offsets[index] += sum(characters(self._context.bytes_of(token)) for token in token_ids)
         return self._chunk(entry) if text or entry["logprobs"] or "token_ids" in entry else b""
 
     def finish(self, index: int, choice: Choice, rest: str) -> bytes:

@@ -34,8 +34,8 @@ from lightning_core.dialects.fields import (
     text,
     top_p,
 )
+from lightning_core.dialects.logprobs import token_logprobs
 from lightning_core.dialects.openai_chat import error_body as error_body
-from lightning_core.dialects.openai_chat import token_logprobs
 from lightning_core.dialects.openai_chat_shape import check_tools
 from lightning_core.dialects.openai_responses_items import (
     INCLUDED,
@@ -210,7 +210,9 @@ def _items(context: ResponseContext, choice: Choice) -> list[dict[str, Any]]:
     if reasoning := choice.message.get("reasoning_content"):
         items.append(_reasoning(context, status, reasoning))
     if text or not calls:
-        logprobs = token_logprobs(choice.token_ids, choice.logprobs, context.decode) if _wants_logprobs(context) else []
+        logprobs = (
+            token_logprobs(choice.token_ids, choice.logprobs, context.bytes_of) if _wants_logprobs(context) else []
+        )
         items.append(_message(context, status, [_part(text, logprobs)]))
     request = context.request
     tools = request_tools(request.body, check=False, earlier=request.history or ()) if calls else ()
@@ -262,7 +264,7 @@ class _Writer:
 
     def more(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
         if _wants_logprobs(self._context):
-            self._held_logprobs += token_logprobs(token_ids, logprobs, self._context.decode)
+            self._held_logprobs += token_logprobs(token_ids, logprobs, self._context.bytes_of)
         return self._delta(text) if text else b""
 
     def finish(self, index: int, choice: Choice, rest: str) -> bytes:
@@ -324,12 +326,19 @@ def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
     return [
         UpstreamResponse(
             message={**message, "tool_calls": calls} if calls else message,
-            finish_reason="length" if body["status"] == "incomplete" else "tool_calls" if calls else "stop",
+            finish_reason=_finish_reason(body, calls),
             model=body.get("model"),
             input_tokens=counts.get("input_tokens"),
             output_tokens=counts.get("output_tokens"),
         )
     ]
+
+
+def _finish_reason(body: Mapping[str, Any], calls: Sequence[Any]) -> str:
+    if body["status"] == "incomplete":
+        reason = (body.get("incomplete_details") or {}).get("reason")
+        return "length" if reason in (None, "max_output_tokens") else str(reason)
+    return "tool_calls" if calls else "stop"
 
 
 class _Reader:

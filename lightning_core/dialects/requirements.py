@@ -1,7 +1,6 @@
 """The form that a request requires of the response: JSON, a JSON schema, or a tool call.
 
-Requirements are added to the prompt as an instruction. A schema also constrains sampling (``SamplingParams.json_schema``), with its
-tool calls; without a schema the model may fail to make a required call.
+Requirements are added to the prompt as an instruction, and constrain sampling; see `constrain`.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ async def count_tokens(
     """The number of tokens of a prompt, for the model that would answer it."""
     body: Any = count.to_request(incoming.body) if isinstance(incoming.body, Mapping) else incoming.body
     call = replace(incoming, body=body)
-    model, request, _ = responder.read(count.dialect, call, count.path)
+    model, request, _ = await responder.read(count.dialect, call, count.path)
     incoming.address = call.address
     if isinstance(model, Remote):
         if request.upstream_url is not None:
@@ -84,7 +84,8 @@ async def count_tokens(
         return await _forward(forwarder, incoming, COUNT, request.model, model, sent)
     span = AuxiliarySpan(incoming.address, COUNT, request.model, model)
     incoming.spans.append(span)
-    tokens = sum(len(prompt.ids) for prompt in await responder.render(call, request, model))
+    prompts = await call.off_loop(lambda: responder.render(call, request, model))
+    tokens = sum(len(prompt.ids) for prompt in prompts)
     span.counted(model, tokens)
     span.end()
     return JSONResponse(count.to_response(tokens))
@@ -92,7 +93,7 @@ async def count_tokens(
 
 async def compact(responder: Responder, forwarder: Forwarder, incoming: IncomingRequest) -> Response:
     """Forward a request for compaction; models here have no compacted items."""
-    model, request, _ = responder.read(responses, incoming, COMPACT)
+    model, request, _ = await responder.read(responses, incoming, COMPACT)
     if isinstance(model, Remote):
         sent = {**incoming.body, "model": request.model}
         return await _forward(forwarder, incoming, _COMPACT, request.model, model, sent)

@@ -22,8 +22,9 @@ from lightning_core.dialects.exchange import (
     model_name,
     stream_error,
 )
+from lightning_core.endpoint.event_stream import EventStream
 from lightning_core.endpoint.record import CallSpan, EmbeddingsSpan
-from lightning_core.endpoint.request import EventStream, IncomingRequest
+from lightning_core.endpoint.request import IncomingRequest
 from lightning_core.endpoint.upstream import Remote, UpstreamClient, UpstreamServer, origin_remote, with_headers
 from lightning_core.errors import PolicyRequestError, UpstreamError, UpstreamStreamError, fold
 
@@ -167,7 +168,7 @@ def answer_recorded(
         span.answered(choice.message, choice.finish_reason)
         span.end()
     context = ResponseContext(
-        request=request, call=spans[0].id, model=request.model, prompts=[()], decode=_nothing, answered=bool
+        request=request, call=spans[0].id, model=request.model, prompts=[()], bytes_of=_nothing, answered=bool
     )
     if not request.stream:
         return JSONResponse(dialect.write_response(context, choices))
@@ -181,5 +182,5 @@ async def _write(writer: StreamWriter, choices: Sequence[Choice]) -> AsyncGenera
     yield writer.end(choices)
 
 
-def _nothing(token_ids: Sequence[int]) -> str:
-    return ""
+def _nothing(token: int) -> None:
+    """There are no tokens."""

@@ -16,6 +16,7 @@ taken for one agent, and a rare call (a summary) should not end it.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -57,10 +58,16 @@ class Decision:
     """The call has no name of its own, and may be of another role than the agent's other calls."""
 
 
+Facts = dict[str, list[str]]
+"""What is known about the agents of a program, as JSON."""
+_SHARED = ("_seen", "_unselected", "_marked", "_declared", "_awaited")
+
+
 class KnownAgents:
-    """The agents of a program. Not thread-safe, except `verdict`."""
+    """The agents of a program. Not thread-safe, except `verdict`, `facts` and `learn`."""
 
     def __init__(self) -> None:
+        self._deciding = threading.Lock()
         self._seen: set[str] = set()
         self._unselected: set[str] = set()
         self._kept: set[str] = set()
@@ -117,9 +124,23 @@ class KnownAgents:
 
         ``repeat``: not all, but another attempt will have them. An error: the selection is wrong.
         """
-        verdict = session.problem or self._several_roles(session) or self._verdict(session)
-        self._checked += verdict == "keep"
-        return verdict
+        with self._deciding:
+            verdict = session.problem or self._several_roles(session) or self._verdict(session)
+            self._checked += verdict == "keep"
+            return verdict
+
+    def facts(self) -> Facts:
+        """What it knows, for the endpoint's other processes."""
+        facts = {name: sorted(getattr(self, name)) for name in _SHARED}
+        return facts | {"_trained_spoke": ["yes"] if self._trained_spoke else []}
+
+    def learn(self, facts: Facts) -> None:
+        """Add what another process knows."""
+        with self._deciding:
+            for name in _SHARED:
+                known: set[str] = getattr(self, name)
+                known.update(facts[name])
+            self._trained_spoke = self._trained_spoke or bool(facts["_trained_spoke"])
 
     def _several_roles(self, session: Session) -> ConfigError | None:
         """The error for several roles of calls without a name.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields
 
 from lightning_core.dialects.exchange import ChatRequest
@@ -31,9 +32,17 @@ class Limits:
     """Most responses to one request: prompts times ``n`` (400)."""
     messages: int = 4096
     """Most messages of one request (400)."""
+    stops: int = 64
+    """Most stop strings of one request (400). Providers allow 4 or 5."""
+    stop_characters: int = 8192
+    """Most characters of all stop strings of one request (400)."""
+    tools: int = 1024
+    """Most tools of one request (400). OpenAI allows 128."""
+    schema_characters: int = 128 << 10
+    """Most characters of the JSON schema of a response (400). OpenAI allows 120,000."""
 
     def check(self, request: ChatRequest) -> None:
-        """Raise `PolicyRequestError` if ``request`` has too many responses or messages."""
+        """Raise `PolicyRequestError` if ``request`` has too many responses, messages, stop strings or tools, or too large a schema."""
         if request.choices > self.choices:
             raise PolicyRequestError(
                 f"the request has {request.choices} responses; expected at most {self.choices}", param="n"
@@ -42,6 +51,33 @@ class Limits:
             raise PolicyRequestError(
                 f"{request.input_field} has {len(request.messages)} messages; expected at most {self.messages}",
                 param=request.input_field,
+            )
+        self._check_stops(request)
+        if len(request.functions) > self.tools:
+            raise PolicyRequestError(
+                f"the request has {len(request.functions)} tools; expected at most {self.tools}. Offer those that the task needs",
+                param="tools",
+            )
+        required = request.requirements
+        size = 0 if required.schema is None else len(json.dumps(required.schema))
+        if size > self.schema_characters:
+            raise PolicyRequestError(
+                f"{required.schema_field} is a JSON schema of {size} characters; expected at most {self.schema_characters}. Leave out "
+                "descriptions, or share parts by $ref",
+                param=required.schema_field,
+            )
+
+    def _check_stops(self, request: ChatRequest) -> None:
+        field, size = request.stop_field, sum(map(len, request.stop))
+        if len(request.stop) > self.stops:
+            raise PolicyRequestError(
+                f"{field} has {len(request.stop)} strings; expected at most {self.stops}. Send those that can end a response",
+                param=field,
+            )
+        if size > self.stop_characters:
+            raise PolicyRequestError(
+                f"{field} has {size} characters; expected at most {self.stop_characters}. Send the starts of the strings",
+                param=field,
             )
 
     def __post_init__(self) -> None:

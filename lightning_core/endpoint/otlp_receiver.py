@@ -7,7 +7,7 @@ The API key names the rollout of the spans. They are kept until the rollout clos
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -78,18 +78,22 @@ class OtlpReceiver:
             logger.warning("%d spans of rollout %s refused; the first: %s", len(refused), root.rollout, refused[0])
         return _success(kind, refused)
 
-    def close(self, root: Address) -> None:
-        """Join the received spans to the trace of the rollout, which makes no more calls."""
-        foreign = self._waiting.pop(root.rollout, None)
-        run = find_rollout(root.rollout)
-        if not foreign or run is None:
-            return
-        try:
-            for span in join_spans(root, run.spans, foreign):
-                deliver(span)
-        except Exception as error:
-            logger.exception("spans from other processes could not be joined to rollout %s", root.rollout)
-            run.count("otlp.join", detail=repr(error))
+    def take(self, root: Address) -> list[SpanRecord]:
+        """The received spans of the rollout, which makes no more calls."""
+        return self._waiting.pop(root.rollout, [])
+
+
+def join_received(root: Address, foreign: Sequence[SpanRecord]) -> None:
+    """Join the received spans of a rollout to its trace."""
+    run = find_rollout(root.rollout)
+    if not foreign or run is None:
+        return
+    try:
+        for span in join_spans(root, run.spans, foreign):
+            deliver(span)
+    except Exception as error:
+        logger.exception("spans from other processes could not be joined to rollout %s", root.rollout)
+        run.count("otlp.join", detail=repr(error))
 
 
 def _document(body: bytes) -> Mapping[str, Any]:

@@ -18,10 +18,11 @@ from starlette.types import Receive, Scope, Send
 from lightning_core.capture.address import AGENT_HEADER, MARK_HEADER
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION, SIGNATURE
 from lightning_core.dialects.unknown import SUPPORTED, OtherFormat
+from lightning_core.endpoint.event_stream import EventStream
 from lightning_core.endpoint.forward import Forwarder
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.record import CallSpan
-from lightning_core.endpoint.request import EventStream, IncomingRequest, RequestHandler
+from lightning_core.endpoint.request import IncomingRequest, RequestHandler
 from lightning_core.endpoint.respond import Responder
 from lightning_core.endpoint.sessions import Sessions
 from lightning_core.endpoint.upstream import Remote, check_status
@@ -56,7 +57,7 @@ class Passthrough:
         await RequestHandler(OtherFormat(path), respond, self._sessions, self._limits)(scope, receive, send)
 
     async def _respond(self, api: OtherFormat, incoming: IncomingRequest) -> Response:
-        model, request, _ = self._responder.read(api, incoming, api.PATH)
+        model, request, _ = await self._responder.read(api, incoming, api.PATH)
         if not isinstance(model, Remote):  # not reached: such a request is refused while it is parsed
             raise TypeError(f"expected an upstream server, found the model {model!r}")
         frozen = incoming.session.routing.frozen_model(incoming.address.agent)

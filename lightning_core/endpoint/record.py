@@ -7,30 +7,24 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from opentelemetry.trace import Span, Status, StatusCode
-
 from lightning_core import trace as tr
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.capture import next_sequence
 from lightning_core.capture.address import Address
-from lightning_core.capture.binary_attributes import set_packed
-from lightning_core.capture.spans import start_span
+from lightning_core.capture.call_spans import OpenCallSpan
 from lightning_core.chat.chat import RenderedPrompt
 from lightning_core.dialects.exchange import ChatRequest, Choice, UpstreamResponse
+from lightning_core.endpoint.request_body import refused_call
 from lightning_core.endpoint.upstream import Remote
 from lightning_core.errors import OverloadError, PolicyRequestError, describe
 from lightning_core.propagation.providers import host_of
-from lightning_core.trace import pack
+from lightning_core.trace import pack, token_ids
 
 _PATH = "url.path"
 
 
-class ModelSpan:
+class ModelSpan(OpenCallSpan):
     """The span of a request to one model."""
-
-    def __init__(self, address: Address, operation: str, model: str, attributes: Mapping[str, Any]) -> None:
-        self._span: Span = start_span(address, model, operation, agent=address.agent, attributes=attributes)
-        self.id = f"{self._span.get_span_context().span_id:016x}"
 
     def counted(self, model: Any, input_tokens: Any, output_tokens: Any = None) -> None:
         """Record the model and the token counts that an upstream server reports."""
@@ -40,20 +34,14 @@ class ModelSpan:
             (tr.OUTPUT_TOKENS, output_tokens, int),
         ):
             if isinstance(value, kind):
-                self._span.set_attribute(name, value)
+                self.set({name: value})
 
     def abandon(self, error: BaseException) -> None:
         """End the span as failed, or as refused if the request is at fault, unless it has ended."""
-        if self._span.is_recording():
-            if isinstance(error, (PolicyRequestError, OverloadError)):
-                self._span.set_attribute(tr.REFUSED, " ".join(str(error).split())[:500])
-            self._span.set_status(Status(StatusCode.ERROR, describe(error)))
-            self._span.end()
-
-    def end(self) -> None:
-        """End the span. Safe to call twice."""
-        if self._span.is_recording():
-            self._span.end()
+        if isinstance(error, (PolicyRequestError, OverloadError)):
+            self.set({tr.REFUSED: " ".join(str(error).split())[:500]})
+        self.fail(describe(error))
+        self.end()
 
 
 class RefusedSpan(ModelSpan):
@@ -65,6 +53,8 @@ class RefusedSpan(ModelSpan):
         attributes: dict[str, Any] = {tr.PROVIDER: "lightning", tr.REQUEST_MODEL: model, _PATH: _clip(path)}
         if operation == "chat":
             attributes[tr.SEQUENCE] = next_sequence()
+        if isinstance(error, PolicyRequestError) and (turn := refused_call(body, error.param)) is not None:
+            attributes[tr.INPUT_MESSAGES] = json.dumps([turn])
         super().__init__(address, operation, model, attributes)
         self.abandon(error)
 
@@ -116,10 +106,7 @@ class CallSpan(ModelSpan):
             tr.PROVIDER: "lightning",
             tr.REQUEST_MODEL: request.model,
             tr.RESPONSE_MODEL: model,
-            tr.INPUT_MESSAGES: json.dumps(list(request.input_messages(choice)), ensure_ascii=False),
         }
-        if request.tools:
-            attributes[tr.TOOL_DEFINITIONS] = json.dumps(list(request.tools), ensure_ascii=False)
         if trained:
             attributes[tr.TRAINED] = True
         if request.notes:
@@ -128,15 +115,18 @@ class CallSpan(ModelSpan):
             attributes |= {tr.HOST: host_of(urlsplit(remote.url)), tr.CREDENTIALS: remote.credentials}
         self._request = request
         super().__init__(address, "chat", model, attributes)
+        self.references = self.content.add_messages(request.input_messages(choice))
+        if request.tools:
+            self._share(tools=json.dumps(list(request.tools), ensure_ascii=False))
+
+    def _share(self, **parts: Any) -> None:
+        self.references = self.content.add_call(self.references, **parts)
 
     def sampled(self, prompt: RenderedPrompt, choice: Choice, params: SamplingParams) -> None:
         """Record the prompt, the sampled tokens and the settings they were sampled with."""
-        set_packed(self._span, {
-            tr.PROMPT_IDS: pack(prompt.ids, "<u4"),
-            tr.OUTPUT_IDS: pack(choice.token_ids, "<u4"),
+        self._share(ids=(token_ids(prompt.ids), token_ids(choice.token_ids)))
+        self.set({
             tr.LOGPROBS: pack(choice.logprobs, "<f4"),
-        })  # fmt: skip
-        self._span.set_attributes({
             tr.TEMPERATURE: params.temperature,
             tr.TOP_P: params.top_p,
             tr.MAX_TOKENS: params.max_tokens,
@@ -147,32 +137,32 @@ class CallSpan(ModelSpan):
         for name in ("temperature", "top_p"):
             requested, used = getattr(self._request, name), getattr(params, name)
             if requested is not None and requested != used:
-                self._span.set_attribute(f"lightning.replaced.{name}", requested)
+                self.set({f"lightning.replaced.{name}": requested})
         if params.constraint is not None:
-            self._span.set_attribute(tr.CONSTRAINT, params.constraint)
+            self.set({tr.CONSTRAINT: params.constraint})
         if prompt.reason is not None:
-            self._span.set_attribute(tr.CONTEXT_REASON, prompt.reason)
+            self.set({tr.CONTEXT_REASON: prompt.reason})
         self.answered(choice.message, choice.finish_reason)
 
     def trainable(self, *, version: int, first_version: int | None, digest: str) -> None:
         """Record the version of the policy that sampled the response, and the digest of both."""
-        self._span.set_attributes({tr.VERSION: version, tr.DIGEST: digest})
+        self.set({tr.VERSION: version, tr.DIGEST: digest})
         if first_version is not None and first_version != version:
-            self._span.set_attribute(tr.FIRST_VERSION, first_version)
+            self.set({tr.FIRST_VERSION: first_version})
 
     def replays(self, call: str) -> None:
         """Record that the response was taken from ``call`` of another rollout."""
-        self._span.set_attribute(tr.REPLAYS, call)
+        self.set({tr.REPLAYS: call})
 
     def forks(self, call: str) -> None:
         """Record that the response replaces the response of ``call``, which is in another rollout."""
-        self._span.set_attribute(tr.FORKS, call)
+        self.set({tr.FORKS: call})
 
     def answered(self, message: Mapping[str, Any], finish_reason: str | None) -> None:
         """Record the response as the agent receives it."""
-        self._span.set_attribute(tr.OUTPUT_MESSAGES, json.dumps([message], ensure_ascii=False))
+        self._share(response=json.dumps(message, ensure_ascii=False))
         if finish_reason:
-            self._span.set_attribute(tr.FINISH_REASONS, [finish_reason])
+            self.set({tr.FINISH_REASONS: [finish_reason]})
 
     def forwarded(self, response: UpstreamResponse) -> None:
         """Record the response of an upstream server."""

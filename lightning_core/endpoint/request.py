@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -20,6 +20,8 @@ from starlette.types import Message, Receive, Scope, Send
 from lightning_core.capture import find_rollout
 from lightning_core.capture.address import Address
 from lightning_core.dialects.dialect import Dialect
+from lightning_core.endpoint.event_stream import EventStream
+from lightning_core.endpoint.large_work import T
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.receive import plain_body, read_body, read_json
 from lightning_core.endpoint.record import ModelSpan
@@ -57,6 +59,10 @@ class IncomingRequest:
     body: Any
     data: bytes = field(repr=False)
     """The body as it arrived."""
+    digest: bytes
+    """The digest of ``data``."""
+    size: int
+    """The number of bytes of the body when decompressed."""
     operation: str
     """The operation of its span if it is refused before it opens one."""
     path: str
@@ -79,7 +85,11 @@ class IncomingRequest:
 
     @property
     def _key(self) -> RequestKey:
-        return self._sender, self.path, hashlib.blake2b(self.data, digest_size=16).digest()
+        return self._sender, self.path, self.digest
+
+    async def off_loop(self, work: Callable[[], T], *, size: int = 0) -> T:
+        """The result of ``work`` on the body, or on ``size`` bytes if they are more; on another thread if that is large."""
+        return await self.session.large_work.run(self.session.root.rollout, max(size, self.size), work)
 
     def open_call(self) -> None:
         """Count a model call of the rollout. Raises `CallLimitError` if it has made all that it may."""
@@ -155,15 +165,18 @@ class RequestHandler:
         try:
             with self._sessions.admit(session):
                 data = await read_body(request, most_bytes=self._limits.body_bytes, seconds=self._limits.body_seconds)
-                encoding = request.headers.get("content-encoding", "")
-                plain = plain_body(data, encoding, most_bytes=self._limits.body_bytes)
-                body = self._complete(read_json(plain), request)
+                # A compressed body may be of any size.
+                most = self._limits.body_bytes if "content-encoding" in request.headers else len(data)
+                parse = partial(self._parse, data, request)
+                body, size, digest = await session.large_work.run(session.root.rollout, most, parse)
                 incoming = IncomingRequest(
                     session=session,
                     address=address,
                     headers=trusted_headers(request.headers, session),
                     body=body,
                     data=data,
+                    digest=digest,
+                    size=size,
                     operation=self._operation,
                     path=scope["path"],
                 )
@@ -182,6 +195,12 @@ class RequestHandler:
             await error_response(self._dialect, PolicyRequestError(str(error), status=429))(scope, receive, send)
         except ClientDisconnect:
             pass
+
+    def _parse(self, data: bytes, request: Request) -> tuple[Any, int, bytes]:
+        """The body, its size when decompressed, and the digest of ``data``."""
+        plain = plain_body(data, request.headers.get("content-encoding", ""), most_bytes=self._limits.body_bytes)
+        body = self._complete(read_json(plain), request)
+        return body, len(plain), hashlib.blake2b(data, digest_size=16).digest()
 
     async def _run(self, incoming: IncomingRequest, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer ``incoming`` until it is answered, its client disconnects, or its rollout closes."""
@@ -251,36 +270,6 @@ class RequestHandler:
         if not isinstance(error, PolicyRequestError):
             incoming.fail(error)
         return self._dialect.error_event(describe(error))
-
-
-class EventStream(Response):
-    """A response of server-sent events.
-
-    The generator is always closed before the response ends, and ``close`` is called: a generator that was not started does not clean up.
-    """
-
-    def __init__(self, events: AsyncGenerator[bytes], *, close: Callable[[], Awaitable[None]] | None = None) -> None:
-        super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
-        del self.headers["content-length"]
-        self._events = events
-        self._close = close
-        self.on_error: Callable[[Exception], bytes] = lambda error: b""
-        """Returns the last event after an error."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all events."""
-        async with AsyncExitStack() as cleanup:
-            if self._close is not None:
-                cleanup.push_async_callback(self._close)
-            events = await cleanup.enter_async_context(aclosing(self._events))
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            last = b""
-            try:
-                async for event in events:
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
-            except Exception as error:  # noqa: BLE001 - a backend may raise anything
-                last = self.on_error(error)
-        await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 async def _disconnect(receive: Receive) -> None:

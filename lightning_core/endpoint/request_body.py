@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
@@ -89,3 +90,15 @@ def _texts(value: Any) -> list[str]:
     if isinstance(value, Mapping):
         value = list(cast("Mapping[str, Any]", value).values())
     return [text for item in cast("list[Any]", value) for text in _texts(item)] if isinstance(value, list) else []
+
+
+_ARGUMENTS = re.compile(r"(\w+)\.(\d{1,9})\.(?:.*\.)?(?:arguments|input|args)(?:\.|$)")
+"""The path of a field in the arguments of a tool call, in all wire formats."""
+
+
+def refused_call(body: Any, path: str | None) -> Mapping[str, Any] | None:
+    """The turn in ``body`` with the arguments of a tool call that ``path`` is in; None if it is elsewhere."""
+    place = _ARGUMENTS.match(path or "")
+    turns = body.get(place[1]) if place and isinstance(body, Mapping) else None
+    turn = turns[int(place[2])] if place and isinstance(turns, list) and int(place[2]) < len(turns) else None
+    return turn if isinstance(turn, Mapping) else None

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
 from lightning_core.backends.backend import Backend
 from lightning_core.chat.chat import Chat, RenderedPrompt
+from lightning_core.chat.token_bytes import token_bytes
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.exchange import ChatRequest, ResponseContext, model_name
 from lightning_core.dialects.fields import NO_SEARCH, collect_notes
+from lightning_core.endpoint.event_stream import EventStream
 from lightning_core.endpoint.forward import Forwarder, answer_recorded
 from lightning_core.endpoint.known_agents import Decision, KnownAgents
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.prompts import note_unknown_variables, render_prompts
 from lightning_core.endpoint.record import CallSpan
-from lightning_core.endpoint.request import EventStream, IncomingRequest
+from lightning_core.endpoint.request import IncomingRequest
 from lightning_core.endpoint.routing import DEFAULT_AGENT
 from lightning_core.endpoint.sample import Sampler, SamplingJob, seeded
+from lightning_core.endpoint.sessions import Session
 from lightning_core.endpoint.upstream import Remote
 from lightning_core.errors import COUNTED, PolicyRequestError
 from lightning_core.trace import POLICY
 
 logger = logging.getLogger(__name__)
 
-_LARGE = 256 << 10
-"""Requests of at least this many bytes are tokenized on another thread, since they would delay others."""
+_BYTES_OF_TOKEN = 16
+"""About as long as it takes to write this many bytes, a token of a response takes."""
 
 
 class Responder:
@@ -56,7 +59,7 @@ class Responder:
 
         Raises `PolicyRequestError` for requests that are not supported, and the errors of the backend and the upstream server.
         """
-        model, request, decision = self.read(dialect, incoming, dialect.PATH)
+        model, request, decision = await self.read(dialect, incoming, dialect.PATH)
         incoming.open_call()
         if decision.unnamed:
             incoming.session.roles[decision.address.agent or DEFAULT_AGENT].add(incoming.body)
@@ -80,7 +83,7 @@ class Responder:
         address = replace(decision.address, agent=f"{decision.address.agent}/{rule}", mark=None)
         return Decision(address=address, policy=None, here=decision.policy)
 
-    def read(
+    async def read(
         self, dialect: Dialect, incoming: IncomingRequest, path: str
     ) -> tuple[str | Remote, ChatRequest, Decision]:
         """The model that answers the request ``incoming``, and its agent. ``path``: of an upstream server."""
@@ -92,13 +95,18 @@ class Responder:
         # A server may have a default model for requests without one.
         body = {**incoming.body, "model": model_requested} if model_requested else incoming.body
         model = decision.policy or decision.here or self._route(dialect, incoming, model_requested, path)
-        read = dialect.read_request if isinstance(model, Remote) else dialect.parse_request
+        parse = partial(self._parse, dialect, body, incoming.session, None if isinstance(model, Remote) else model)
+        return model, await incoming.off_loop(parse), decision
+
+    def _parse(self, dialect: Dialect, body: Mapping[str, Any], session: Session, model: str | None) -> ChatRequest:
+        """The request in ``body``. ``model``: that answers it here."""
+        read = dialect.read_request if model is None else dialect.parse_request
         with collect_notes() as notes:
-            request = replace(read(body, conversations=incoming.session.conversations), notes=notes)
-            if isinstance(model, str):
+            request = replace(read(body, conversations=session.conversations), notes=notes)
+            if model is not None:
                 note_unknown_variables(self._chats[model], body)
         self._limits.check(request)
-        return model, request, decision
+        return request
 
     def _route(self, dialect: Dialect, incoming: IncomingRequest, requested: str, path: str) -> str | Remote:
         if requested in self._backend.models:
@@ -116,36 +124,48 @@ class Responder:
             raise PolicyRequestError(missing, status=404, param="model")
         return remote
 
-    async def render(self, incoming: IncomingRequest, request: ChatRequest, model: str) -> list[RenderedPrompt]:
+    def render(self, incoming: IncomingRequest, request: ChatRequest, model: str) -> list[RenderedPrompt]:
         """The prompts of ``request`` for ``model``."""
-        render = partial(render_prompts, self._chats[model], request, incoming.session, incoming.address.agent)
-        return await asyncio.to_thread(render) if len(incoming.data) > _LARGE else render()
+        return render_prompts(self._chats[model], request, incoming.session, incoming.address.agent)
 
     async def _sample(
         self, dialect: Dialect, incoming: IncomingRequest, request: ChatRequest, model: str, *, trained: bool
     ) -> Response:
         """Render the prompt, sample each response from the backend, and record it."""
         _warn_of_hosted_tools(incoming, request)
-        spans = [CallSpan(incoming.address, request, model, i, trained=trained) for i in range(request.choices)]
-        incoming.spans += spans
-        chat, prompts = self._chats[model], await self.render(incoming, request, model)
-        jobs = [
-            SamplingJob(incoming.session, incoming.address, request, model, chat, prompt, seeded(params, i))
-            for prompt in prompts
-            for params in (self._sampler.params(incoming.session, request, chat, prompt, trained=trained),)
-            for i in range(request.n)
-        ]
+        prepare = partial(self._prepare, incoming, request, model, trained=trained)
+        chat, (spans, prompts, jobs) = self._chats[model], await incoming.off_loop(prepare)
         context = ResponseContext(
             request=request,
             call=spans[0].id,
             model=model,
             prompts=[prompt.ids for prompt in prompts],
-            decode=chat.text,
+            bytes_of=partial(token_bytes, chat),
             answered=partial(chat.answered, thinking=prompts[0].thinking),
         )
         if request.stream:
             return EventStream(self._sampler.stream(jobs, spans, dialect.stream_writer(context)))
-        return JSONResponse(dialect.write_response(context, await self._sampler.respond_to_all(jobs, spans)))
+        choices = await self._sampler.respond_to_all(jobs, spans)
+        size = sum(len(choice.token_ids) for choice in choices) * _BYTES_OF_TOKEN
+        return await incoming.off_loop(lambda: JSONResponse(dialect.write_response(context, choices)), size=size)
+
+    def _prepare(
+        self, incoming: IncomingRequest, request: ChatRequest, model: str, *, trained: bool
+    ) -> tuple[list[CallSpan], list[RenderedPrompt], list[SamplingJob]]:
+        """The spans, prompts and jobs of the responses to ``request``."""
+        spans = [CallSpan(incoming.address, request, model, i, trained=trained) for i in range(request.choices)]
+        incoming.spans += spans
+        chat, prompts = self._chats[model], self.render(incoming, request, model)
+        return (
+            spans,
+            prompts,
+            [
+                SamplingJob(incoming.session, incoming.address, request, model, chat, prompt, seeded(params, i))
+                for prompt in prompts
+                for params in (self._sampler.params(incoming.session, request, chat, prompt, trained=trained),)
+                for i in range(request.n)
+            ],
+        )
 
 
 def _warn_of_hosted_tools(incoming: IncomingRequest, request: ChatRequest) -> None:

@@ -148,8 +148,10 @@ class Role:
 class Roles:
     """The roles that were seen in one rollout."""
 
-    def __init__(self) -> None:
+    def __init__(self, found: ConfigError | None = None) -> None:
+        """``found``: the error for the roles that another process has seen."""
         self._roles: list[Role] = []
+        self._found = found
 
     def add(self, body: Mapping[str, Any]) -> None:
         """Count a call by its request ``body``."""
@@ -166,7 +168,7 @@ class Roles:
 
     def problem(self) -> ConfigError | None:
         """The error for several roles; None if there is only one."""
-        return several_roles(self._roles) if len(self._roles) > 1 else None
+        return several_roles(self._roles) if len(self._roles) > 1 else self._found
 
 
 def several_roles(roles: Sequence[Role]) -> ConfigError:

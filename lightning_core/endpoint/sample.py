@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,18 +13,18 @@ from lightning_core.backends.backend import Backend, Delta, SamplingParams, samp
 from lightning_core.capture.address import Address
 from lightning_core.chat.chat import Chat, RenderedPrompt
 from lightning_core.chat.messages import Message
-from lightning_core.chat.output_grammar import AllowedCalls
 from lightning_core.dialects.dialect import StreamWriter
 from lightning_core.dialects.exchange import ChatRequest, Choice
-from lightning_core.dialects.requirements import ANY_TOOL
+from lightning_core.endpoint.constraints import constrain
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.recorded import recorded_deltas
 from lightning_core.endpoint.sessions import Session
-from lightning_core.endpoint.streaming import HeldText, RunningText, cut
-from lightning_core.errors import ConstraintError, ContextOverflowError, PolicyRequestError
+from lightning_core.endpoint.streaming import HeldText, RunningText, StopSearch, cut
+from lightning_core.errors import ContextOverflowError
 from lightning_core.trace import Call, pack
 
-_ANY_OBJECT = {"type": "object"}
+_BYTES_OF_TOKEN = 2
+"""About as long as it takes to read this many bytes, a token takes to be recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class Sampler:
     ) -> SamplingParams:
         """Sampling parameters of the first response to ``prompt``.
 
-        Raises `PolicyRequestError` if the prompt fills the context.
+        Raises `PolicyRequestError` if the prompt fills the context, or as `constrain` does.
         """
         routing = session.routing
         room = self._backend.max_context - len(prompt.ids)
@@ -67,7 +66,6 @@ class Sampler:
             temperature = routing.temperature
         # With the agent's own seed, all attempts at a task would be identical, and there would be nothing to learn from them.
         runs_seed = request.seed is None or (trained and session.seed is not None)
-        schema = request.requirements.schema
         max_tokens = request.max_tokens or routing.default_max_tokens or routing.max_tokens
         params = SamplingParams(
             max_tokens=min(max_tokens, routing.max_tokens, room),
@@ -76,15 +74,9 @@ class Sampler:
             top_p=1.0 if trained or request.top_p is None else request.top_p,
             seed=_seed(session, prompt) if runs_seed else request.seed,
             stop_token_ids=chat.stop_token_ids,
-            json_schema=None if schema is None else json.dumps(schema or _ANY_OBJECT),
-            grammar=_grammar(request, chat, prompt),
             rollout=session.root.rollout,
         )
-        try:
-            self._backend.check(params)
-        except ConstraintError as error:
-            raise PolicyRequestError(str(error), param=request.requirements.schema_field) from error
-        return params
+        return constrain(params, self._backend, session, request, chat, prompt)
 
     async def respond(
         self, job: SamplingJob, span: CallSpan, emit: Callable[[Choice, list[int], list[float]], None] | None = None
@@ -93,8 +85,7 @@ class Sampler:
         request, params, chat = job.request, job.params, job.chat
         choice = Choice(message={}, token_ids=[], logprobs=[], finish_reason="stop")
         sampled: list[Delta] = []
-        stopped_by_text = False
-        running = RunningText(chat.text)
+        stopped_by_text, has_stop = False, StopSearch(chat.text, request.stop)
         recorded = _recorded(job, span)
         deltas = (
             recorded_deltas(recorded, stream=request.stream)
@@ -109,9 +100,7 @@ class Sampler:
                 choice.token_ids += delta.token_ids
                 choice.logprobs += delta.logprobs
                 choice.finish_reason = delta.finish_reason or "stop"
-                if request.stop:
-                    text = running(choice.token_ids)
-                    stopped_by_text = any(s in text for s in request.stop)
+                stopped_by_text = has_stop(choice.token_ids)
                 if emit is not None:
                     emit(choice, list(delta.token_ids), list(delta.logprobs))
                 if stopped_by_text:
@@ -119,6 +108,23 @@ class Sampler:
                     break
         finally:
             await deltas.aclose()
+        finish = partial(self._finish, job, span, choice, sampled, recorded, stopped_by_text=stopped_by_text)
+        size = (len(job.prompt.ids) + len(choice.token_ids)) * _BYTES_OF_TOKEN
+        await job.session.large_work.run(job.session.root.rollout, size, finish)
+        return choice
+
+    def _finish(
+        self,
+        job: SamplingJob,
+        span: CallSpan,
+        choice: Choice,
+        sampled: Sequence[Delta],
+        recorded: Call | None,
+        *,
+        stopped_by_text: bool,
+    ) -> None:
+        """Read and record ``choice``, which is complete."""
+        request, params, chat = job.request, job.params, job.chat
         text, choice.stop = cut(chat.text(choice.token_ids), request.stop)
         # The recorded message, since the ids of tool calls are random.
         message = _read(job, text) if recorded is None else dict(recorded.response or {})
@@ -127,7 +133,7 @@ class Sampler:
             if not stopped_by_text:
                 key = chat.remember(job.prompt, choice.token_ids, message, job.session.memory)
             job.session.prompts.add(job.address.agent, job.prompt, message, key)
-        if message.get("tool_calls"):
+        if message.get("tool_calls") and choice.finish_reason != "length":
             choice.finish_reason = "tool_calls"
         choice.message = message
         if request.history is not None:
@@ -149,7 +155,6 @@ class Sampler:
                 ),
             )
         span.end()
-        return choice
 
     async def respond_to_all(self, jobs: Sequence[SamplingJob], spans: Sequence[CallSpan]) -> list[Choice]:
         """Sample all responses to a request. If one fails, cancel the others."""
@@ -215,22 +220,6 @@ def _recorded(job: SamplingJob, span: CallSpan) -> Call | None:
     elif (forked := job.session.recorded.reach(*asked)) is not None:
         span.forks(forked)
     return recorded
-
-
-def _grammar(request: ChatRequest, chat: Chat, prompt: RenderedPrompt) -> str | None:
-    """The grammar of a response to a request with a JSON schema; None if there is no schema, or nothing but its document."""
-    required = request.requirements
-    if required.schema is None:
-        return None
-    tools = [tool for tool in request.functions if required.tool in (None, ANY_TOOL, tool["function"]["name"])]
-    calls = AllowedCalls(tools=tools, required=required.tool is not None, one=required.one_call) if tools else None
-    try:
-        return chat.output_grammar(required.schema or _ANY_OBJECT, calls, prompt.text)
-    except ValueError as error:
-        raise PolicyRequestError(
-            f"the request has tools and {required.schema_field}, which the model cannot have together: {error}. Send one of them",
-            param=required.schema_field,
-        ) from error
 
 
 def _read(job: SamplingJob, text: str) -> Message:

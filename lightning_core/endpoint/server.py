@@ -36,18 +36,19 @@ from lightning_core.capture.address import Address
 from lightning_core.capture.context import outside_rollout
 from lightning_core.chat.chat import Chat
 from lightning_core.dialects import ALL_DIALECTS, DIALECTS, gemini
-from lightning_core.dialects import anthropic_messages as messages
 from lightning_core.dialects import openai_chat as chat_completions
 from lightning_core.dialects import openai_responses as responses
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.endpoint import child_records, otlp_receiver
+from lightning_core.endpoint.activity import Silence, calls_of, silence_of, waited_by
 from lightning_core.endpoint.agent_urls import AddressedApp
 from lightning_core.endpoint.child_records import ChildRecords
 from lightning_core.endpoint.count import COMPACT, COUNTS, GEMINI, compact, count_tokens
 from lightning_core.endpoint.direct_routes import DirectRoutes
 from lightning_core.endpoint.event_loop import new_event_loop
 from lightning_core.endpoint.forward import EMBEDDINGS, Forwarder
-from lightning_core.endpoint.google import google_routes, is_google
+from lightning_core.endpoint.google import google_routes
+from lightning_core.endpoint.guard import Guard, Protection, dialect_of, is_anthropic
 from lightning_core.endpoint.known_agents import KnownAgents, Verdict
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.passthrough import Passthrough
@@ -63,7 +64,7 @@ from lightning_core.endpoint.refusals import (
 from lightning_core.endpoint.request import RequestHandler
 from lightning_core.endpoint.respond import Responder
 from lightning_core.endpoint.routing import Routing
-from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session, Sessions, Silence, stop
+from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session, Sessions, stop
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.errors import ConfigError, InfrastructureError, PolicyRequestError, describe
 from lightning_core.trace import COUNT
@@ -85,7 +86,7 @@ _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 class PolicyEndpoint:
     """Serves ``backend`` at ``url`` on its own thread, as a context manager.
 
-    It listens on 127.0.0.1 unless ``host`` is set, without encryption.
+    It listens on 127.0.0.1 unless ``host`` is set.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class PolicyEndpoint:
         limits: Limits | None = None,
         sessions: Sessions | None = None,
         standalone: bool = False,
+        protection: Protection | None = None,
     ) -> None:
         """``chat``: the chat format of all models, or a chat format for each model name.
 
@@ -107,7 +109,8 @@ class PolicyEndpoint:
         containers and on other machines. ``standalone``: requests are never forwarded to their original provider, and spans
         are not received. Raises `ConfigError` if it cannot listen at ``host`` and ``port``.
         """
-        limits = limits or Limits()
+        limits, protection = limits or Limits(), protection or Protection()
+        tls = protection.tls
         self._backend = backend
         self._sessions = Sessions(limits) if sessions is None else sessions
         self._forwarder = Forwarder(upstream, to_origins=not standalone)
@@ -119,7 +122,7 @@ class PolicyEndpoint:
             raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another host or port") from error
         # asyncio sets this on sockets that it opens itself. Without it every response waits about 40 ms for a delayed ACK.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.url = f"http://{_reachable(host)}:{self._socket.getsockname()[1]}/v1"
+        self.url = f"{'http' if tls is None else 'https'}://{_reachable(host)}:{self._socket.getsockname()[1]}/v1"
         self.public_url = None if public_url is None else f"{public_url.rstrip('/').removesuffix('/v1')}/v1"
         chats = defaultdict(lambda: chat) if isinstance(chat, Chat) else chat
         self._known_agents = KnownAgents()
@@ -147,7 +150,9 @@ class PolicyEndpoint:
         direct = Middleware(DirectRoutes, routes)
         app = Starlette(routes=routes, middleware=[direct], exception_handlers={Exception: _internal_error})
         config = uvicorn.Config(
-            AddressedApp(app, self._sessions),
+            AddressedApp(Guard(app, self._sessions, protection, host, [self.public_url or ""]), self._sessions),
+            ssl_certfile=None if tls is None else tls.certificate,
+            ssl_keyfile=None if tls is None else tls.key,
             http=connection_class(limits),
             h11_max_incomplete_event_size=limits.header_bytes,
             ws="none",
@@ -184,6 +189,7 @@ class PolicyEndpoint:
             runner.run(self._server.serve(sockets=[self._socket]))
             self._sessions.lag.stop()
             runner.run(self._forwarder.close())
+            self._sessions.large_work.close()
 
     @property
     def is_serving(self) -> bool:
@@ -193,6 +199,10 @@ class PolicyEndpoint:
     def new_key(self) -> str:
         """A new API key for one rollout, to pass to `open`."""
         return self._sessions.new_key()
+
+    def url_of(self, key: str) -> str:
+        """The base URL for requests with ``key``."""
+        return self.url
 
     def open(
         self,
@@ -219,26 +229,19 @@ class PolicyEndpoint:
     def begin(self, key: str) -> None:
         """The rollout's agent starts."""
         if (session := self._sessions.get(key)) is not None:
-            session.active = time.monotonic()
+            session.begin()
 
     def silence(self, key: str) -> Silence:
-        """How long the rollout has been silent; not at all if it has ended."""
-        session = self._sessions.get(key)
-        if session is None:
-            return Silence(spoke=False, seconds=0.0)
-        now = 0.0 if session.waiting.requests else time.monotonic() - session.active
-        before, after = session.silences
-        return Silence(session.spoke, now, (before, after))
+        """See `silence_of`."""
+        return silence_of(self._sessions.get(key))
 
     def calls(self, key: str) -> tuple[int, float]:
-        """The number of the rollout's requests in progress, and the seconds since a request, a response or a record of it."""
-        session = self._sessions.get(key)
-        return (0, 0.0) if session is None else (session.waiting.requests, time.monotonic() - session.active)
+        """See `calls_of`."""
+        return calls_of(self._sessions.get(key))
 
     def waited(self, key: str) -> float:
-        """Seconds so far that the rollout waited for the endpoint; see `WaitingTime`. 0 for a rollout that has ended."""
-        session = self._sessions.get(key)
-        return 0.0 if session is None else session.waiting.seconds()
+        """See `waited_by`."""
+        return waited_by(self._sessions.get(key))
 
     def verdict(self, key: str) -> Verdict:
         """Whether the calls so far were answered by the right models; to be called before `close`."""
@@ -264,7 +267,7 @@ class PolicyEndpoint:
                 raise InfrastructureError(
                     f"the policy endpoint did not abort the requests of a rollout within {timeout_seconds:g} s"
                 ) from None
-        self._spans.close(session.root)
+        otlp_receiver.join_received(session.root, self._spans.take(session.root))
 
     def _admitted(self, respond: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
         """A handler that requires the key of a live rollout. A refused POST may be a model call, and is recorded."""
@@ -281,7 +284,7 @@ class PolicyEndpoint:
                 if session is not None and request.method == "POST":
                     address = address_of(request.headers, session)
                     record_refusal(session, address, "chat", request.url.path, None, error)
-                return error_response(_dialect_of(request), error)
+                return error_response(dialect_of(request), error)
 
         return handle
 
@@ -318,29 +321,17 @@ def _reachable(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _is_anthropic(headers: Mapping[str, str]) -> bool:
-    """Whether a request is from an Anthropic client; only those send this header."""
-    return "anthropic-version" in headers
-
-
-def _dialect_of(request: Request) -> Dialect:
-    """The wire format of a request to a path that has none."""
-    if _is_anthropic(request.headers):
-        return messages
-    return gemini if is_google(request) else chat_completions
-
-
 def _model_list(models: Sequence[str], headers: Mapping[str, str]) -> dict[str, Any]:
     """The body of ``GET /v1/models``."""
     data = [_model(model, headers) for model in models]
-    if _is_anthropic(headers):
+    if is_anthropic(headers):
         return {"data": data, "has_more": False, "first_id": models[0], "last_id": models[-1]}
     return {"object": "list", "data": data}
 
 
 def _model(name: str, headers: Mapping[str, str]) -> dict[str, Any]:
     """The body of ``GET /v1/models/NAME``."""
-    if _is_anthropic(headers):
+    if is_anthropic(headers):
         created = "1970-01-01T00:00:00Z"
         return {"type": "model", "id": name, "display_name": name, "created_at": created, "lifecycle": "active"}
     return {"id": name, "object": "model", "created": 0, "owned_by": "lightning"}

@@ -9,12 +9,13 @@ from collections import Counter, defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from lightning_core.capture.address import Address
 from lightning_core.chat.chat import Memory
 from lightning_core.chat.conversations import Conversations, SampledConversations
 from lightning_core.chat.messages import Message
+from lightning_core.endpoint.large_work import LargeWork
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.recorded import RecordedResponses
 from lightning_core.endpoint.roles import Roles
@@ -28,17 +29,6 @@ RequestKey = tuple[str | None, str, bytes]
 """Agent, path, and a digest of the body: equal for a request and its retries. The digest is empty if the body was not read."""
 UNKNOWN_KEY = "unknown API key: expected the key of a live rollout or of a served model"
 """Invalid and expired keys get the same response."""
-
-
-class Silence(NamedTuple):
-    """How long a rollout has called no model and recorded nothing, in seconds."""
-
-    spoke: bool
-    """Whether it has before."""
-    seconds: float
-    """Now; 0 during a model call."""
-    longest: tuple[float, float] = (0.0, 0.0)
-    """The longest that has ended, before the first call or record and after it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,6 +67,8 @@ class Session:
     """The number of infrastructure failures, with those that a retry recovered."""
     logged: Repeats = field(default_factory=Repeats)
     """The failures that were logged, of all rollouts."""
+    large_work: LargeWork = field(default_factory=LargeWork)
+    """Threads for work of a size that clients choose, of all rollouts."""
     recorded: RecordedResponses | None = None
     """The responses to answer with in place of the model, while there are any."""
     closed: bool = False
@@ -89,6 +81,10 @@ class Session:
 
     def __post_init__(self) -> None:
         self.prompts = Conversations(rollout=self.root.rollout)
+
+    def begin(self) -> None:
+        """The agent starts."""
+        self.active = time.monotonic()
 
     def touch(self) -> None:
         """A request, record or response arrives. To be called before a request is counted, and before it no longer is."""
@@ -124,6 +120,7 @@ class Sessions:
         """The failures that were logged, of all rollouts."""
         self.lag = LoopLag()
         """The lag of the endpoint's event loop."""
+        self.large_work = LargeWork()
         self._sampled = SampledConversations()
 
     @staticmethod
@@ -133,7 +130,7 @@ class Sessions:
 
     def open(self, key: str, session: Session) -> None:
         """Admit ``key``."""
-        session.logged = self.logged
+        session.logged, session.large_work = self.logged, self.large_work
         session.waiting = WaitingTime(self.lag.seconds)
         session.prompts.sampled = self._sampled
         self._by_key[key] = session

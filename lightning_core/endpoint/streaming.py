@@ -2,34 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lightning_core.chat.formats.base import ToolFormat
+
+_RUN = 16
+"""Tokens that are decoded with each new one while they form no character; a character has at most a few."""
+_MOST_DECODED = 8
+"""Tokens of a longer run are decoded up to this many times when text may follow it, which bounds the work."""
 
 
 class RunningText:
     """The text of a response that is being sampled.
 
-    Only new tokens are decoded, so the cost is not quadratic.
+    Only new tokens are decoded, so the cost is not quadratic. The text of a long run of tokens that form no character is late: such a
+    run is decoded each time it has grown by half, and when a token follows that is text by itself.
     """
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
-        self._settled = ""
+        self._settled = self._text = ""
         # Tokens from ``start`` on are decoded again with each new one, because earlier tokens can change a token's text (SentencePiece
-        # drops a space at the beginning). Tokens up to ``end`` are in ``settled``.
-        self._start = self._end = 0
+        # drops a space at the beginning). Tokens up to ``end`` are in ``settled``; those after ``start`` have ``before`` characters of it.
+        self._start = self._end = self._before = 0
+        self._due = self._spent = 0
+
+    @property
+    def settled(self) -> int:
+        """The number of characters that later tokens do not change."""
+        return len(self._settled)
 
     def __call__(self, token_ids: list[int]) -> str:
         """The text of ``token_ids``, which extend the ids of the previous call."""
-        before = self._decode(token_ids[self._start : self._end])
-        fresh = self._decode(token_ids[self._start :])[len(before) :]
+        size = len(token_ids)
+        if size < self._due and not self._may_end(token_ids):
+            return self._text
+        self._spent += size - self._start
+        fresh = self._decode(token_ids[self._start :])[self._before :]
+        self._text = self._settled + fresh
         if fresh and not fresh.endswith("\ufffd"):  # an unfinished character
-            self._settled += fresh
-            self._start, self._end = self._end, len(token_ids)
-            return self._settled
-        return self._settled + fresh
+            self._settled = self._text
+            self._start, self._end = self._end, size
+            self._before = len(self._decode(token_ids[self._start : size]))
+            self._due = self._spent = 0
+        elif (run := size - self._end) > _RUN:
+            self._due = size + run // 2
+        return self._text
+
+    def _may_end(self, token_ids: list[int]) -> bool:
+        """Whether the last token may end a run of tokens that form no character."""
+        if self._spent > _MOST_DECODED * (len(token_ids) - self._end):
+            return False
+        text = self._decode(token_ids[-1:])
+        return bool(text) and "\ufffd" not in text
+
+
+class StopSearch:
+    """Whether the text of a response that is being sampled has one of ``stops``.
+
+    Only new text is searched, with as much before it as a stop string may begin in.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], stops: tuple[str, ...]) -> None:
+        self._running = RunningText(decode)
+        self._stops = stops
+        self._overlap = _overlap(stops)
+        self._searched: str | None = None
+
+    def __call__(self, token_ids: list[int]) -> bool:
+        """Whether there is a stop string. ``token_ids`` extend the ids of the previous call."""
+        if not self._stops:
+            return False
+        start = max(self._running.settled - self._overlap, 0)
+        text = self._running(token_ids)
+        if text is self._searched:
+            return False
+        self._searched = text
+        return any(text.find(stop, start) >= 0 for stop in self._stops)
+
+
+def _overlap(marks: Sequence[str]) -> int:
+    """The most characters of a text in which one of ``marks`` may begin that ends in later text."""
+    return max(map(len, marks), default=1) - 1
 
 
 _NEAR = 16
@@ -57,7 +113,9 @@ class HeldText:
         self._split = split
         self._stops = stops
         self._tools = tools
-        self._marks = (*stops, *tools.opens) if tools else stops
+        self._marks = sorted((*stops, *tools.opens) if tools else stops)
+        self._firsts = {mark[0] for mark in self._marks}
+        self._overlap = _overlap(self._marks)
         self._thought = ""
         self._size = self._seen = self._spent = self._sent = 0
         self._answer: str | None = None
@@ -75,7 +133,7 @@ class HeldText:
         fresh = text[self._seen :]
         near = text[max(self._seen - _NEAR, 0) :]
         before, self._seen = self._seen, len(text)
-        if any(stop in text[max(before - len(stop), 0) :] for stop in self._stops):
+        if any(text.find(stop, max(before - len(stop), 0)) >= 0 for stop in self._stops):
             self._over = True
             text, _ = cut(text, self._stops)
         elif self._answer is not None and "<|" not in near:
@@ -110,19 +168,26 @@ class HeldText:
             self._over = True
             return ""
         rest = text[self._sent :]
-        safe = len(rest.rstrip("\ufffd"))
+        safe = min(len(rest.rstrip("\ufffd")), self._unfinished(rest))
         for mark in self._marks:
             at = rest.find(mark)
             if at >= 0:
                 self._over = True
                 safe = min(safe, at)
-            for size in range(1, len(mark)):
-                if rest.endswith(mark[:size]):
-                    safe = min(safe, len(rest) - size)
         if self._tools:
             safe = len(rest[:safe].rstrip())  # space before a tool call is not part of the text
         self._sent += safe
         return rest[:safe]
+
+    def _unfinished(self, text: str) -> int:
+        """Where a mark may begin that later text completes; the length of ``text`` if nowhere."""
+        for at in range(max(len(text) - self._overlap, 0), len(text)):
+            if text[at] in self._firsts:
+                end = text[at:]
+                place = bisect_left(self._marks, end)
+                if place < len(self._marks) and self._marks[place].startswith(end):
+                    return at
+        return len(text)
 
 
 def cut(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:

@@ -90,6 +90,15 @@ class WaitingTime:
         """The seconds so far."""
         return self._at(time.monotonic(), self._lag())
 
+    def state(self) -> tuple[int, float, float, float, float]:
+        """Its numbers, for `restore` of a copy in another process."""
+        return self.requests, *self._now
+
+    def restore(self, requests: int, *now: float) -> None:
+        """Take over the numbers of `state`. The copy's ``lag`` is that of the same event loop."""
+        total, since, lag, counted = now
+        self.requests, self._now = requests, (total, since, lag, counted)
+
     def _at(self, now: float, lag: float) -> float:
         total, since, lag_since, counted = self._now
         return total + min(max(now - since, 0.0), max(lag - lag_since, counted))

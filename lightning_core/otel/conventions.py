@@ -30,6 +30,9 @@ CONVENTIONS: Mapping[str, Convention] = {
 }
 """Each maps a span's name and attributes to ours, or to None; the first match wins."""
 
+_CUT = frozenset({"max_tokens", "max_output_tokens", "model_context_window_exceeded", "model_length"})
+"""The finish reasons of providers for ``length``, in lower case."""
+
 
 def normalize_spans(spans: Iterable[SpanRecord]) -> list[SpanRecord]:
     """Foreign spans of one or several traces with our attributes, in order of start.
@@ -80,7 +83,7 @@ def _drop_malformed(merged: dict[str, Any], canonical: Mapping[str, Any]) -> dic
     reasons = merged.pop(tr.FINISH_REASONS, ())
     reasons = (reasons,) if isinstance(reasons, str) else reasons
     if isinstance(reasons, (tuple, list)) and reasons:
-        merged[tr.FINISH_REASONS] = tuple(str(reason) for reason in reasons)
+        merged[tr.FINISH_REASONS] = tuple("length" if str(r).lower() in _CUT else str(r) for r in reasons)
     if not isinstance(merged.get(tr.TEMPERATURE, 1.0), (int, float)):
         del merged[tr.TEMPERATURE]
     return merged

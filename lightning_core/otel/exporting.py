@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from lightning_core.capture.spans import add_span_processor, remove_span_processor
-from lightning_core.errors import ConfigError, MissingExtra, describe
+from lightning_core.errors import ConfigError, MissingExtra, describe, redact_urls
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +25,13 @@ _BATCH = 64
 """Spans per request: they contain whole prompts, and collectors reject requests of some MiB."""
 _QUEUE = 16384
 """Spans that can wait; a full queue does not block a rollout."""
-_TIMEOUT_SECONDS = 5.0
-"""Time limit of one batch, including retries."""
+TIMEOUT_SECONDS = 5.0
+"""The default time limit of one batch, including retries."""
 
 
-def otlp_processor(endpoint: str, *, headers: Mapping[str, str] | None = None) -> SpanProcessor:
+def otlp_processor(
+    endpoint: str, *, headers: Mapping[str, str] | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+) -> SpanProcessor:
     """A processor that sends spans in batches to the OTLP/HTTP URL ``endpoint``.
 
     Raises `MissingExtra` without the OTLP exporter. Spans wait in memory; ``force_flush`` and
@@ -40,12 +42,14 @@ def otlp_processor(endpoint: str, *, headers: Mapping[str, str] | None = None) -
         exporter = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     except ModuleNotFoundError:
         raise MissingExtra("opentelemetry-exporter-otlp-proto-http", "otlp", "sending spans to a collector") from None
-    sender = exporter.OTLPSpanExporter(endpoint=endpoint, headers=dict(headers or {}), timeout=_TIMEOUT_SECONDS)
+    sender = exporter.OTLPSpanExporter(endpoint=endpoint, headers=dict(headers or {}), timeout=timeout_seconds)
     return _Processor(_WarnOnceExporter(sender, endpoint, logging.getLogger(exporter.__name__)))
 
 
 @contextmanager
-def exporting(endpoint: str | None, *, headers_env: str | None = None) -> Generator[None]:
+def exporting(
+    endpoint: str | None, *, headers_env: str | None = None, timeout_seconds: float | None = None
+) -> Generator[None]:
     """Send the spans of all rollouts in the body to ``endpoint``; None sends nothing.
 
     ``headers_env`` names an environment variable with comma-separated ``name=value`` pairs.
@@ -54,7 +58,8 @@ def exporting(endpoint: str | None, *, headers_env: str | None = None) -> Genera
     if endpoint is None:
         yield
         return
-    processor = otlp_processor(endpoint, headers={} if headers_env is None else _read_headers(headers_env))
+    headers = {} if headers_env is None else _read_headers(headers_env)
+    processor = otlp_processor(endpoint, headers=headers, timeout_seconds=timeout_seconds or TIMEOUT_SECONDS)
     add_span_processor(processor)
     try:
         yield
@@ -82,7 +87,7 @@ class _WarnOnceExporter(SpanExporter):
         self.closing = False
         """If true, the first failed batch is the last one that is tried."""
         self._exporter = exporter
-        self._endpoint = endpoint
+        self._endpoint = redact_urls(endpoint)
         self._exporter_logger = exporter_logger
         self._captured = _CapturedLog()
         self._lost = 0

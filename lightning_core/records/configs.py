@@ -18,6 +18,7 @@ import yaml
 
 from lightning_core.config import Config, dump_config, load_config
 from lightning_core.config.signal_sections import signal_sections
+from lightning_core.errors import redact_urls
 
 logger = logging.getLogger(__name__)
 
@@ -137,8 +138,8 @@ def leaves(config: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tu
 
 
 def show_value(value: Any) -> str:
-    """``value`` as a configuration has it: strings as they are, the rest as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    """``value`` as a configuration has it, without credentials in URLs: strings as they are, the rest as JSON."""
+    return redact_urls(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
 
 
 def _all_equal(values: Sequence[Any], expected: int) -> bool:

@@ -100,20 +100,22 @@ def given_answers(store: Store) -> list[GivenAnswer]:
     """The answers in the run's own evaluations, in the order of the store; rollouts without one are left out."""
     rows = store.select(
         f"""
-        SELECT phase, step, task_id, coalesce(reward, 0) AS reward,
+        SELECT id, phase, step, task_id, coalesce(reward, 0) AS reward,
             (SELECT max(json_extract(attributes, ?)) FROM spans WHERE rollout = rollouts.id AND parent_id IS NULL) AS returned,
-            (SELECT json_extract(attributes, ?) FROM spans WHERE rollout = rollouts.id AND operation = 'chat' AND error IS NULL
-                AND agent IN (SELECT DISTINCT agent FROM credit) ORDER BY start_ns DESC LIMIT 1) AS response
+            (SELECT span_id FROM spans WHERE rollout = rollouts.id AND operation = 'chat' AND error IS NULL
+                AND agent IN (SELECT DISTINCT agent FROM credit) ORDER BY start_ns DESC LIMIT 1) AS last
         FROM rollouts WHERE phase IN ({", ".join("?" for _ in EVALUATIONS)}) AND {COUNTED} ORDER BY ordinal
         """,
-        *(f'$."{name}"' for name in (ANSWER, OUTPUT_MESSAGES)),
+        f'$."{ANSWER}"',
         *EVALUATIONS,
     )
     given: list[GivenAnswer] = []
     for row in rows:
-        answer, response = row["returned"], row["response"]
-        if answer is None and response is not None:
-            answer = response_text(json.loads(response)[0])
+        answer = row["returned"]
+        if answer is None and row["last"] is not None:
+            (call,) = store.spans(row["id"], only=row["last"])
+            response = call.attributes.get(OUTPUT_MESSAGES)
+            answer = None if response is None else response_text(json.loads(response)[0])
         if answer is not None:
             own = row["phase"], row["step"], row["task_id"]
             given.append(GivenAnswer(*own, answer, row["returned"] is not None, row["reward"]))

@@ -81,7 +81,7 @@ def to_evaluation(outcomes: Iterable[tuple[str, str, float]]) -> Evaluation:
     by_task: dict[str, list[float]] = {}
     left_out = failed = max_calls = 0
     for task_id, status, reward in outcomes:
-        failed += status == "failed"
+        failed += status in ("failed", "masked")
         max_calls += status == "max_calls"
         if status in LEFT_OUT:
             left_out += 1

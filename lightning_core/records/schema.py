@@ -1,8 +1,15 @@
 """The tables of a store."""
 
-VERSION = 2
+VERSION = 3
 """The version of the tables; of the others, `UPGRADES` are opened."""
-SCHEMA = """
+CONTENTS = """
+CREATE TABLE contents (
+    rollout TEXT NOT NULL REFERENCES rollouts(id) ON DELETE CASCADE, number INTEGER NOT NULL, data BLOB NOT NULL,
+    PRIMARY KEY (rollout, number)
+)
+"""
+"""The messages and token ids that the calls of a rollout share; see `span_rows`."""
+SCHEMA = f"""{CONTENTS};
 CREATE TABLE rollouts (
     ordinal INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, step INTEGER NOT NULL, task_id TEXT NOT NULL, phase TEXT NOT NULL,
     attempt INTEGER NOT NULL, status TEXT NOT NULL, reward REAL, error TEXT, version INTEGER,
@@ -32,14 +39,17 @@ CREATE INDEX spans_by_agent ON spans (agent, rollout) WHERE operation = 'chat';
 """
 
 _OF_AN_UPDATE = "phase IN ('train', 'fork', 'judge')"
+_TO_VERSION_3 = (CONTENTS, f"PRAGMA user_version = {VERSION}")
 UPGRADES = {
     1: (
         f"UPDATE rollouts SET step = step + 1 WHERE {_OF_AN_UPDATE}",
         "UPDATE credit SET step = step + 1",
-        f"PRAGMA user_version = {VERSION}",
-    )
+        *_TO_VERSION_3,
+    ),
+    2: _TO_VERSION_3,
 }
-"""The statements that make a store of an earlier version one of this version. Version 1 counted the steps of rollouts from 0."""
+"""The statements that make a store of an earlier version one of this version. Version 1 counted the steps of rollouts from 0; up to
+version 2, each call had its whole prompt. Rows stay as they are."""
 _IS_FIRST = "(SELECT user_version = 1 FROM pragma_user_version)"
 VIEWS = {
     1: (
@@ -47,7 +57,8 @@ VIEWS = {
             status, reward, error, version, started_ns, ended_ns, calls, counters FROM main.rollouts""",
         f"""CREATE TEMP VIEW credit AS SELECT rollout, call, agent, step + {_IS_FIRST} AS step, reward, advantage, tokens
             FROM main.credit""",
-    )
+    ),
+    2: (),
 }
 """The views through which a store of an earlier version is read as one of this version, without a change of the file.
 Another process may upgrade it while they are in use."""

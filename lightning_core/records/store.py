@@ -21,9 +21,9 @@ from typing import Any, Literal, get_args
 from lightning_core.records.database import open_database, transaction
 from lightning_core.records.group_commit import GroupCommit
 from lightning_core.records.ledger import Ledger, call_entries, event_entry
-from lightning_core.records.values import attributes_of, base64_of, storable
+from lightning_core.records.span_rows import OUTPUT_TOKENS_PATH, AttributeReader, SpanRows, plain_rows, to_rows
+from lightning_core.records.values import storable
 from lightning_core.trace import (
-    AGENT,
     CREDENTIALS,
     DROPPED,
     HOST,
@@ -47,6 +47,7 @@ their rollouts are stored."""
 Status = Literal[
     "ok",
     "failed",
+    "masked",
     "max_calls",
     "infrastructure",
     "invalid",
@@ -58,7 +59,7 @@ Status = Literal[
     "stream_error",
 ]
 """See `rollouts.outcome`."""
-LEFT_OUT: frozenset[Status] = frozenset(get_args(Status)) - {"ok", "failed", "max_calls"}
+LEFT_OUT: frozenset[Status] = frozenset(get_args(Status)) - {"ok", "failed", "masked", "max_calls"}
 """The statuses of rollouts that are neither trained on nor part of a mean."""
 COUNTED = f"status NOT IN ({', '.join(repr(status) for status in sorted(LEFT_OUT))})"
 """The condition of the rollouts that are not `LEFT_OUT`."""
@@ -148,57 +149,36 @@ class Store:
 
     def add_rollouts(self, rollouts: Iterable[tuple[RolloutRecord, Iterable[SpanRecord]]]) -> list[int]:
         """`add_rollout` for several rollouts in one transaction: all are written, or none."""
+        prepared = [(record, *_rows_of(record, spans)) for record, spans in rollouts]
         with self._transaction():
-            return [self._add_rollout(record, spans) for record, spans in rollouts]
+            return [self._add_rollout(record, calls, rows) for record, calls, rows in prepared]
 
     def queue_rollouts(self, rollouts: Sequence[tuple[RolloutRecord, Sequence[SpanRecord]]]) -> Future[None]:
         """`add_rollouts` on the store's own thread; rollouts queued during a write share the next transaction."""
         return self._queue.add(rollouts)
 
-    def _add_rollout(self, r: RolloutRecord, spans: Iterable[SpanRecord]) -> int:
-        spans = {span.span_id: span for span in spans}.values()
-        foreign = next((span for span in spans if span.trace_id != r.id), None)
-        if foreign is not None:
-            raise ValueError(f"span {foreign.span_id} belongs to rollout {foreign.trace_id}, expected {r.id}")
-        calls = sum(span.attributes.get(OPERATION) == "chat" for span in spans)
+    def _add_rollout(self, r: RolloutRecord, calls: int, rows: SpanRows) -> int:
         columns = {name: getattr(r, name) for name in _ROLLOUT}
         values = {**columns, "calls": calls, "counters": json.dumps(dict(r.counters))}
         try:
             cursor = self._db.execute(_insert("rollouts", tuple(values)), storable(values))
         except sqlite3.IntegrityError as error:
             raise ValueError(f"rollout {r.id} cannot be stored: {error}") from error
-        for span in spans:
-            self._add_span(span)
+        self._add_rows(rows)
+        contents = [(r.id, number, data) for number, data in enumerate(rows.contents)]
+        self._db.executemany("INSERT INTO contents VALUES (?, ?, ?)", contents)
         return int(cursor.lastrowid or 0)
 
-    def _add_span(self, span: SpanRecord) -> None:
-        plain = {k: v for k, v in span.attributes.items() if not isinstance(v, bytes)}
-        # Spans of other processes may have any value here.
-        operation, agent = (v if isinstance(v, str) else None for v in (plain.get(OPERATION), plain.get(AGENT)))
-        values = {
-            "rollout": span.trace_id,
-            "span_id": span.span_id,
-            "parent_id": span.parent_id,
-            "name": span.name,
-            "start_ns": span.start_ns,
-            "end_ns": span.end_ns,
-            "error": span.error,
-            "operation": operation,
-            "agent": agent,
-            # ASCII: also keeps lone surrogates, which UTF-8 cannot encode
-            "attributes": json.dumps(plain, default=base64_of),
-        }
-        self._db.execute(_insert("spans", tuple(values)), storable(values))
-        for key, data in span.attributes.items():
-            if isinstance(data, bytes):
-                array = {"rollout": span.trace_id, "span_id": span.span_id, "key": key, "data": data}
-                self._db.execute(_insert("arrays", _ARRAY), storable(array))
+    def _add_rows(self, rows: SpanRows) -> None:
+        for table, values in (("spans", rows.spans), ("arrays", rows.arrays)):
+            for row in values:
+                self._db.execute(_insert(table, tuple(row)), storable(row))
 
     def add_spans(self, spans: Iterable[SpanRecord]) -> None:
         """Add spans to rollouts that are already stored."""
+        rows = plain_rows(spans)
         with self._transaction():
-            for span in spans:
-                self._add_span(span)
+            self._add_rows(rows)
 
     def add_arrays(self, key: str, arrays: Mapping[tuple[str, str], bytes]) -> None:
         """Add the attribute ``key`` to stored spans, given by rollout and span id; replaces earlier values."""
@@ -231,7 +211,7 @@ class Store:
         repeated = "step > ? OR phase = 'eval_unfinished'"
         with self._transaction():
             # The tables that refer to rollouts first: a cascade would delete from them rollout by rollout.
-            for table in ("arrays", "spans", "credit"):
+            for table in ("contents", "arrays", "spans", "credit"):
                 ids = f"SELECT id FROM rollouts WHERE {repeated}"
                 self._db.execute(f"DELETE FROM {table} WHERE rollout IN ({ids})", (step,))
             self._db.execute(f"DELETE FROM rollouts WHERE {repeated}", (step,))
@@ -279,6 +259,8 @@ class Store:
             arrays.setdefault(row["span_id"], {})[row["key"]] = row["data"]
         columns = "span_id, parent_id, name, start_ns, end_ns, error, attributes"
         rows = self.select(f"SELECT {columns} FROM spans WHERE {where} ORDER BY start_ns, span_id", *values)
+        content = "SELECT data FROM contents WHERE rollout = ? AND number = ?"
+        reader = AttributeReader(lambda number: self.select(content, rollout, number)[0]["data"])
         return tuple(
             SpanRecord(
                 trace_id=rollout,
@@ -288,7 +270,7 @@ class Store:
                 start_ns=row["start_ns"],
                 end_ns=row["end_ns"],
                 error=row["error"],
-                attributes=attributes_of(row["attributes"]) | arrays.get(row["span_id"], {}),
+                attributes=reader.read(row["attributes"], arrays.get(row["span_id"], {})),
             )
             for row in rows
         )
@@ -316,10 +298,14 @@ class Store:
 
     def tokens_sampled(self) -> int:
         """Number of sampled tokens with recorded ids, in all rollouts."""
-        octets = "SELECT coalesce(sum(length(data)), 0) AS octets FROM arrays WHERE key = ?"
-        repeated = f"{octets} AND (rollout, span_id) IN ({_REPEATED})"
-        whole, twice = (int(self.select(query, OUTPUT_IDS)[0]["octets"]) for query in (octets, repeated))
-        return (whole - twice) // 4
+        octets = "SELECT sum(length(data)) / 4 AS number FROM arrays WHERE key = ?"
+        shared = "SELECT sum(json_extract(attributes, ?)) AS number FROM spans WHERE operation = 'chat'"
+        repeated = f" AND (rollout, span_id) IN ({_REPEATED})"
+        return sum(
+            sign * int(self.select(query + where, value)[0]["number"] or 0)
+            for query, value in ((octets, OUTPUT_IDS), (shared, OUTPUT_TOKENS_PATH))
+            for sign, where in ((1, ""), (-1, repeated))
+        )
 
     def ledger(self, *, after: int = 0, rollouts: Sequence[str] | None = None) -> Ledger:
         """The number of requests for each entry of the ledger.
@@ -386,6 +372,15 @@ _ROLLOUT = tuple(column.name for column in fields(RolloutRecord) if column.name 
 def _insert(table: str, columns: tuple[str, ...], verb: str = "INSERT") -> str:
     """The statement that inserts one row of named values into ``table``."""
     return f"{verb} INTO {table} ({', '.join(columns)}) VALUES ({', '.join(f':{name}' for name in columns)})"
+
+
+def _rows_of(r: RolloutRecord, spans: Iterable[SpanRecord]) -> tuple[int, SpanRows]:
+    """The number of calls among ``spans``, and their rows."""
+    spans = {span.span_id: span for span in spans}.values()
+    foreign = next((span for span in spans if span.trace_id != r.id), None)
+    if foreign is not None:
+        raise ValueError(f"span {foreign.span_id} belongs to rollout {foreign.trace_id}, expected {r.id}")
+    return sum(span.attributes.get(OPERATION) == "chat" for span in spans), to_rows(spans)
 
 
 def _record(row: sqlite3.Row) -> RolloutRecord:

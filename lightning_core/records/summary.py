@@ -18,7 +18,7 @@ Rewards = Mapping[str, Sequence[float]]
 RewardChange = Literal["rose", "unchanged", "fell"]
 
 ENDINGS: Mapping[str, frozenset[Status]] = {
-    "failed": frozenset({"failed"}),
+    "failed": frozenset({"failed", "masked"}),
     "max_calls": frozenset({"max_calls"}),
     "left_out": LEFT_OUT,
 }

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 _REMEDIES = {
     "invalid": "Correct the reward",
     "timeout": "Lower rollouts.concurrency, check the provider, or raise the limit or the time-out that the error names",
-    "overflow": "Raise policy.max_context, shorten what tools return, or end the conversation with a reward",
+    "overflow": "Raise policy.max_context, shorten what tools return, end the conversation with a reward, or set rollouts.on_refused",
     "refused": "Correct the part of the request that the error names",
     "unauthorized": "Let the client send the key that it was given; a hook, an adapter or a proxy of the client may set another one",
     "late": "Lower rollouts.concurrency, or check why requests do not arrive in time",

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from lightning_core.capture.run import ToolRunner
 from lightning_core.endpoint.recorded import RecordedResponses
 from lightning_core.endpoint.routing import Routing
-from lightning_core.records.store import Status
+from lightning_core.records.store import LEFT_OUT, Status
 from lightning_core.trace import SpanRecord, Trace
 
 Task = Mapping[str, Any]
@@ -48,7 +48,7 @@ class Rollout:
     @property
     def has_reward(self) -> bool:
         """Whether it returned, or gave a reward before it failed."""
-        return self.status == "ok" or (self.status in ("failed", "max_calls") and self.trace.reward is not None)
+        return self.status == "ok" or (self.status not in LEFT_OUT and self.trace.reward is not None)
 
     @property
     def reward(self) -> float:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import asynccontextmanager
 
-from lightning_core.endpoint.sessions import Silence
+from lightning_core.endpoint.activity import Silence
 
 _LONG_SHARE = 0.1
 """A silence is long, and its slot given up, after this share of a usual rollout's time: agents that hang then cost little throughput."""

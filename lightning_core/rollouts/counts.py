@@ -19,7 +19,7 @@ from lightning_core.rollouts.attempt import Group, Rollout
 from lightning_core.transitions import Row, Transition, discarded_calls
 
 _CONTEXTS = ("new", "clean", "realigned", "forked")
-_REASONS = {*LEFT_OUT, "max_calls"} - {"infrastructure", "invalid"}
+_REASONS = {*LEFT_OUT, "masked", "max_calls"} - {"infrastructure", "invalid"}
 """Statuses with a metric that a step has only if it is not 0."""
 _SUMS = (
     "reward_sum",
@@ -50,7 +50,7 @@ def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0, solved: float 
         "reward_squares": math.fsum(r.reward**2 for r in finished),
         "rollouts_solved": sum(is_solved(r.reward, solved) for r in finished),
         "rollouts": len(rollouts) + lost,
-        "rollouts_failed": statuses["failed"],
+        "rollouts_failed": statuses["failed"] + statuses["masked"],
         "rollouts_invalid": statuses["invalid"],
         **{f"rollouts_{status}": number for status, number in statuses.items() if status in _REASONS},
         "rollouts_left_out": len(rollouts) + lost - len(finished),

@@ -69,7 +69,8 @@ def to_episodes(rollouts: Iterable[Rollout], trained: Collection[str]) -> list[E
             if refusal.kind == "untrainable":
                 raise TrainingError(f"a call of agent {refusal.agent!r} cannot be trained on: {refusal.reason}")
         transitions = trace_to_transitions(r.trace, agents=trained)
-        episodes.append(Episode(trace=r.trace, transitions=transitions, rewards=r.trace.rewards))
+        masked = r.status == "masked"
+        episodes.append(Episode(trace=r.trace, transitions=transitions, rewards=r.trace.rewards, masked=masked))
     return episodes
 
 

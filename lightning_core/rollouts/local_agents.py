@@ -10,12 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_core.backends.backend import Backend
+from lightning_core.backends.gate import SharedBackend
 from lightning_core.capture.integration import installed
 from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
+from lightning_core.endpoint.interface import Endpoint
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
+from lightning_core.endpoint.shard_messages import ChatSettings
+from lightning_core.endpoint.sharded import ShardedEndpoint
 from lightning_core.endpoint.upstream import upstream_target
 from lightning_core.otel import exporting
 from lightning_core.propagation.process_patches import process_patches
@@ -46,14 +50,15 @@ def patched(integrations: Iterable[str] | None = None) -> Generator[None]:
 @contextmanager
 def capturing(config: Config) -> Generator[None]:
     """`patched`, with spans exported as configured."""
-    with exporting(config.otlp.endpoint, headers_env=config.otlp.headers_env), patched():
+    otlp = config.otlp
+    with exporting(otlp.endpoint, headers_env=otlp.headers_env, timeout_seconds=otlp.timeout_seconds), patched():
         yield
 
 
 class LocalAgents:
     """Runs agents in this process."""
 
-    def __init__(self, runner: Runner, endpoint: PolicyEndpoint, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, runner: Runner, endpoint: Endpoint, threads: ThreadPoolExecutor) -> None:
         self._runner = runner
         self._endpoint = endpoint
         self._threads = threads
@@ -71,6 +76,36 @@ class LocalAgents:
         return await loop.run_in_executor(self._threads, function, self._endpoint, *arguments)
 
 
+def open_endpoint(
+    config: Config, backend: Backend, chats: Mapping[str, Chat], *, concurrency: int
+) -> PolicyEndpoint | ShardedEndpoint:
+    """The endpoint of ``config``, to be entered: one server in this process, or several workers."""
+    section, upstream, limits = config.endpoint, config.policy.upstream, Limits()
+    target = None if upstream is None else upstream_target(**upstream.model_dump())
+    # Every rollout must be able to send requests, and some agents send several at a time.
+    limits = replace(limits, requests=max(limits.requests, 4 * concurrency))
+    if section.workers == 1:
+        return PolicyEndpoint(
+            backend,
+            chats,
+            upstream=target,
+            host=section.host,
+            port=section.port,
+            public_url=section.public_url,
+            limits=limits,
+        )
+    assert isinstance(backend, SharedBackend), "the checks of the configuration require it"
+    variables = config.policy.chat_template_kwargs
+    return ShardedEndpoint(
+        backend,
+        {name: ChatSettings.of(chat, variables) for name, chat in chats.items()},
+        workers=section.workers,
+        upstream=target,
+        host=section.host,
+        limits=limits,
+    )
+
+
 @contextmanager
 def open_agents(
     config: Config,
@@ -85,23 +120,10 @@ def open_agents(
 
     ``concurrency``: rollouts at the same time; None: as configured.
     """
-    upstream = config.policy.upstream
-    target = None if upstream is None else upstream_target(**upstream.model_dump())
     settings = config.rollouts.model_copy(update={"concurrency": concurrency or config.rollouts.concurrency})
     agents = frozenset(config.agents.trained_names) | frozenset(config.agents.frozen)
-    limits = Limits()
-    # Every rollout must be able to send requests, and some agents send several at a time.
-    limits = replace(limits, requests=max(limits.requests, 4 * settings.concurrency))
     with (
-        PolicyEndpoint(
-            backend,
-            chats,
-            upstream=target,
-            host=config.endpoint.host,
-            port=config.endpoint.port,
-            public_url=config.endpoint.public_url,
-            limits=limits,
-        ) as endpoint,
+        open_endpoint(config, backend, chats, concurrency=settings.concurrency) as endpoint,
         Runner(
             solve,
             endpoint=endpoint,

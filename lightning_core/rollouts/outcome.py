@@ -13,12 +13,12 @@
    response, or by ``rollouts.on_timeout``. The limit on the whole time passed: ``timeout``.
 6. The exception, or one that it was raised from, is an infrastructure failure, or says that a shared client is closed: ``infrastructure``.
 7. It is a time-out, and a model call of the agent had no answer yet: ``timeout``.
-8. The last request was refused, or the last one of an agent, and the exception quotes it: ``overflow`` if its prompt filled the context,
-   else ``refused``.
+8. The last request was refused, or the last one of an agent, and the exception quotes it: by ``rollouts.on_refused`` ``failed``,
+   ``masked``, or left out as ``overflow`` if its prompt filled the context, else as ``refused``.
 9. Any other exception: ``failed``.
 
-``failed`` and ``max_calls`` are the agent's: they count, with the reward so far, else 0. The others are left out, and repeated if another
-attempt may end otherwise.
+``failed``, ``masked`` and ``max_calls`` are the agent's: they count, with the reward so far, else 0. The others are left out, and
+repeated if another attempt may end otherwise.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ from lightning_core.errors import (
 )
 from lightning_core.records.store import Status
 from lightning_core.rollouts.containment import chain
+from lightning_core.rollouts.own_output import is_of_output
 from lightning_core.trace import REWARD_FUNCTION, Call
 
 OnTimeout = Literal["fail", "leave_out"]
+OnRefused = Literal["auto", "fail", "mask", "leave_out"]
 
 _CLOSED = re.compile(
     "|".join(
@@ -94,6 +96,7 @@ class Evidence:
     unreadable: str | None = None
     """The reason the trace cannot be read, or None."""
     on_timeout: OnTimeout = "fail"
+    on_refused: OnRefused = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +143,18 @@ def classify(evidence: Evidence) -> Outcome:
         return _outside(f"{why}, while a model call had no answer", "timeout")
     refusal = next((call for call in last if _is_refused(call)), None)
     if refusal is not None and (refusal is evidence.calls[-1] or _is_quoted(refusal, error)):
-        overflows = str(refusal.error).startswith(ContextOverflowError.__name__)
-        return Outcome(status="overflow" if overflows else "refused", error=f"{refusal.error} (the agent raised {why})")
+        return Outcome(status=_after(refusal, evidence), error=f"{refusal.error} (the agent raised {why})")
     return Outcome(status="failed", error=why)
+
+
+def _after(refusal: Call, evidence: Evidence) -> Status:
+    """The status of an attempt that ended with ``refusal``."""
+    how = evidence.on_refused
+    if how == "mask":
+        return "masked"
+    if how == "fail" or (how == "auto" and is_of_output(refusal, evidence.calls)):
+        return "failed"
+    return "overflow" if str(refusal.error).startswith(ContextOverflowError.__name__) else "refused"
 
 
 def _outside(why: str, status: Status = "infrastructure") -> Outcome:

@@ -23,7 +23,7 @@ def to_rows(algorithm: Algorithm, episodes: Sequence[Episode], credit: Credit, s
 
 
 def masked_calls(algorithm: Algorithm, episodes: Sequence[Episode]) -> set[str]:
-    """Whether responses cut at the limit are context only (``algorithm.truncated: mask``)."""
-    if algorithm.truncated != "mask":
-        return set()
-    return {t.call for episode in episodes for t in episode.transitions if t.finish_reason == "length"}
+    """The calls that are context only: those of masked rollouts and, with ``algorithm.truncated: mask``, those cut at the limit."""
+    cut = algorithm.truncated == "mask"
+    calls = [(t, episode.masked) for episode in episodes for t in episode.transitions]
+    return {t.call for t, masked in calls if masked or (cut and t.finish_reason == "length")}

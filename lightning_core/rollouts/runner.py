@@ -32,10 +32,11 @@ from typing import Any, Self, SupportsFloat
 from lightning_core.capture import ActiveRollout, reward, rollout
 from lightning_core.capture.folders import remove_folders
 from lightning_core.capture.mark import get_mark
+from lightning_core.capture.shared_content import without
 from lightning_core.config.sections import Rollouts
+from lightning_core.endpoint.interface import Endpoint
 from lightning_core.endpoint.known_agents import Verdict
 from lightning_core.endpoint.routing import Routing
-from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import ConfigError, InfrastructureError, MissingRewardError, RewardError, describe, show
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout, Task
 from lightning_core.rollouts.concurrency import ConcurrencyLimit, Slot
@@ -79,7 +80,7 @@ class Runner:
         self,
         solve: Solve,
         *,
-        endpoint: PolicyEndpoint,
+        endpoint: Endpoint,
         settings: Rollouts,
         agents: frozenset[str] = frozenset(),
         reward_function: RewardFunction | None = None,
@@ -214,7 +215,7 @@ class Runner:
                 task,
                 task_id=job.task_id,
                 agents=self._agents,
-                endpoint=self._endpoint.url,
+                endpoint=self._endpoint.url_of(key),
                 public_endpoint=self._endpoint.public_url,
                 api_key=key,
                 ignore_hosts=self._settings.ignore_hosts,
@@ -249,7 +250,7 @@ class Runner:
                     self._slots.ended_well(slot)
                 finally:
                     slot.end()
-                    verdict = self._endpoint.verdict(key)
+                    verdict = await self._loop.run_in_executor(self._closing, self._endpoint.verdict, key)
                     await self._loop.run_in_executor(self._closing, self._endpoint.close, key)
         except ExecutorError:
             raise
@@ -277,6 +278,7 @@ class Runner:
                 endpoint_gone=not self._endpoint.is_serving,
                 unreadable=unreadable,
                 on_timeout=self._settings.on_timeout,
+                on_refused=self._settings.on_refused,
             )
         )
         if verdict == "keep":
@@ -378,10 +380,7 @@ def _classify(evidence: Evidence) -> Outcome:
 
 def _untrained(rollout: Rollout) -> Rollout:
     """``rollout`` without trained calls: the policy answered them before it was known which agents are trained."""
-    spans = tuple(
-        replace(span, attributes={name: value for name, value in span.attributes.items() if name != TRAINED})
-        for span in rollout.spans
-    )
+    spans = tuple(replace(span, attributes=without(span.attributes, TRAINED)) for span in rollout.spans)
     return replace(rollout, spans=spans, trace=spans_to_trace(spans, counters=rollout.trace.counters))
 
 

@@ -100,7 +100,7 @@ def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool 
     """
     traces = [r.trace for r in rollouts]
     known = known_agents(traces)
-    failed = next((f" The first failed rollout: {r.error}" for r in rollouts if r.status == "failed"), "")
+    failed = next((f" The first failed rollout: {r.error}" for r in rollouts if r.status in ("failed", "masked")), "")
     train, frozen = config.agents.trained_names, tuple(config.agents.frozen)
     auxiliary = [rule.agent for rule in config.agents.auxiliary if rule.agent is not None]
     error = misspelt_names(known, (*train, *frozen), train=train, frozen=frozen)

@@ -20,6 +20,8 @@ from lightning_core.capture.spans import listen, stop_listening
 from lightning_core.chat.chat import Chat, Memory
 from lightning_core.config import Config
 from lightning_core.dialects.exchange import Message
+from lightning_core.endpoint.guard import Protection, Tls
+from lightning_core.endpoint.large_work import LargeWork
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
@@ -75,6 +77,8 @@ class SingleSession(Sessions):
     def __init__(self, session: Session, api_key: str | None, limits: Limits) -> None:
         super().__init__(limits)
         self._session = session
+        # Many clients share it.
+        session.large_work = self.large_work = LargeWork(at_once=2)
         self._api_key = api_key
 
     def find(self, headers: Mapping[str, str]) -> Session | None:
@@ -89,7 +93,7 @@ class SingleSession(Sessions):
 class ServingEndpoint(PolicyEndpoint):
     """Serves ``backend``'s models; ``routing`` has the defaults for sampling parameters.
 
-    Requests must contain ``api_key``; None accepts all requests.
+    Requests must contain ``api_key``; None accepts all requests, of this machine. ``requests_per_minute``: of one client, at most.
     """
 
     def __init__(
@@ -101,7 +105,11 @@ class ServingEndpoint(PolicyEndpoint):
         api_key: str | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        tls: Tls | None = None,
+        requests_per_minute: int | None = None,
     ) -> None:
+        """Raises `ConfigError` if the address or the files of ``tls`` cannot be used, or if other machines need no key."""
+        check_access(api_key, host=host, tls=tls)
         self.models: Sequence[str] = backend.models
         """Model names that requests can use; trained policies first."""
         root = Address(rollout=secrets.token_hex(16), span=secrets.token_hex(8))
@@ -112,7 +120,17 @@ class ServingEndpoint(PolicyEndpoint):
         limits = Limits(requests_per_rollout=Limits().requests)
         sessions = SingleSession(session, api_key, limits)
         # standalone: never forwards to a server named in a header, which would let clients make this host fetch URLs.
-        super().__init__(backend, chat, host=host, port=port, limits=limits, sessions=sessions, standalone=True)
+        protection = Protection(tls=tls, requests_per_minute=requests_per_minute, anonymous=api_key is None)
+        super().__init__(
+            backend,
+            chat,
+            host=host,
+            port=port,
+            limits=limits,
+            sessions=sessions,
+            standalone=True,
+            protection=protection,
+        )
         self._root = root
 
     def __enter__(self) -> Self:
@@ -132,17 +150,15 @@ def open_serving(
     host: str = "127.0.0.1",
     port: int = 0,
     api_key: str | None = None,
+    tls: Tls | None = None,
+    requests_per_minute: int | None = None,
 ) -> Generator[ServingEndpoint]:
     """Serve the policy of ``config`` while the body runs.
 
     The weights come from ``checkpoint`` if given. The defaults for temperature and number of
-    tokens come from the run's evaluation. Raises `ConfigError` if the address cannot be used,
-    or if it accepts requests from other machines and ``api_key`` is not set.
+    tokens come from the run's evaluation. Raises `ConfigError` as `ServingEndpoint` does.
     """
-    if api_key is None and not is_loopback(host):
-        raise ConfigError(
-            f"host {host!r} accepts requests from other machines: set an API key, or serve on 127.0.0.1 only"
-        )
+    check_access(api_key, host=host, tls=tls)
     rollouts, evaluation = config.rollouts, config.eval
     with ExitStack() as stack:
         trainer = make_trainer(config)
@@ -155,9 +171,29 @@ def open_serving(
             default_max_tokens=rollouts.max_tokens,
         )
         endpoint = ServingEndpoint(
-            trainer.backend, trainer.chats, routing=routing, api_key=api_key, host=host, port=port
+            trainer.backend,
+            trainer.chats,
+            routing=routing,
+            api_key=api_key,
+            host=host,
+            port=port,
+            tls=tls,
+            requests_per_minute=requests_per_minute,
         )
         yield stack.enter_context(endpoint)
+
+
+def check_access(api_key: str | None, *, host: str, tls: Tls | None) -> None:
+    """Raises `ConfigError` if other machines need no key, or if the files of ``tls`` cannot be used. Before a model is loaded."""
+    if not api_key and not is_loopback(host):
+        raise ConfigError(
+            f"host {host!r} accepts requests from other machines: set an API key (--api-key or LIGHTNING_API_KEY), or serve on "
+            "127.0.0.1 only"
+        )
+    if api_key == "":
+        raise ConfigError("the API key is empty; expected a text that is hard to guess, or None to accept any key")
+    if tls is not None:
+        tls.check()
 
 
 def is_loopback(host: str) -> bool:

@@ -1,9 +1,9 @@
 """Measures what a fault of one rollout does to the others, for each executor.
 
-    python -m tests.bench.isolation [--executors task thread process fresh] [--faults spin …] [--rollouts 60] [--calls 4]
+    python -m tests.bench.isolation [--executors task thread process fresh] [--faults spin …] [--rollouts 60] [--calls 4] [--seconds 0.1]
 
 Every fifth rollout of `tests.rollouts.faulty_agents` has the fault; the others are healthy. The endpoint is real; its scripted model
-takes 0.1 s for a response, and a rollout has four calls, or ``--calls``. Each cell runs in a process of its own: the rollouts without
+takes ``--seconds`` for a response, and a rollout has ``--calls``. Each cell runs in a process of its own: the rollouts without
 faults, then with them.
 
 - survived: the run ended by itself.
@@ -32,19 +32,18 @@ from tests.bench.cells import EXECUTORS, end_cell, run_cell
 from tests.rollouts import faulty_agents
 from tests.rollouts.faulty_agents import ASYNC_FAULTS, FAULTS, expected_status
 
-DELAY = 0.1
 LIMIT = 3.0
 CONCURRENCY = 8
-CELL_SECONDS = 60
+CELL_SECONDS = 180
 
 
-def measure(executor: str, kind: str, fault: str, rollouts: int, calls: int) -> dict[str, Any]:
+def measure(executor: str, kind: str, fault: str, rollouts: int, calls: int, delay: float) -> dict[str, Any]:
     """One cell, in this process. ``kind``: ``sync`` or ``async``."""
     solve = faulty_agents.solve if kind == "sync" else faulty_agents.solve_async
     faulty = {str(n) for n in range(rollouts) if n % 5 == 2}
     expected = expected_status(fault)
     settings = Rollouts(concurrency=CONCURRENCY, timeout_seconds=LIMIT, **EXECUTORS[executor])
-    backend = ScriptedBackend(lambda prompt: "answer", delay=DELAY)
+    backend = ScriptedBackend(lambda prompt: "answer", delay=delay)
     reward = faulty_agents.score if fault == "hang reward" else None
     with (
         patched(()),
@@ -91,11 +90,12 @@ def main() -> None:
     parser.add_argument("--faults", nargs="*")
     parser.add_argument("--rollouts", type=int, default=60)
     parser.add_argument("--calls", type=int, default=faulty_agents.CALLS)
-    parser.add_argument("--cell", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=0.1)
+    parser.add_argument("--cell", nargs=6, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.cell:
-        executor, kind, fault, rollouts, calls = arguments.cell
-        end_cell(measure(executor, kind, fault, int(rollouts), int(calls)))
+        executor, kind, fault, rollouts, calls, seconds = arguments.cell
+        end_cell(measure(executor, kind, fault, int(rollouts), int(calls), float(seconds)))
     print(f"{arguments.rollouts} rollouts, {CONCURRENCY} at a time, every fifth with a fault; time limit {LIMIT:g} s")
     print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
     print(f"{'fault':24}{'executor':10}{'survived':>10}{'throughput':>12}{'lost':>6}{'blamed':>8}")
@@ -104,7 +104,7 @@ def main() -> None:
             if arguments.faults and fault not in arguments.faults:
                 continue
             for executor in arguments.executors:
-                cell = [executor, kind, fault, str(arguments.rollouts), str(arguments.calls)]
+                cell = [executor, kind, fault, str(arguments.rollouts), str(arguments.calls), str(arguments.seconds)]
                 found = run_cell("tests.bench.isolation", "--cell", cell, seconds=CELL_SECONDS, quiet=True)
                 name = f"{fault} ({kind})"
                 if found is None:

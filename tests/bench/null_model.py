@@ -60,7 +60,7 @@ def _chat(prompt: list[int], output: list[int]) -> dict[str, Any]:
 
 
 def _completion(prompt: list[int], output: list[int]) -> dict[str, Any]:
-    choice = {**_part(output), "finish_reason": "stop", "stop_reason": None}
+    choice = {**_part(output), "finish_reason": "length", "stop_reason": None}
     return {**_head("text_completion"), "choices": [choice], "usage": _usage(prompt, output)}
 
 

@@ -275,6 +275,8 @@ rollouts: {group_size: yes}
         ("eval: {every: 5, early_stop: {}}", "eval.early_stop: without reward or patience the run never"),
         ("eval: {every: 5, early_stop: {reward: 1.0, min_improvement: 0.1}}", "eval.early_stop.min_improvement: goes with patience"),
         ("run: {report_checkpoint: true}", "run.report_checkpoint: goes with run.report_to, which names no tracker"),
+        ("run: {report_seconds: 9}", "run.report_seconds: goes with run.report_to, which names no tracker"),
+        ("otlp: {timeout_seconds: 9}", "otlp.timeout_seconds: requires otlp.endpoint"),
         ("credit: {air: {truncated_ramp: 9}}", "credit.air.truncated_ramp: has no effect without credit.air.truncated"),
         ("tasks: {sampling: hard}", "tasks.sampling: found 'hard', expected 'uniform' or 'curriculum'"),
         ("tasks: {sampling: curriculum, sampling_floor: 1.5}", "tasks.sampling_floor: found 1.5, expected"),

@@ -37,7 +37,7 @@ def test_a_prompt_is_its_tokens_and_nothing_else():
     assert choice.logprobs is not None
     assert choice.logprobs.token_logprobs == [-0.5] * 6
     assert choice.logprobs.tokens == ["t", "\ufffd", "\ufffd", "l", "d", ""]
-    assert choice.logprobs.text_offset == [0, 1, 2, 3, 4, 5]
+    assert choice.logprobs.text_offset == [0, 1, 2, 2, 3, 4]
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (6, 6)
     assert run.trace.rewards[0].call == call.id

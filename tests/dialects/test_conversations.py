@@ -16,7 +16,7 @@ from google import genai
 from google.genai import errors, types
 from openai import AzureOpenAI, OpenAI
 
-from lightning_core import reward
+from lightning_core import reward, trace_to_transitions
 from lightning_core.capture import ActiveRollout, scope
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.testing import Playground, tool_call
@@ -376,6 +376,17 @@ def test_an_answer_that_is_cut_says_so(wire: Wire, stream: bool):
         answer = wire.ask(client, ["hi"], stream=stream, limit=3)
     assert (answer.text, answer.end) == ("a l", "length")
     assert [(call.finish_reason, call.max_tokens) for call in run.trace.calls] == [("length", 3)]
+
+
+@each_wire
+@streamed_or_not
+def test_a_cut_response_with_a_call_is_cut_in_the_record_and_for_the_client(wire: Wire, stream: bool):
+    most = TWO_CALLS.index("</tool_call>") + 20  # the second call is cut
+    with serve(lambda p: TWO_CALLS) as endpoint, talk(endpoint, wire) as (run, client):
+        answer = wire.ask(client, ["hi"], stream=stream, limit=most)
+    assert (answer.calls, answer.end) == ([("add", {"a": 1})], "length")
+    (cut,) = trace_to_transitions(run.trace, agents={"writer"})
+    assert cut.finish_reason == "length"
 
 
 @each_wire

@@ -41,11 +41,8 @@ PARAMETERS = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required
 
 
 def script(prompt: str) -> str:
-    """A call if the prompt requires one, else text."""
-    if "Answer by calling" not in prompt:
-        return f"some {STOP} here<|im_end|>"
-    name = "sub" if "the function sub" in prompt or '"add"' not in prompt else "add"
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {{"a": 1}}}}\n</tool_call><|im_end|>'
+    """Text, where nothing is constrained."""
+    return f"some {STOP} here<|im_end|>"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +82,7 @@ EFFECTS: dict[str, Callable[[Answer], bool]] = {
     ),
     "document": lambda a: all(d.keys() == {"verdict", STOP} for d in a.documents),
     "object": lambda a: all(isinstance(d, dict) for d in a.documents),
+    "calls constrained": lambda a: all(p.grammar is not None for p in a.params),
     "constrained": lambda a: all(p.constraint is not None for p in a.params),
     "cut": lambda a: not any(STOP in (r.message.get("content") or "") for r in a.responses),
     "at most 300": lambda a: {p.max_tokens for p in a.params} == {300},
@@ -125,8 +123,8 @@ GEMINI_TOOLS = {
 
 NONE, REQUIRED, NAMED, ALLOWED = (
     ("shows nothing",),
-    ("shows both", "calls"),
-    ("shows both", "calls", "calls sub"),
+    ("shows both", "calls", "calls constrained"),
+    ("shows both", "calls", "calls sub", "calls constrained"),
     ("shows sub", "calls sub"),
 )
 
@@ -160,7 +158,11 @@ SETTINGS: dict[Dialect, list[Setting]] = {
             )
             for mode, effects in (("auto", ALLOWED), ("required", (*ALLOWED, "calls")))
         ),
-        Setting("parallel_tool_calls", {**CHAT_TOOLS, "parallel_tool_calls": False}, ("shows both", "one call")),
+        Setting(
+            "parallel_tool_calls",
+            {**CHAT_TOOLS, "parallel_tool_calls": False},
+            ("shows both", "one call", "calls constrained"),
+        ),
         Setting("temperature", {"temperature": 0.5}, ("temperature",)),
         Setting("top_p", {"top_p": 0.9}, ("top_p",)),
         Setting("max_tokens", {"max_tokens": 300}, ("at most 300",)),
@@ -200,7 +202,11 @@ SETTINGS: dict[Dialect, list[Setting]] = {
             )
             for mode, effects in (("auto", ALLOWED), ("required", (*ALLOWED, "calls")))
         ),
-        Setting("parallel_tool_calls", {**RESPONSES_TOOLS, "parallel_tool_calls": False}, ("shows both", "one call")),
+        Setting(
+            "parallel_tool_calls",
+            {**RESPONSES_TOOLS, "parallel_tool_calls": False},
+            ("shows both", "one call", "calls constrained"),
+        ),
         Setting(
             "text.format",
             {"text": {"format": {"type": "json_schema", "name": "v", "schema": SCHEMA}}},
@@ -222,7 +228,7 @@ SETTINGS: dict[Dialect, list[Setting]] = {
         Setting(
             "tool_choice",
             {**MESSAGES_TOOLS, "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
-            ("shows both", "one call"),
+            ("shows both", "one call", "calls constrained"),
         ),
         Setting("tool_choice", {**MESSAGES_TOOLS, "tool_choice": {"type": "any"}}, REQUIRED),
         Setting(
@@ -264,7 +270,7 @@ SETTINGS: dict[Dialect, list[Setting]] = {
 }
 """Values of every supported field, each with what it needs to be accepted."""
 
-NARROWED = {"shows nothing": {"shows both", "one call"}, "shows sub": {"shows both"}}
+NARROWED = {"shows nothing": {"shows both", "one call", "calls constrained"}, "shows sub": {"shows both"}}
 """The effects that a choice of tools replaces."""
 REFUSED = [
     {"generationConfig.responseSchema", "generationConfig.responseJsonSchema"},
@@ -384,3 +390,18 @@ def test_values_that_contradict_each_other_are_refused_with_both_names(
         http = post(client, wire, {**LEAST[wire], **body})
     assert http.status_code == 400
     assert all(name in http.json()["error"]["message"] for name in names)
+
+
+def test_calls_that_cannot_be_constrained_are_an_instruction_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Calls of Llama begin like any JSON, so text without a call has no grammar."""
+    family = next(family for family in FAMILIES if family.format == "llama")
+    backend = WalkBackend(family, lambda prompt: f"text{family.eos}")
+    with PolicyEndpoint(backend, backend.walker.chat) as endpoint, client_in_rollout(endpoint) as (_, client):
+        for tool_choice, constrained in (("auto", False), ("required", True)):
+            asked = {**LEAST[openai_chat], **CHAT_TOOLS, "parallel_tool_calls": False, "tool_choice": tool_choice}
+            assert post(client, openai_chat, {**asked, "max_tokens": 20}).status_code == 200
+            assert (backend.sampled[-1][1].grammar is not None) == constrained
+    assert (
+        "a request requires at most one call, which is only an instruction in its prompt here: its tool calls"
+        in caplog.text
+    )

@@ -25,7 +25,7 @@ from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.openai_chat import GUIDED, SAMPLER
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.records.ledger import trace_ledger
-from tests.endpoint.serving import HI, client_in_rollout, serve, serve_backend
+from tests.endpoint.serving import HI, client_in_rollout, client_in_scope, serve, serve_backend
 
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "add"}}]
 LEAST: dict[str, dict[str, Any]] = {
@@ -326,3 +326,14 @@ def test_a_wrong_value_is_refused_with_its_name(
     else:
         assert answer.json()["error"]["param"] == name
     assert all(failure.startswith("HostedToolError: ") for failure in run.infrastructure)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_bytes_of_logprobs_add_up_to_the_text_inside_characters_too(stream: bool) -> None:
+    with serve(lambda p: "hällo ✓") as endpoint, client_in_scope(endpoint) as (_, client):
+        made: Any = client.chat.completions.create(model="m", messages=HI, logprobs=True, stream=stream)
+        parts = [part.choices[0].logprobs for part in made] if stream else [made.choices[0].logprobs]
+        found: Any = client.responses.create(model="m", input="hi", include=["message.output_text.logprobs"])
+    for tokens in ([t for part in parts if part for t in part.content], found.output[0].content[0].logprobs):
+        assert bytes(byte for token in tokens for byte in token.bytes).decode() == "hällo ✓"
+        assert [token.token for token in tokens[:4]] == ["h", "\ufffd", "\ufffd", "l"]

@@ -6,7 +6,9 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -20,9 +22,13 @@ from opentelemetry.sdk.trace import Span as SdkSpan
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import ActiveRollout
 from lightning_core.capture.spans import add_span_processor, remove_span_processor
+from lightning_core.dialects import ALL_DIALECTS, gemini
 from lightning_core.dialects.dialect import Dialect
+from lightning_core.dialects.fields import Fields, UnsupportedField
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from tests.dialects.test_fields import DOCUMENTED, LEAST
+from tests.endpoint.fuzz import Fuzzer, fuzzed_endpoint
+from tests.endpoint.fuzz_bodies import Bodies
 from tests.endpoint.serving import client_in_rollout, serve, serve_backend
 from tests.endpoint.strategies import request
 from tests.endpoint.test_hanging_up import connect
@@ -141,3 +147,38 @@ def test_bytes_that_are_no_http():
                 connection.sendall(whole[:at] + data.draw(st.binary(max_size=20)) + whole[at + size :])
 
         ask()
+
+
+@pytest.mark.parametrize("examples", [60, pytest.param(1000, marks=pytest.mark.long)])
+def test_conversations_in_all_wire_formats(examples: int):
+    """Requests from the tables of fields, mutated, with the endpoint's own responses as their history. `make fuzz` makes more."""
+    with fuzzed_endpoint() as endpoint:
+        fuzzer = Fuzzer(endpoint)
+
+        # An example is a seed: drawing each choice from hypothesis takes longer than the requests.
+        @settings(FUZZING, max_examples=examples)
+        @given(st.integers(0, 1 << 32))
+        def talk(seed: int) -> None:
+            fuzzer.converse(Random(seed))
+
+        talk()
+        fuzzer.close()
+        assert endpoint._sessions._by_key == {}
+    statuses = fuzzer.report.statuses
+    for dialect in ALL_DIALECTS:
+        path = "generateContent" if dialect is gemini else f"/v1{dialect.PATH}"
+        assert statuses[f"{path} 200"] > 0
+        assert statuses[f"{path} 400"] > 0
+
+
+def test_a_declared_field_is_drawn():
+    """A field that is added to a table is fuzzed without a change here."""
+    inner = Fields(supported=frozenset({"type", "brand_new"}), refused={"other.new": UnsupportedField("why")})
+    declared = SimpleNamespace(FIELDS=Fields(supported=frozenset({"messages"})), NESTED={"messages.N (kind)": inner})
+    draw, body = Bodies(cast("Dialect", declared), Random(0)), {"messages": [{}]}
+    for _ in range(200):
+        draw.decorate(body)
+    (item,) = body["messages"]
+    assert {"brand_new", "other"} <= item.keys()
+    assert "new" in item["other"]
+    assert "kind" in {draw.object("messages.N").get("type") for _ in range(20)}

@@ -35,6 +35,8 @@ from tests.endpoint.serving import (
 from tests.endpoint.test_hanging_up import Endless, connect, request_of
 
 CHAT = "/chat/completions"
+GEMINI = "/models/base:generateContent"
+LARGE = {"type": "object", "properties": {f"a property {i}": {"type": "string"} for i in range(10)}}
 POSTS = [*(wire.PATH for wire in DIALECTS), "/embeddings", "/no-such-api"]
 GETS = ["/models", "/models/policy", "/no-such-api"]
 
@@ -263,13 +265,24 @@ def test_too_much_of_all_together_is_the_machinery_s_failure():
         (CHAT, {"messages": HI * 4}, "messages"),
         ("/messages", {"messages": HI * 4}, "messages"),
         ("/responses", {"input": HI * 4}, "input"),
+        (CHAT, {"stop": ["a", "b", "c"]}, "stop"),
+        (CHAT, {"stop": "x" * 11}, "stop"),
+        ("/completions", {"stop": ["x" * 6] * 2}, "stop"),
+        ("/messages", {"stop_sequences": [str(i) for i in range(200_000)]}, "stop_sequences"),
+        (GEMINI, {"generationConfig": {"stopSequences": list("abc")}}, "generationConfig.stopSequences"),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}] * 3}, "tools"),
+        ("/responses", {"tools": [{"type": "function", "name": "f", "parameters": {}}] * 3}, "tools"),
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": LARGE}}}, "schema"),
+        (GEMINI, {"generationConfig": {"responseMimeType": "application/json", "responseJsonSchema": LARGE}}, "Schema"),
     ],
 )
-def test_too_many_answers_or_messages_are_refused(path: str, more: dict[str, Any], name: str):
-    with serve(limits=Limits(choices=4, messages=3)) as endpoint, client_in_rollout(endpoint) as (run, client):
-        answer = client.post(path, json={**LEAST[path], **more})
+def test_what_a_request_has_too_much_of_is_refused(path: str, more: dict[str, Any], name: str):
+    limits = Limits(choices=4, messages=3, stops=2, stop_characters=10, tools=2, schema_characters=200)
+    with serve(limits=limits) as endpoint, client_in_rollout(endpoint) as (run, client):
+        answer = client.post(path, json={**LEAST.get(path, {"contents": [{"parts": [{"text": "x"}]}]}), **more})
         assert answer.status_code == 400
         assert name in answer.json()["error"]["message"] or answer.json()["error"].get("param") == name
+        assert "expected at most" in answer.json()["error"]["message"]
     assert answered(run) == []
     assert len(run.trace.calls) == 1
     assert run.infrastructure == []

@@ -231,6 +231,7 @@ def test_a_teacher_with_another_vocabulary_is_refused(model: Path, tmp_path: Pat
             {"algorithm": {"distill": {"teacher": "m", "api_key_env": "KEY"}}},
             "goes with the URL of a server as the teacher",
         ),
+        ({"algorithm": {"distill": {"teacher": "m", "connections": 2}}}, "connections: goes with the URL of a server"),
         (
             {"algorithm": {"distill": {"teacher": "http://t/v1"}}, "rollouts": {"temperature": 0.7}},
             "found 0.7, expected 1.0: the teacher's server 'http://t/v1' scores tokens at temperature 1",

@@ -314,3 +314,54 @@ def test_no_reasoning_follows_a_prompt_that_closed_it(name: str) -> None:
     for seed in range(8):
         text = chat.text(walker(name).walk(params, Random(seed)))
         assert text.startswith(("{", "<tool_call>"))
+
+
+def messages_of(name: str, count: int, *, most: int = 200, **settings: Any) -> list[tuple[dict[str, Any], bool]]:
+    """Responses without a schema that a model may sample, as the endpoint reads them, and whether they ended."""
+    chat = walker(name).chat
+    prompt = render(chat)
+    grammar = chat.output_grammar(None, AllowedCalls(tools=TOOLS, **settings), prompt.text)
+    params = SamplingParams(max_tokens=most, stop_token_ids=chat.stop_token_ids, grammar=grammar)
+    found = [walker(name).walk(params, Random(seed)) for seed in range(count)]
+    read = [chat.read(chat.text(ids), tools=True, thinking=prompt.thinking, declared=TOOLS) for ids in found]
+    return list(zip(read, [ids[-1] in chat.stop_token_ids for ids in found], strict=True))
+
+
+each_template = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs_wheel if name in FORMATS else ()) for name in TEMPLATES]
+)
+
+
+@each_template
+def test_a_required_tool_is_called_whichever_tokens_are_sampled(name: str) -> None:
+    ended = [message for message, over in messages_of(name, 6, most=400, required=True, one=False) if over]
+    assert ended
+    for message in ended:
+        assert message["tool_calls"]
+        for call in message["tool_calls"]:
+            check_call(call)
+
+
+@each_template
+def test_at_most_one_call_beside_free_text(name: str) -> None:
+    if walker(name).chat.tool_format.bare:
+        with pytest.raises(ValueError, match="begin like text"):
+            messages_of(name, 1, required=False, one=True)
+        return
+    for message, _ in messages_of(name, 6, required=False, one=True):
+        assert len(message.get("tool_calls", ())) <= 1
+    chat = walker(name).chat
+    grammar = chat.output_grammar(None, AllowedCalls(tools=TOOLS, required=False, one=True), "")
+    params = SamplingParams(max_tokens=9, stop_token_ids=chat.stop_token_ids, grammar=grammar)
+    form = chat.tool_format
+    call = chat.template._probe_response([example_call(chat)])  # pyright: ignore[reportPrivateUsage]
+    text = "Well, 1 < 2.\n\n- OK [x] {y}\n"
+    for said in (f"{form.answer}{text}", call, f"{text}{call}"):
+        if said != f"{text}{call}" or form.split is None:
+            assert walker(name).accepts(params, encode(family(name), said)), said
+    assert not walker(name).accepts(params, encode(family(name), f"{form.answer}{text}{call}{call}"))
+
+
+def example_call(chat: Chat) -> dict[str, Any]:
+    function = {"name": "set_it", "arguments": {"count": 3}}
+    return {"id": chat.template.ids.example("set_it", 0), "type": "function", "function": function}

@@ -126,14 +126,14 @@ def test_a_run_ends_although_its_tracker_does_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporting, "_NOTICE_SECONDS", 0.01)
-    monkeypatch.setattr(reporting, "_WAIT_SECONDS", 0.02)
     never = threading.Event()
 
     class HangingTracker(RecordingTracker):
         def on_step(self, step: int, metrics: Any) -> None:
             never.wait()
 
-    with reported_to(configuration(), tmp_path, factories={"slow": HangingTracker}) as observers:
+    config = configuration("tensorboard", report_seconds=0.02)
+    with reported_to(config, tmp_path, factories={"slow": HangingTracker}) as observers:
         observers.on_step(1, {})
     waiting, given_up = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     never.set()

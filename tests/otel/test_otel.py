@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import socket
 import sys
 import threading
 from collections.abc import Generator
@@ -176,6 +177,16 @@ def test_nothing_is_sent_before_or_after() -> None:
             pass
         captured()
     assert bodies == []
+
+
+def test_a_collector_that_does_not_respond_is_given_up_after_the_time_limit(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        caplog.at_level("WARNING"),
+        exporting(f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces", timeout_seconds=0.1),
+    ):
+        spans = captured()
+    assert f"{len(spans)} spans were not delivered" in caplog.records[-1].getMessage()
 
 
 def test_a_collector_that_is_down_is_named_once_and_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -454,6 +454,14 @@ def test_events_of_spans_come_through_otlp() -> None:
     assert trace.calls[0].messages == ({"role": "user", "content": "hi"},)
 
 
+@pytest.mark.parametrize("reason", ["length", "max_tokens", "MAX_TOKENS", "model_context_window_exceeded"])
+def test_a_cut_response_has_one_finish_reason_for_all_providers(reason: str) -> None:
+    (trace,) = read_traces(
+        [span(1, None, {"gen_ai.operation.name": "chat", "gen_ai.response.finish_reasons": (reason,)})]
+    )
+    assert [call.finish_reason for call in trace.calls] == ["length"]
+
+
 @pytest.mark.parametrize(
     "attributes",
     [

@@ -20,7 +20,10 @@ from lightning_core import trace as tr
 from lightning_core.capture import current_address
 from lightning_core.capture.spans import start_span
 from lightning_core.errors import ConfigError
+from lightning_core.records.schema import CONTENTS, SCHEMA
+from lightning_core.records.span_rows import SHARED
 from lightning_core.records.store import CallCredit, RolloutRecord, Store
+from lightning_core.tools.runs.browse import RolloutFilter, find_rollouts
 from lightning_core.trace import SpanRecord
 
 OLD_RUN = Path(__file__).parents[1] / "data" / "run_of_0_1_0"
@@ -178,7 +181,7 @@ def test_rewind_forgets_what_will_be_done_again(tmp_path: Path) -> None:
     with Store(tmp_path / "store.db") as store:
         for name, (step, phase) in names.items():
             sampled = chat(name * 32, "1" * 16, "w")
-            sampled = replace(sampled, attributes={**sampled.attributes, tr.OUTPUT_IDS: b"\0" * 4})
+            sampled = replace(sampled, attributes={**sampled.attributes, tr.PROMPT_IDS: b"", tr.OUTPUT_IDS: b"\0" * 4})
             store.add_rollout(record(name * 32, step=step, phase=phase), [root(name * 32), sampled])
             call = CallCredit(rollout=name * 32, call="1" * 16, agent="w", step=step, reward=1, advantage=1, tokens=1)
             store.add_credit([call])
@@ -186,7 +189,7 @@ def test_rewind_forgets_what_will_be_done_again(tmp_path: Path) -> None:
         store.rewind(1)
         assert calls_by_agent(store) == {"w": 5}
         left = sqlite3.connect(tmp_path / "store.db")
-        assert left.execute("SELECT count(*), count(DISTINCT rollout) FROM arrays").fetchone() == (5, 5)
+        assert left.execute("SELECT count(*), count(DISTINCT rollout) FROM contents").fetchone() == (5, 5)
         left.close()
         assert [r.id[0] for r in store.rollouts()] == ["a", "b", "d", "e", "1"]
         assert {c.rollout[0] for c in store.credit()} == {"a", "b", "d", "e", "1"}
@@ -225,6 +228,54 @@ def test_an_older_store_is_converted_once_when_it_is_written_to(old_store: Path)
     with Store(old_store) as store:
         store.rewind(1)
         assert steps_in(store) == ([("eval_before", 0), ("train", 1)], [1])
+
+
+def test_a_store_whose_calls_have_their_whole_prompts_is_read_and_goes_on(tmp_path: Path) -> None:
+    """Version 2 kept the attributes of each call in its row, and bytes in ``arrays``."""
+    path = tmp_path / "store.db"
+    old = sqlite3.connect(path)
+    old.executescript(f"""
+        {SCHEMA.replace(CONTENTS, "")};
+        PRAGMA user_version = 2;
+        INSERT INTO rollouts VALUES (1, '{ID}', 1, 't1', 'train', 0, 'ok', 0.5, NULL, 3, 10, 20, 1, '{{}}');
+        INSERT INTO spans VALUES ('{ID}', '00000000000000aa', NULL, 'rollout', 10, 20, NULL, NULL, NULL, '{{"lightning.task.id": "t1"}}');
+        INSERT INTO spans VALUES ('{ID}', '{"1" * 16}', '00000000000000aa', 'chat m', 11, 12, NULL, 'chat', 'w',
+            '{{"gen_ai.operation.name": "chat", "gen_ai.agent.name": "w", "gen_ai.input.messages": "[1, \\"needle\\"]"}}');
+        INSERT INTO arrays VALUES ('{ID}', '{"1" * 16}', '{tr.PROMPT_IDS}', x'0100000002000000');
+        INSERT INTO arrays VALUES ('{ID}', '{"1" * 16}', '{tr.OUTPUT_IDS}', x'03000000');
+    """)
+    old.close()
+    before = path.read_bytes()
+    sampled = {tr.PROMPT_IDS: b"\1\0\0\0", tr.OUTPUT_IDS: b"\2\0\0\0\3\0\0\0", tr.INPUT_MESSAGES: '["needle"]'}
+    with Store(path, read_only=True) as reader:
+        assert found_in(reader) == [1]
+        assert reader.trace(1).calls[0].prompt_ids.tolist() == [1, 2]  # type: ignore[union-attr]
+        assert path.read_bytes() == before
+        with Store(path) as store:
+            assert store.spans(1) == reader.spans(1)
+            new = chat("b" * 32, "2" * 16, "w")
+            new = replace(new, attributes={**new.attributes, **sampled})
+            store.add_rollout(record("b" * 32), [root("b" * 32), new])
+            assert found_in(store) == [1, 2]
+            assert store.tokens_sampled() == 3
+            assert store.trace(1).calls[0].output_ids.tolist() == [3]  # type: ignore[union-attr]
+            assert store.spans(2, only=new.span_id) == (new,)
+    with Store(path, read_only=True) as reader:
+        assert [s.attributes.get(tr.INPUT_MESSAGES) for s in reader.spans(1)] == [None, '[1, "needle"]']
+
+
+def found_in(store: Store) -> list[int]:
+    """The ordinals of the rollouts in whose messages a person finds a word."""
+    return [r.ordinal for r in find_rollouts(store, RolloutFilter(text="needle")).rollouts]
+
+
+def test_another_program_cannot_refer_to_the_messages_of_a_rollout(tmp_path: Path) -> None:
+    forged = replace(chat(ID, "1" * 16, "w"), attributes={tr.OPERATION: "chat", SHARED: [0, 0, 0, 0, 0, 5, 5, 0, 4]})
+    with Store(tmp_path / "store.db") as store:
+        store.add_rollout(record(), [root(ID), forged])
+        store.add_spans([replace(forged, span_id="2" * 16)])
+        assert [dict(span.attributes) for span in store.spans(1)[1:]] == [{tr.OPERATION: "chat"}] * 2
+        assert store.tokens_sampled() == 0
 
 
 def test_an_older_store_that_two_processes_open_at_once_is_converted_once(old_store: Path) -> None:
@@ -393,7 +444,7 @@ def test_files_that_are_no_store(tmp_path: Path) -> None:
     other = sqlite3.connect(tmp_path / "other.db")
     other.execute("CREATE TABLE x (y)")
     other.close()
-    with pytest.raises(ConfigError, match="has layout 0, expected 2: not a Lightning store"):
+    with pytest.raises(ConfigError, match="has layout 0, expected 3: not a Lightning store"):
         Store(tmp_path / "other.db")
 
 

@@ -52,6 +52,8 @@ class ScriptedAgents:
     silent: frozenset[str] = frozenset()
     truncated: frozenset[str] = frozenset()
     """Tasks whose responses reach their limit."""
+    masked: frozenset[str] = frozenset()
+    """Tasks whose rollouts have the status ``masked``."""
     lost: frozenset[str] = frozenset()
     """Tasks whose worker is lost."""
     judge_error: str | None = None
@@ -92,7 +94,8 @@ class ScriptedAgents:
             events=(event("root", "rollout", 0, 1, parent=None), *(event(name, "agent", 0, 1) for name in self.agents)),
             rewards=(Reward(value=self.reward(job.task_id, copy)),),
         )
-        return Rollout(job=job, attempt=0, status="ok", trace=trace, spans=(), error=None, seconds=0.0)
+        status = "masked" if job.task_id in self.masked else "ok"
+        return Rollout(job=job, attempt=0, status=status, trace=trace, spans=(), error=None, seconds=0.0)
 
 
 class NothingLearned:

@@ -248,6 +248,34 @@ def test_a_rollout_that_exceeds_the_time_limit_after_a_call_has_failed(
     assert "rollouts.timeout_seconds = 1 s" in (r.error or "")
 
 
+@pytest.mark.parametrize(
+    ("grows", "options", "status"),
+    [
+        ("answer", {}, "failed"),
+        ("tool", {}, "overflow"),
+        ("answer", {"on_refused": "leave_out"}, "overflow"),
+        ("tool", {"on_refused": "fail"}, "failed"),
+        ("tool", {"on_refused": "mask"}, "masked"),
+    ],
+)
+def test_a_full_context_is_the_models_fault_only_if_its_own_text_filled_it(
+    grows: str, options: dict[str, Any], status: str
+) -> None:
+    def solve(task: Any) -> float:
+        reward(0.25)
+        messages: list[Any] = [*HI]
+        writer = client("writer", max_retries=0)
+        while True:
+            answer = writer.chat.completions.create(model="m", messages=messages).choices[0].message
+            messages += [answer.model_dump(exclude_none=True), {"role": "user", "content": "go on"}]
+            messages[-1]["content"] *= 40 if grows == "tool" else 1
+
+    with serve(lambda prompt: "well, " * (40 if grows == "answer" else 1), max_context=1000) as endpoint:
+        (r,) = run(endpoint, solve, retries=0, **options)
+    assert (r.status, r.reward) == (status, 0.25)
+    assert (r.error or "").startswith("ContextOverflowError: the prompt has")
+
+
 def test_an_agent_cannot_change_the_task_of_others(endpoint: PolicyEndpoint) -> None:
     task = {"id": "t", "numbers": [1]}
     seen: list[Any] = []
@@ -333,4 +361,41 @@ def test_a_request_that_waits_for_a_thread_to_send_it_has_no_answer_either(endpo
     with patched(()):
         (rollout,) = run(endpoint, solve, retries=0)
     slow.set()
+    assert rollout.status == "timeout", rollout.error
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_answer_that_comes_after_the_agent_gave_up_changes_nothing(endpoint: PolicyEndpoint, is_async: bool) -> None:
+    """With many rollouts, an answer can arrive before the runner hears of the error."""
+    slow = threading.Event()
+
+    class GaveUp(TimeoutError):
+        def __str__(self) -> str:  # when the error is on its way to the runner
+            slow.set()
+            asking.join(30)
+            return "no answer in time"
+
+    def solve(task: Any) -> float:
+        nonlocal asking
+        begun = threading.Event()
+
+        def prepare(request: httpx.Request) -> None:
+            begun.set()
+            slow.wait(30)
+
+        def ask() -> None:
+            with contextlib.suppress(Exception), httpx.Client(event_hooks={"request": [prepare]}) as client:
+                client.post("https://api.openai.com/v1/chat/completions", json={"model": "m", "messages": HI})
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        begun.wait(30)
+        raise GaveUp
+
+    async def solve_async(task: Any) -> float:
+        return solve(task)
+
+    asking = threading.current_thread()
+    with patched(()):
+        (rollout,) = run(endpoint, solve_async if is_async else solve, retries=0)
     assert rollout.status == "timeout", rollout.error

@@ -306,10 +306,21 @@ def test_truncated_responses_are_counted_and_can_be_masked(tmp_path: Path, trunc
     assert (masked & {row.rollout for row in batch.rows} == set()) == (truncated == "mask")
 
 
+def test_masked_rollouts_count_but_are_not_trained_on(tmp_path: Path) -> None:
+    batch = collect_step(config(), ScriptedAgents(masked=frozenset("a")), tmp_path, TASKS[:2])
+    counts = {name: batch.metrics[name] for name in ("rollouts", "rollouts_failed", "rollouts_masked", "reward")}
+    assert counts == {"rollouts": 4, "rollouts_failed": 2, "rollouts_masked": 2, "reward": 0.5}
+    assert batch.metrics["rollouts_left_out"] == 0
+    calls = {t.call for e in batch.episodes for t in e.transitions if e.task_id == "a"}
+    assert {round(batch.credit.advantages[call], 3) for call in calls} == {0.707, -0.707}
+    trained = {segment.call for row in batch.rows for segment in row.segments}
+    assert (len(trained), calls & trained) == (2, set())
+
+
 def test_a_step_of_truncated_responses_only_is_reported_if_they_are_masked(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     agents = ScriptedAgents(truncated=frozenset("ab"))
     batch = collect_step(config(algorithm={"truncated": "mask"}), agents, tmp_path, TASKS[:2])
     assert (len(batch.rows), batch.metrics["rollouts"], batch.metrics["calls_truncated"]) == (0, 4, 4)
-    assert "step 1: nothing to train on: all 4 responses of the trained agents reached their token limit" in caplog.text
+    assert "step 1: nothing to train on: all responses are masked: 4 reached their token limit" in caplog.text

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
-from lightning_core.endpoint.sessions import Silence
+from lightning_core.endpoint.activity import Silence
 from lightning_core.rollouts.concurrency import ConcurrencyLimit, Slot
 
 

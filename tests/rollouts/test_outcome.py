@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,6 +102,56 @@ def test_the_status_and_whether_another_attempt_is_made(evidence: dict[str, Any]
     outcome = classify(Evidence(**evidence))
     assert (outcome.status, outcome.retry) == expected
     assert (outcome.error is None) == (outcome.status == "ok")
+
+
+def wrote(text: str, arguments: str | None = None, *, trained: bool = True) -> Call:
+    function = {"name": "add", "arguments": arguments}
+    calls = {} if arguments is None else {"tool_calls": [{"id": "c", "type": "function", "function": function}]}
+    return replace(answered(), response={"role": "assistant", "content": text, **calls}, trained=trained)
+
+
+def overflow(*texts: str) -> Call:
+    roles = ("user", "assistant", "tool", "assistant", "tool")
+    messages = tuple({"role": role, "content": text} for role, text in zip(roles, texts, strict=False))
+    return replace(refused(by="ContextOverflowError: the prompt has 99 tokens"), messages=messages)
+
+
+def echo(turn: dict[str, Any], *, earlier: bool = False) -> Call:
+    before = ({"role": "user", "content": "hi"},) if earlier else ()
+    by = f"PolicyRequestError: messages.{len(before)}.tool_calls.0.function.arguments nests too deep"
+    return replace(refused(by=by), messages=(*before, turn))
+
+
+LONG, OWN = "x" * 80, [wrote("", "[[1]]")]
+CALLS = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "[[1]]"}}]}
+BLOCKS = {"role": "assistant", "content": [{"type": "tool_use", "name": "add", "input": {"a": 1}}]}
+
+
+@pytest.mark.parametrize(
+    ("calls", "status"),
+    [
+        ([wrote(LONG), overflow("hi", LONG, "result")], "failed"),
+        ([wrote(LONG), overflow(LONG * 9, LONG, "result")], "failed"),
+        ([wrote("short"), overflow("hi", "short", LONG)], "overflow"),
+        ([wrote("short"), wrote(LONG), overflow("hi", "short", "result", LONG, "ok")], "failed"),
+        ([wrote(LONG, trained=False), overflow("hi", LONG, "result")], "overflow"),
+        ([wrote("else"), overflow("hi", LONG, "result")], "overflow"),
+        ([overflow(LONG)], "overflow"),
+        ([*OWN, echo(CALLS)], "failed"),
+        ([*OWN, echo(CALLS, earlier=True)], "failed"),
+        ([wrote("", "[[2]]"), echo(CALLS)], "refused"),
+        ([wrote("", '{"a": 1}'), echo(BLOCKS)], "failed"),
+        ([*OWN, refused()], "refused"),
+        ([*OWN, replace(refused(), messages=({"role": "user", "content": "hi"}, CALLS))], "refused"),
+    ],
+)
+def test_a_refused_request_counts_only_if_the_models_own_output_caused_it(calls: list[Call], status: str) -> None:
+    raised = KeyError("400")
+    assert classify(Evidence(error=raised, calls=calls)).status == status
+    left = "overflow" if (calls[-1].error or "").startswith("ContextOverflow") else "refused"
+    for how, expected in (("fail", "failed"), ("mask", "masked"), ("leave_out", left)):
+        outcome = classify(Evidence(error=raised, calls=calls, on_refused=how))
+        assert (outcome.status, outcome.retry) == (expected, False)
 
 
 def test_the_error_names_what_cannot_be_avoided_and_the_first_cause() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from lightning_core import Trace
-from lightning_core.signals.judge.scores import judge_prompt, read_scores
-from lightning_core.signals.judge.section import Criterion
+from lightning_core.signals.judge.scores import judge_group, judge_prompt, read_scores
+from lightning_core.signals.judge.section import Criterion, Judge
 from tests.credit.episodes import call, from_calls
+from tests.endpoint.serving import serve
 
 
 def assistant_message(text: str) -> dict[str, Any]:
@@ -68,6 +69,14 @@ def test_attempts_with_a_common_start_differ_where_one_continues():
     assert "assistant (a): hm" in head
     assert "assistant (a): hm" in first
     assert "assistant (a): hm" not in second
+
+
+def test_a_judge_that_does_not_respond_in_time_is_an_error():
+    attempts = [from_calls([call(r, r, "a", 0, response=assistant_message("hm"))], 0) for r in ("x", "y")]
+    with serve(delay=60) as endpoint:
+        result = judge_group(attempts, Judge(model="base", timeout_seconds=0.1), endpoint, step=0)
+    assert result.scores == {}
+    assert "Timeout" in (result.error or "")
 
 
 CRITERIA = [

@@ -275,7 +275,7 @@ def test_the_command_serves_a_model_without_a_run(run: Path, monkeypatch: pytest
         (["RUN", "--checkpoint", "step-7"], "--checkpoint 'step-7': the run 'RUN' has ['step-000001', 'step-000002']"),
         (["RUN/checkpoints"], "neither a run's folder (config.yaml) nor a model's (config.json)"),
         (["some/model", "--checkpoint", "step-7"], "--checkpoint requires a run's folder; 'some/model' is not one"),
-        (["RUN", "--host", "0.0.0.0"], "--host 0.0.0.0 accepts requests from other machines: set a key"),
+        (["RUN", "--host", "0.0.0.0"], "host '0.0.0.0' accepts requests from other machines: set an API key"),
         (["RUN", "rollouts.max_tokenz=3"], "unknown key; did you mean 'max_tokens'?"),
     ],
 )

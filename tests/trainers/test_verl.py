@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import json
 import math
-import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from lightning_core import Config, load_config
 from lightning_core.config.build_rules import check_rules, policy_rules
 from lightning_core.credit import loss as declare_loss
-from lightning_core.errors import ConfigError, ProofError, TrainingError
+from lightning_core.errors import ConfigError, MissingExtra, ProofError, RewardError, TrainingError
 from lightning_core.records.checkpoints import checkpoints
 from lightning_core.records.store import Store
 from lightning_core.rollouts.collect import Collector
@@ -27,7 +26,7 @@ from lightning_core.rollouts.rows import to_rows
 from lightning_core.trainers.verl.estimator import SETTINGS, weighted_advantages
 from lightning_core.trainers.verl.export import sampling_config
 from lightning_core.trainers.verl.policy_loss import OWN_LOSS, loss_mode, make_policy_loss
-from lightning_core.trainers.verl.records import FAILURE, LOG, archive_log, read_metrics_of_verl, write_failure
+from lightning_core.trainers.verl.records import LOG, archive_log, read_failure, read_metrics_of_verl, write_failure
 from lightning_core.trainers.verl.rows import SIGNAL, PromptGroup, train_rows, validation_row
 from lightning_core.trainers.verl.settings import defaults, flatten, rows_per_update, translate
 from lightning_core.transitions import RowStreams, Streams
@@ -342,14 +341,19 @@ def test_nested_and_dotted_keys_are_the_same() -> None:
     assert flatten(nested) == {"a.b.c": 1, "+a.d": {"e": 2}, "+f": {"g": 3}}
 
 
-def test_an_error_that_cannot_be_pickled_is_replaced_by_its_message(tmp_path: Path) -> None:
+def test_the_error_of_another_process_is_read_as_data(tmp_path: Path) -> None:
     class Local(Exception):
-        """A local class, which pickle cannot import."""
+        """An error that is not one of ours."""
 
-    write_failure(tmp_path, Local("what it was"))
-    error = pickle.loads((tmp_path / FAILURE).read_bytes())
-    assert isinstance(error, TrainingError)
-    assert str(error) == "Local: what it was"
+    assert read_failure(tmp_path) is None
+    for error, kind, message in (
+        (Local("what it was"), TrainingError, "Local: what it was"),
+        (RewardError("no reward"), RewardError, "no reward"),
+        (MissingExtra("p", "e", "why"), MissingExtra, "why needs the package 'p': pip install 'lightning-rl[e]'"),
+    ):
+        write_failure(tmp_path, error)
+        read = read_failure(tmp_path)
+        assert (type(read), str(read)) == (kind, message)
 
 
 def test_metrics_of_a_run_that_was_resumed(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from lightning_core.model.source import load_tokenizer
 from lightning_core.records.store import Store
 from lightning_core.testing.recording_server import recording_server
 from lightning_core.trainers.verl.manager import LightningManager
-from lightning_core.trainers.verl.records import FAILURE, read_metrics_of_verl
+from lightning_core.trainers.verl.records import read_failure, read_metrics_of_verl
 from lightning_core.trainers.verl.rows import SIGNAL
 from tests.rollouts.collected import ScriptedAgents, collect_step
 from tests.verl.manager_runs import SECONDS, open_cluster, request, rows, settled, start_manager
@@ -138,7 +137,7 @@ def test_a_missing_reward_stops_the_run(start: Start, tmp_path: Path) -> None:
     request(manager, {"id": "a"})
     with pytest.raises(KeyboardInterrupt):  # verl's trainer would otherwise wait for rows forever
         poll(SECONDS)
-    error = pickle.loads((tmp_path / FAILURE).read_bytes())
+    error = read_failure(tmp_path)
     assert isinstance(error, RewardError)
     assert "nan" in str(error)
 
@@ -261,4 +260,4 @@ def test_a_teacher_that_is_lost_stops_the_run(start: Start, model: Path, tmp_pat
     request(manager, {"id": "a"})
     with pytest.raises(KeyboardInterrupt):
         poll(SECONDS)
-    assert isinstance(pickle.loads((tmp_path / FAILURE).read_bytes()), InfrastructureError)
+    assert isinstance(read_failure(tmp_path), InfrastructureError)

@@ -7,22 +7,21 @@ of older weights are used. Callers get no error, only deltas of the older versio
 
 from __future__ import annotations
 
-import asyncio
 import random
-import threading
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from lightning_core.backends.backend import Delta, SamplingParams, check_request
-from lightning_core.backends.vllm.api import VllmApi
+from lightning_core.backends.gate import POLL_SECONDS, Gate
+from lightning_core.backends.vllm.api import ServerInfo, VllmApi
 from lightning_core.errors import ConstraintError, InfrastructureError, PolicyRequestError, describe
 
 DRAIN_SECONDS = 60
 """Seconds that a push waits for running responses to return their tokens."""
-_POLL_SECONDS = 0.02
 _COLDEST = 0.01
 
 
@@ -30,20 +29,32 @@ class VllmBackend:
     """A `Backend` on a ``vllm serve`` of this run only, with one model, the live policy ``model``.
 
     ``url``: such as ``http://127.0.0.1:8000``. ``max_context``: at most the server's. Raises `ConfigError` if the server was not
-    started with the required settings (see ``server.py``), `InfrastructureError` if it does not respond.
+    started with the required settings (see ``server.py``), `InfrastructureError` if it does not respond. ``served``: the server's model
+    and settings, if they are known; it is not asked then.
     """
 
-    def __init__(self, url: str, *, model: str, max_context: int | None = None, version: int = 0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str,
+        max_context: int | None = None,
+        version: int = 0,
+        served: ServerInfo | None = None,
+    ) -> None:
         self._model = model
         self._api = VllmApi(url)
-        self.served = self._api.server_info()
-        self._api.resume()  # another run may have left it paused
+        if served is None:
+            served = self._api.server_info()
+            self._api.resume()  # another run may have left it paused
+        self.served = served
         self._max_context = min(self.served.max_context, max_context or self.served.max_context)
-        self._version = version
-        self._changed = threading.Condition()
-        self._sampling = 0
-        self._held = False
-        self._broken: str | None = None
+        self.gate = Gate(version)
+        """Holds sampling back while the weights change."""
+
+    def opener(self) -> Callable[[], VllmBackend]:
+        """See `SharedBackend.opener`."""
+        return partial(VllmBackend, self._api.url, model=self._model, max_context=self._max_context, served=self.served)
 
     @property
     def models(self) -> Sequence[str]:
@@ -56,7 +67,7 @@ class VllmBackend:
     @property
     def version(self) -> int:
         """The version that was pushed last, which new deltas have."""
-        return self._version
+        return self.gate.state.version
 
     def check(self, params: SamplingParams) -> None:
         """See `Backend.check`."""
@@ -88,7 +99,7 @@ class VllmBackend:
     async def _generate(self, prompt_ids: Sequence[int], params: SamplingParams, stream: bool) -> AsyncGenerator[Delta]:
         sampled: list[int] = []
         while True:
-            version = await self._enter()
+            version = await self.gate.enter()
             aborted, delta = False, None
             try:
                 parts = self._api.sample(
@@ -107,12 +118,12 @@ class VllmBackend:
                         if part.finish_reason is not None:
                             break
                         yield delta
-                if aborted and not self._held:
+                if aborted and not self.gate.state.held:
                     raise InfrastructureError(
                         f"the vLLM server {self._api.url} aborted a response: it is shutting down, or another program paused it"
                     )
             finally:
-                self._leave()
+                self.gate.leave()
             if delta is not None and (delta.token_ids or not aborted):
                 yield delta
             if not aborted:
@@ -124,52 +135,31 @@ class VllmBackend:
         ``folder``: Hugging Face format (safetensors), readable by the server; not needed afterwards. Raises `InfrastructureError` if the
         server did not load them; waiting and later requests then raise it too.
         """
-        with self._changed:
-            self._held = True
         try:
+            self.gate.hold(DRAIN_SECONDS)
             self._drain()
             self._api.reload(folder)
             self._api.resume()
         except BaseException as error:
-            self._broken = f"the policy's weights could not be replaced: {describe(error)}"
+            self.gate.fail(f"the policy's weights could not be replaced: {describe(error)}")
             raise
-        with self._changed:
-            self._version = version
-            self._held = False
+        self.gate.release(version)
 
     def close(self) -> None:
         """Raise `InfrastructureError` for further requests. The server keeps running."""
-        self._broken = "the vLLM backend is closed"
+        self.gate.fail("the vLLM backend is closed")
 
     def _drain(self) -> None:
         deadline = time.monotonic() + DRAIN_SECONDS
         while True:
             self._api.abort()  # repeated, because requests may still be arriving
-            with self._changed:
-                if self._changed.wait_for(lambda: not self._sampling, _POLL_SECONDS):
-                    return
+            if self.gate.is_empty(POLL_SECONDS):
+                return
             if time.monotonic() > deadline:
                 raise InfrastructureError(
-                    f"{self._sampling} responses were still running {DRAIN_SECONDS} s after the vLLM server was requested to end them; "
+                    f"{self.gate.sampling} responses were still running {DRAIN_SECONDS} s after the vLLM server was requested to end them; "
                     "read each of their generators to the end, or close it"
                 )
-
-    async def _enter(self) -> int:
-        """Wait until sampling is allowed; returns the version to sample from."""
-        while True:
-            with self._changed:
-                if self._broken is not None:
-                    raise InfrastructureError(self._broken)
-                if not self._held:
-                    self._sampling += 1
-                    return self._version
-            # Polling, because callers may be on any event loop; pushes are rare and short.
-            await asyncio.sleep(_POLL_SECONDS)
-
-    def _leave(self) -> None:
-        with self._changed:
-            self._sampling -= 1
-            self._changed.notify_all()
 
 
 def _rest(params: SamplingParams, sampled: int) -> SamplingParams:

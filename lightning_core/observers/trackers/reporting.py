@@ -13,6 +13,7 @@ from lightning_core.config import Config
 from lightning_core.errors import describe
 from lightning_core.observers.trackers.registry import TrackerFactory, tracker_factories
 from lightning_core.observers.trackers.tracker import TrackedRun, Tracker
+from lightning_core.observers.trackers.values import without_credentials
 from lightning_core.records.checkpoints import checkpoint_step
 from lightning_core.records.observer import ObservedRun, Observer, RunState
 from lightning_core.records.results import Evaluation, Result
@@ -25,7 +26,7 @@ _GIVE_UP_AFTER = 3
 _NOTICE_SECONDS = 5.0
 """Seconds after which the wait for the trackers at the end of a run is announced."""
 _WAIT_SECONDS = 600.0
-"""Seconds after which that wait ends: an unattended run must not hold its machine for a server that does not answer."""
+"""Seconds after which that wait ends by default: an unattended run must not hold its machine for a server that does not answer."""
 
 _Report = Callable[[Tracker], None]
 
@@ -39,13 +40,14 @@ class Trackers(Observer):
         """``factories``: default: ``run.report_to``; raises as `tracker_factories` does."""
         self._factories = tracker_factories(config) if factories is None else factories
         self._threads: list[_TrackerThread] = []
+        self._seconds = config.run.report_seconds or _WAIT_SECONDS
 
     def open(self, run: ObservedRun) -> None:
         """Start the trackers."""
         tracked = TrackedRun(
             folder=run.folder,
             name=run.folder.name,
-            config=run.config.model_dump(mode="json"),
+            config=without_credentials(run.config.model_dump(mode="json")),
             tags=run.config.run.tags,
             steps_done=0 if run.checkpoint is None else checkpoint_step(run.checkpoint),
             resumed=run.checkpoint is not None,
@@ -69,7 +71,7 @@ class Trackers(Observer):
                 thread.end(lambda tracker: tracker.on_end(state, result))
             began = time.monotonic()
             for thread in self._threads:
-                thread.join(began)
+                thread.join(began, self._seconds)
         except KeyboardInterrupt:
             if state != "finished":
                 raise
@@ -100,12 +102,12 @@ class _TrackerThread:
     def end(self, report: _Report) -> None:
         self._reports.put((report, True))
 
-    def join(self, began: float) -> None:
-        """Wait until everything is sent, or until `_WAIT_SECONDS` after ``began``, a time of the monotonic clock."""
+    def join(self, began: float, seconds: float) -> None:
+        """Wait until everything is sent, or until ``seconds`` after ``began``, a time of the monotonic clock."""
         self._thread.join(max(0.0, began + _NOTICE_SECONDS - time.monotonic()))
         if self._thread.is_alive():
             logger.warning("run.report_to: waiting for the tracker %s; Ctrl-C ends the wait", self._name)
-            self._thread.join(max(0.0, began + _WAIT_SECONDS - time.monotonic()))
+            self._thread.join(max(0.0, began + seconds - time.monotonic()))
         if self._thread.is_alive():
             logger.warning(
                 "run.report_to: tracker %s did not shut down in time; its last values may be missing", self._name

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from lightning_core.errors import redact_urls
 from lightning_core.observers.trackers.tracker import TrackedRun
 from lightning_core.observers.trackers.values import evaluation_values, finite, summary_values
 from lightning_core.records.observer import RunState
@@ -32,7 +33,7 @@ class TensorBoardTracker:
             filename_suffix=f".{run.steps_done:06d}",
         )
         if not run.resumed:
-            config = (run.folder / "config.yaml").read_text(encoding="utf-8")
+            config = redact_urls((run.folder / "config.yaml").read_text(encoding="utf-8"))
             self._writer.add_text("config", "".join(f"    {line}\n" for line in config.splitlines()))
             if run.tags:
                 self._writer.add_text("tags", ", ".join(run.tags))

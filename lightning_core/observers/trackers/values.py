@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from lightning_core.errors import redact_urls
 from lightning_core.records.checkpoints import OPTIMIZER
 from lightning_core.records.configs import leaves
 from lightning_core.records.intervals import confidence_interval
@@ -43,8 +44,22 @@ def summary_values(result: Result) -> dict[str, float]:
 
 
 def artifacts(folder: Path) -> list[Path]:
-    """The files of the run in ``folder`` that are reported, as far as they exist."""
-    return [path for name in FILES if (path := folder / name).is_file()]
+    """The files of the run in ``folder`` that are reported, as far as they exist and have no URL with credentials."""
+    found = [path for name in FILES if (path := folder / name).is_file()]
+    return [path for path in found if path.suffix != ".yaml" or _is_public(path.read_text(encoding="utf-8"))]
+
+
+def _is_public(text: str) -> bool:
+    return redact_urls(text) == text
+
+
+def without_credentials(value: Any) -> Any:
+    """JSON without the credentials in its URLs."""
+    if isinstance(value, str):
+        return redact_urls(value)
+    if isinstance(value, dict):
+        return {key: without_credentials(inner) for key, inner in value.items()}
+    return [without_credentials(inner) for inner in value] if isinstance(value, list) else value
 
 
 def checkpoint_files(checkpoint: Path) -> dict[str, Path]:

@@ -143,6 +143,7 @@ def _after_fork_in_child() -> None:
         current.__class__ = RemoteRollout
         assert isinstance(current, RemoteRollout)
         current.renew_lock()
+        current.mirror = None  # its socket is the parent's
         _users[current.rollout] = 1
         current.attach()
 

@@ -1,6 +1,6 @@
-"""Messages between the runner and its workers, over a pair of sockets.
+"""Messages between the runner and its workers, over a pair of sockets (`frames`).
 
-A message is its length in 4 bytes, then its bytes. The runner sends pickles. Workers send JSON, so nothing that an agent
+The runner sends pickles. Workers send JSON, so nothing that an agent
 returns or raises runs code in the runner.
 """
 
@@ -9,32 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import struct
 from typing import Any
 
-_HEADER = struct.Struct("!I")
+from lightning_core.propagation.children.frames import HEADER, framed
+
 _MAX_BYTES = 64 << 20
 STATE = b"state"
 """The message to a worker that asks for its stacks, and for what the clients of its rollout wait for; all others are pickles."""
-
-
-def receive_bytes(connection: socket.socket) -> bytes | None:
-    """The next message; None at the end of the connection."""
-    header = _receive(connection, _HEADER.size)
-    return None if header is None else _receive(connection, _HEADER.unpack(header)[0])
-
-
-def _receive(connection: socket.socket, size: int) -> bytes | None:
-    parts = bytearray()
-    while len(parts) < size:
-        try:
-            part = connection.recv(min(size - len(parts), 1 << 20))
-        except OSError:
-            return None
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)
 
 
 def send_json(connection: socket.socket, message: Any) -> None:
@@ -42,15 +23,10 @@ def send_json(connection: socket.socket, message: Any) -> None:
     connection.sendall(framed(json.dumps(message).encode()))
 
 
-def framed(data: bytes) -> bytes:
-    """``data`` with its length."""
-    return _HEADER.pack(len(data)) + data
-
-
 async def read_json(reader: asyncio.StreamReader) -> Any:
     """The next message of a worker; None at the end of the connection, and for anything but a message."""
     try:
-        (size,) = _HEADER.unpack(await reader.readexactly(_HEADER.size))
+        (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
         if size > _MAX_BYTES:
             return None
         return json.loads(await reader.readexactly(size))

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_core.capture import bind, run_as
+from lightning_core.capture import bind, current_rollout, run_as
 from lightning_core.capture.context import without_scope
 from lightning_core.errors import TimeLimitError, WholeTimeLimitError
 from lightning_core.rollouts.containment import AgentExit, contained
@@ -94,6 +94,19 @@ class InProcessExecutor:
     ) -> Any:
         """The converted result of ``function``, the agent or the reward function."""
         call = functools.partial(bind(function), *arguments)
+        try:
+            return await self._carried(function, call, running, convert)
+        except (TimeLimitError, WholeTimeLimitError):
+            _count_waiting()
+            raise
+
+    async def _carried(
+        self,
+        function: Callable[..., Any],
+        call: Callable[[], Any],
+        running: RunningHere,
+        convert: Callable[[Any], Any],
+    ) -> Any:
         if self._own_threads:
             return await running.on_thread(lambda: _carry(lambda: _run_here(call, running), convert))
         if inspect.iscoroutinefunction(function):
@@ -303,6 +316,7 @@ def _carry(function: Callable[[], Any], convert: Callable[[Any], Any]) -> Any:
     try:
         return convert(function())
     except Exception as error:  # noqa: BLE001 - raised below, without this one as its context
+        _count_waiting()
         carried = failures.load(failures.dump(error))
     raise carried
 
@@ -311,8 +325,15 @@ async def _carry_async(work: Awaitable[Any], convert: Callable[[Any], Any]) -> A
     try:
         return convert(await work)
     except Exception as error:  # noqa: BLE001 - as above
+        _count_waiting()
         carried = failures.load(failures.dump(error))
     raise carried
+
+
+def _count_waiting() -> None:
+    """Count the requests that have no response when the agent fails: they may have one when the runner hears of it."""
+    if (run := current_rollout()) is not None:
+        run.count_waiting()
 
 
 def _shown(value: Any) -> Any:

@@ -28,21 +28,15 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.errors import describe
+from lightning_core.propagation.children.frames import command, receive_bytes
 from lightning_core.rollouts.executors import failures
-from lightning_core.rollouts.executors.channel import receive_bytes, send_json
+from lightning_core.rollouts.executors.channel import send_json
 from lightning_core.rollouts.executors.commands import COMMAND, START, TERMINATE
 from lightning_core.rollouts.executors.groups import Processes, descendants, end_descendants, end_group
 from lightning_core.rollouts.executors.leftovers import adopt_orphans
 from lightning_core.rollouts.executors.worker import Program, memory_bytes, work
 
 _ENDING_SECONDS = 2.0
-
-_CHILD = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {module} import main; main(int(sys.argv[2]))"
-
-
-def command(module: str, fd: int) -> list[str]:
-    """The command line that runs ``main`` of ``module`` in a new interpreter that finds the same modules."""
-    return [sys.executable, "-c", _CHILD.format(module=module), json.dumps(sys.path), str(fd)]
 
 
 def main(fd: int) -> None:

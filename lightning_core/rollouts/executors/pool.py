@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 
 from lightning_core.capture.context import without_scope
 from lightning_core.errors import describe
+from lightning_core.propagation.children.frames import command, framed
 from lightning_core.rollouts.executors import failures
-from lightning_core.rollouts.executors.channel import STATE, framed, read_json
+from lightning_core.rollouts.executors.channel import STATE, read_json
 from lightning_core.rollouts.executors.commands import KILL, TERMINATE, CommandSender, not_started
 from lightning_core.rollouts.executors.executor import DisplacedError, ExecutorError
 from lightning_core.rollouts.executors.groups import ProcessorWait, end_group, processor_waits
-from lightning_core.rollouts.executors.launcher import command
 
 T = TypeVar("T")
 

@@ -33,12 +33,13 @@ import numpy as np
 from lightning_core.capture import run_as
 from lightning_core.capture.marks import marked_agents
 from lightning_core.capture.run import ActiveRollout
+from lightning_core.propagation.children.frames import receive_bytes
 from lightning_core.propagation.children.scope import ChildScope
 from lightning_core.propagation.children.sender import RECORDS_THREAD, sender
 from lightning_core.propagation.process_patches import ensure_patched
 from lightning_core.rollouts.containment import AgentExit, contained
 from lightning_core.rollouts.executors import failures, results
-from lightning_core.rollouts.executors.channel import STATE, receive_bytes, send_json
+from lightning_core.rollouts.executors.channel import STATE, send_json
 from lightning_core.rollouts.executors.groups import Processes, end_group
 from lightning_core.rollouts.executors.leftovers import adopt_orphans, any_left, processes
 from lightning_core.rollouts.executors.reference import FunctionReference

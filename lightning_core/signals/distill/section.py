@@ -29,6 +29,10 @@ class Distill(Section):
     model with the same vocabulary, or the URL of a vLLM server with one, such as `http://teacher:8000/v1`."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the server's API key; null: no key is sent."""
+    timeout_seconds: Positive | None = None
+    """Longest time for one response of the server; null: 300."""
+    connections: Count | None = None
+    """Most requests at the server at the same time; null: 16."""
     prompt: CallableName | None = None
     """`module:callable`, called with the messages of a call; it returns those that the teacher reads instead, such as the
     same with examples. null: the same messages."""
@@ -90,9 +94,11 @@ def _check(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             (*_KEY, "candidates"),
             f"found {d.candidates}, expected at most {MAX_CANDIDATES}: all are kept for each sampled token of a step",
         )
-    if d.api_key_env is not None and d.server is None:
+    for key in ("api_key_env", "timeout_seconds", "connections"):
+        if getattr(d, key) is None or d.server is not None:
+            continue
         yield (
-            (*_KEY, "api_key_env"),
+            (*_KEY, key),
             f"goes with the URL of a server as the teacher, but algorithm.distill.teacher is {d.teacher!r}",
         )
     if d.server is not None and c.rollouts.temperature != 1:

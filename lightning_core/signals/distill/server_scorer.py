@@ -17,9 +17,10 @@ from lightning_core.trace import Floats
 from lightning_core.transitions import Candidates, Row
 
 T = TypeVar("T")
-CONCURRENCY = 16
-"""Requests at the same time."""
-_SECONDS = 300
+CONNECTIONS = 16
+"""Requests at the same time by default."""
+TIMEOUT_SECONDS = 300.0
+"""Longest time for a response by default."""
 _PROBE = "The quick brown fox jumps over 13 lazy dogs; SELECT name FROM users WHERE id = 42"
 
 
@@ -47,15 +48,18 @@ class ServerScorer:
         decode: Callable[[int], str],
         count: int = 0,
         vocabulary: int | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        connections: int = CONNECTIONS,
     ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._count = count
         self._vocabulary = vocabulary
+        self._connections = connections
         self._client = httpx.Client(
             base_url=self.url,
             headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
-            timeout=_SECONDS,
-            limits=httpx.Limits(max_connections=CONCURRENCY, max_keepalive_connections=0),
+            timeout=timeout_seconds,
+            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=0),
         )
         try:
             self._model: str = self._request("GET", "/v1/models")["data"][0]["id"]
@@ -106,7 +110,7 @@ class ServerScorer:
         """The results of ``read`` on the server's answers, by call id. Answers are large, so each is read on its own thread."""
         for row in rows:
             _check(row)
-        with ThreadPoolExecutor(CONCURRENCY) as threads:
+        with ThreadPoolExecutor(self._connections) as threads:
             found = threads.map(lambda row: read(row, self._prompt_logprobs(row.token_ids.tolist())), rows)
             return {call: value for of_row in found for call, value in of_row.items()}
 
@@ -165,6 +169,8 @@ def open_scorer(distill: Distill, tokenizer: Any, *, vocabulary: int | None = No
         decode=lambda token: tokenizer.decode([token]),
         count=distill.candidate_count,
         vocabulary=vocabulary,
+        timeout_seconds=distill.timeout_seconds or TIMEOUT_SECONDS,
+        connections=distill.connections or CONNECTIONS,
     )
 
 
@@ -190,6 +196,6 @@ def _check(row: Row) -> None:
         )
     if any(segment.constraint is not None for segment in row.segments):
         raise TrainingError(
-            "algorithm.distill: a teacher on a server cannot score a response that was constrained to a JSON schema; use a teacher in this "
-            "process, or leave the agent out of algorithm.distill.agents"
+            "algorithm.distill: a teacher on a server cannot score a response that was constrained to a JSON schema or to tool "
+            "calls; use a teacher in this process, or leave the agent out of algorithm.distill.agents"
         )

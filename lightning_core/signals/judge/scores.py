@@ -19,8 +19,8 @@ import httpx
 
 from lightning_core.capture import ActiveRollout, current_address, rollout, scope
 from lightning_core.credit import Episode
+from lightning_core.endpoint.interface import Endpoint
 from lightning_core.endpoint.routing import Routing
-from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import InfrastructureError, describe
 from lightning_core.records.store import RolloutRecord, step_of
 from lightning_core.signals.judge.section import JUDGE, Criterion, Judge
@@ -29,7 +29,6 @@ from lightning_core.trace import OPERATION, REWARD_AGENT, REWARD_NAME, REWARD_VA
 _MAX_TOKENS = 512
 _TOKENS_PER_SCORE = 4
 """Room for each score of further criteria."""
-_SECONDS = 300
 _CHARACTERS = 4000
 """Maximum length of an attempt's text in the prompt.
 
@@ -52,18 +51,18 @@ class JudgeResult:
     records: Sequence[tuple[RolloutRecord, Sequence[SpanRecord]]]
 
 
-def judge_group(episodes: Sequence[Episode], judge: Judge, endpoint: PolicyEndpoint, step: int) -> JudgeResult:
+def judge_group(episodes: Sequence[Episode], judge: Judge, endpoint: Endpoint, step: int) -> JudgeResult:
     """Score the attempts at one task. ``step``: number of updates so far."""
     task = episodes[0].task_id
     key = endpoint.new_key()
     scores: Mapping[str, Sequence[float]] = {}
     failure: str | None = None
-    with rollout({"id": f"judge of {task}"}, endpoint=endpoint.url, api_key=key) as run:
+    with rollout({"id": f"judge of {task}"}, endpoint=endpoint.url_of(key), api_key=key) as run:
         limit = _max_tokens(judge, len(episodes))
         endpoint.open(key, run.address, Routing(frozen={judge.agent: judge.model}, max_tokens=limit))
         try:
             with scope(judge.agent):
-                scores = _request_scores(episodes, judge, endpoint.url, key)
+                scores = _request_scores(episodes, judge, endpoint.url_of(key), key)
         except (InfrastructureError, httpx.HTTPError, ValueError, LookupError) as error:
             failure = describe(error)
         finally:
@@ -204,7 +203,9 @@ def _request_scores(group: Sequence[Episode], judge: Judge, url: str, key: str) 
     address = current_address()
     assert address is not None, "called inside a rollout"
     headers = {**address.to_headers(), "authorization": f"Bearer {key}"}
-    answer = httpx.post(f"{url}/chat/completions", json=body, headers=headers, timeout=_SECONDS, trust_env=False)
+    answer = httpx.post(
+        f"{url}/chat/completions", json=body, headers=headers, timeout=judge.timeout_seconds, trust_env=False
+    )
     if answer.status_code != 200:
         raise InfrastructureError(f"the judge {judge.model!r} returned HTTP {answer.status_code}: {answer.text[:300]}")
     return read_scores(answer.json()["choices"][0]["message"]["content"] or "", len(group), names)

@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag
 from lightning_core.capture.selectors import is_pattern
 from lightning_core.config.signal_sections import SignalSection
 from lightning_core.config.source import KeyPath
-from lightning_core.config.types import Names, Section
+from lightning_core.config.types import Names, Positive, Section
 from lightning_core.credit import RewardTerm
 from lightning_core.credit.registry import RewardRule
 
@@ -65,6 +65,8 @@ class Judge(Section):
     criteria: a factor of their weights."""
     agent: str = "judge"
     """Agent name under which the judge's calls are recorded."""
+    timeout_seconds: Positive = 300.0
+    """Longest time for one response of the judge. Afterwards its group has no scores."""
 
     @property
     def criteria(self) -> tuple[Criterion, ...]:

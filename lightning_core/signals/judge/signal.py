@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_core.credit import Episode
-from lightning_core.endpoint.server import PolicyEndpoint
+from lightning_core.endpoint.interface import Endpoint
 from lightning_core.errors import InfrastructureError
 from lightning_core.records.store import Store
 from lightning_core.rollouts.attempt import AgentPool, Task
@@ -69,7 +69,7 @@ class JudgeSignal(Signal):
         return result.scores
 
 
-def judge_at(endpoint: PolicyEndpoint, episodes: Sequence[Episode], judge: Judge, step: int) -> JudgeResult:
+def judge_at(endpoint: Endpoint, episodes: Sequence[Episode], judge: Judge, step: int) -> JudgeResult:
     """The judge's scores of one group, through ``endpoint``."""
     return judge_group(episodes, judge, endpoint, step)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from lightning_core.errors import ConfigError
 from lightning_core.tools.cli import exits
 from lightning_core.tools.cli.messages import say
-from lightning_core.tools.cli.numbers import port
+from lightning_core.tools.cli.numbers import port, whole
 
 if TYPE_CHECKING:
     from lightning_core.config import Config
@@ -36,19 +36,36 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help=f"API key that requests must contain (default: ${API_KEY_ENV}; if unset, any key, from this machine only)",
     )
+    parser.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this certificate and its chain (PEM)")
+    parser.add_argument("--tls-key", metavar="FILE", help="the certificate's private key (PEM)")
+    parser.add_argument(
+        "--requests-per-minute",
+        type=whole(1),
+        metavar="N",
+        help="most requests a minute of one client, by its address; more get status 429 (default: any number)",
+    )
 
 
 def serve(options: argparse.Namespace) -> int:
     """Serve until interrupted or terminated; returns the exit code."""
     config, checkpoint = _resolve_model(options.model, options.checkpoint, options.overrides)
     api_key: str | None = options.api_key or os.environ.get(API_KEY_ENV) or None
-    from lightning_core.tools.serving import is_loopback, open_serving
+    from lightning_core.endpoint.guard import Tls
+    from lightning_core.tools.serving import open_serving
 
-    if api_key is None and not is_loopback(options.host):
-        raise ConfigError(
-            f"--host {options.host} accepts requests from other machines: set a key with --api-key or ${API_KEY_ENV}"
-        )
-    with open_serving(config, checkpoint=checkpoint, host=options.host, port=options.port, api_key=api_key) as endpoint:
+    if (options.tls_cert is None) != (options.tls_key is None):
+        given, missing = ("--tls-cert", "--tls-key") if options.tls_key is None else ("--tls-key", "--tls-cert")
+        raise ConfigError(f"{given} requires {missing}: expected the files of a certificate and of its private key")
+    tls = None if options.tls_cert is None else Tls(certificate=Path(options.tls_cert), key=Path(options.tls_key))
+    with open_serving(
+        config,
+        checkpoint=checkpoint,
+        host=options.host,
+        port=options.port,
+        api_key=api_key,
+        tls=tls,
+        requests_per_minute=options.requests_per_minute,
+    ) as endpoint:
         say(f"serving    {config.policy.model if checkpoint is None else checkpoint}")
         say(_usage_text(endpoint.url, endpoint.models, keyed=api_key is not None))
         wait_for_signal()

@@ -23,6 +23,7 @@ PHASES = ("train", "fork", "judge", "eval_before", "eval", "eval_after", "eval_m
 STATUSES = (
     "ok",
     "failed",
+    "masked",
     "max_calls",
     "infrastructure",
     "invalid",

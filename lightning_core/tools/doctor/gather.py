@@ -27,7 +27,7 @@ from lightning_core.capture.integration import (
 )
 from lightning_core.config import Config
 from lightning_core.config.sections import TRACKERS
-from lightning_core.errors import os_problem
+from lightning_core.errors import os_problem, redact_urls
 from lightning_core.rollouts.hardware import processors
 from lightning_core.tools.doctor.environment import Devices, Environment, Extra
 
@@ -172,12 +172,7 @@ def catching_proxies(host: str = "127.0.0.1") -> Mapping[str, str]:
     if urllib.request.proxy_bypass(host):
         return {}
     proxies = urllib.request.getproxies()
-    return {f"{kind}_proxy": _without_credentials(proxies[kind]) for kind in ("http", "all") if kind in proxies}
-
-
-def _without_credentials(url: str) -> str:
-    scheme, separator, rest = url.rpartition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
+    return {f"{kind}_proxy": redact_urls(proxies[kind]) for kind in ("http", "all") if kind in proxies}
 
 
 def why_closed(host: str, port: int) -> str | None:

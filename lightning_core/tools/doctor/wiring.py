@@ -123,7 +123,7 @@ def failures(t: Trial) -> Iterator[Observed]:
             "warning", text, "raise it if the agent needs more model calls, or end its loop after a number of turns"
         )
     for left_out, meaning in ((False, "failed"), (True, "were left out")):
-        statuses = LEFT_OUT - {"invalid"} if left_out else {"failed"}
+        statuses = LEFT_OUT - {"invalid"} if left_out else {"failed", "masked"}
         affected = [r for r in t.rollouts if r.status in statuses]
         if affected and not (left_out and is_of_reward(affected[0].error)):
             exits = len(affected) == len(t.rollouts) and all((r.error or "").startswith(_EXITS) for r in affected)

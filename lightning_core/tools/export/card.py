@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from lightning_core.config.source import to_yaml
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, redact_urls
 from lightning_core.model.source import hub_name, is_demo_model
 from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step
 from lightning_core.records.commit import recorded_commits
@@ -96,7 +96,7 @@ def _settings(trained: Trained) -> str:
         for key in [key for key in section if key.endswith("_args")]:
             section[key] = {name: value for name, value in section[key].items() if isinstance(value, int | float)}
     text = to_yaml({name: section for name, section in sections.items() if section})
-    return f"## Settings\n\nThose that differ from the defaults of lightning-rl.\n\n```yaml\n{text}```\n\n"
+    return f"## Settings\n\nThose that differ from the defaults of lightning-rl.\n\n```yaml\n{redact_urls(text)}```\n\n"
 
 
 def _agents(trained: Trained) -> tuple[str, ...]:

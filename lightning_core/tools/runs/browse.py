@@ -117,7 +117,7 @@ def _query(store: Store, wanted: RolloutFilter | None, order: str, descending: b
     """A SELECT statement that lacks the values of LIMIT and OFFSET, its condition, and the condition's values."""
     if order not in ORDERS:
         raise ValueError(f"found order {order!r}, expected one of {', '.join(ORDERS)}")
-    conditions = list(_conditions(wanted or RolloutFilter(), _has_index(store)))
+    conditions = list(_conditions(store, wanted or RolloutFilter()))
     where = " AND ".join(text for text, _ in conditions) or "1"
     values = [value for _, arguments in conditions for value in arguments]
     direction = "DESC" if descending else "ASC"
@@ -164,7 +164,7 @@ def facets(store: Store) -> Facets:
 
 
 def _agents(store: Store) -> list[str]:
-    if _has_index(store):
+    if _has(store, "index", _AGENTS):
         # One search of the index for each name; DISTINCT would read the whole index.
         query = """
             WITH RECURSIVE names(value) AS (
@@ -184,12 +184,12 @@ def _agents(store: Store) -> list[str]:
     return [row["value"] for row in store.select(query)]
 
 
-def _has_index(store: Store) -> bool:
-    """Whether the store has the index of agents, which older ones lack."""
-    return bool(store.select("SELECT 1 FROM sqlite_master WHERE type = 'index' AND name = ?", _AGENTS))
+def _has(store: Store, kind: str, name: str) -> bool:
+    """Whether the store has this index or table; older ones lack the index of agents and shared contents."""
+    return bool(store.select("SELECT 1 FROM sqlite_master WHERE type = ? AND name = ?", kind, name))
 
 
-def _conditions(wanted: RolloutFilter, has_index: bool) -> Iterator[tuple[str, Sequence[Any]]]:
+def _conditions(store: Store, wanted: RolloutFilter) -> Iterator[tuple[str, Sequence[Any]]]:
     """SQL conditions on ``rollouts``, and their values."""
     equal = ("phase", "step", "task_id", "status")
     for name in (f.name for f in fields(wanted)):
@@ -204,21 +204,27 @@ def _conditions(wanted: RolloutFilter, has_index: bool) -> Iterator[tuple[str, S
             yield "reward <= ?", [value]
         elif name == "agent":
             # Named, since SQLite would read the spans of each rollout.
-            index = f" INDEXED BY {_AGENTS}" if has_index else ""
+            index = f" INDEXED BY {_AGENTS}" if _has(store, "index", _AGENTS) else ""
             by_agent = f"SELECT 1 FROM spans{index} WHERE agent = ? AND operation = 'chat' AND rollout = rollouts.id"
             yield f"EXISTS ({by_agent})", [value]
         elif value:
-            yield _contains(value)
+            yield _contains(value, shared=_has(store, "table", "contents"))
 
 
-def _contains(text: str) -> tuple[str, Sequence[str]]:
+def _contains(text: str, *, shared: bool) -> tuple[str, Sequence[str]]:
     # Spans have JSON texts, and messages are JSON inside it: a quote or a character beyond ASCII is escaped once or twice.
     once = json.dumps(text)[1:-1]
     patterns = list(dict.fromkeys(_like(form) for form in (once, json.dumps(once)[1:-1])))
     inside = " OR ".join("attributes LIKE ? ESCAPE '!'" for _ in patterns)
-    spans = f"EXISTS (SELECT 1 FROM spans WHERE rollout = rollouts.id AND ({inside}))"
+    sources = ["spans WHERE rollout = rollouts.id"]
+    if shared:
+        sources.append("(SELECT texts_of(data) AS attributes FROM contents WHERE rollout = rollouts.id) WHERE 1")
+    found = " OR ".join(f"EXISTS (SELECT 1 FROM {source} AND ({inside}))" for source in sources)
     plain = _like(text)
-    return f"(task_id LIKE ? ESCAPE '!' OR error LIKE ? ESCAPE '!' OR {spans})", [plain, plain, *patterns]
+    return (
+        f"(task_id LIKE ? ESCAPE '!' OR error LIKE ? ESCAPE '!' OR {found})",
+        [plain, plain, *patterns * len(sources)],
+    )
 
 
 def _like(text: str) -> str:

@@ -49,7 +49,7 @@ def count_rollouts(store: Store, *, steps: int) -> Counts:
     return Counts(
         training=sum(row["number"] for row in training),
         evaluation=sum(row["number"] for row in rows if row["phase"].startswith("eval")),
-        failed=sum(row["number"] for row in rows if row["status"] == "failed"),
+        failed=sum(row["number"] for row in rows if row["status"] in ("failed", "masked")),
         left_out=sum(row["number"] for row in rows if row["status"] in LEFT_OUT),
         current=sum(row["newest"] for row in training),
     )

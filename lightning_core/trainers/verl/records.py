@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_core.errors import TrainingError, describe
+from lightning_core import errors
+from lightning_core.errors import LightningError, TrainingError, describe
 from lightning_core.rollouts.counts import counts_to_metrics
 
-FAILURE = "failure.pickle"
+FAILURE = "failure.json"
 """The exception that stopped the run.
 
 Written by the manager, raised by the process that started the run.
@@ -25,16 +25,22 @@ _ARCHIVED_LOG = "verl.before.jsonl"
 
 
 def write_failure(folder: Path, error: BaseException) -> None:
-    """Write the error that stopped the run.
+    """Write the error that stopped the run."""
+    known = isinstance(error, LightningError) and getattr(errors, type(error).__name__, None) is type(error)
+    name, message = (type(error).__name__, str(error)) if known else (TrainingError.__name__, describe(error))
+    (folder / FAILURE).write_text(json.dumps({"type": name, "message": message}), encoding="utf-8")
 
-    An exception that cannot be pickled is replaced by its message.
-    """
-    try:
-        data = pickle.dumps(error)
-        pickle.loads(data)
-    except Exception:  # noqa: BLE001 - pickling an exception can raise anything
-        data = pickle.dumps(TrainingError(describe(error)))
-    (folder / FAILURE).write_bytes(data)
+
+def read_failure(folder: Path) -> LightningError | None:
+    """The error that `write_failure` wrote, if any: one of `errors`; others are a `TrainingError` with their description."""
+    path = folder / FAILURE
+    if not path.is_file():
+        return None
+    written = json.loads(path.read_text(encoding="utf-8"))
+    kind: Any = getattr(errors, written["type"])
+    error: LightningError = kind.__new__(kind)  # some have other arguments than their message
+    error.args = (written["message"],)
+    return error
 
 
 def archive_log(folder: Path) -> None:

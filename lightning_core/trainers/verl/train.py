@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import interruptible
 from lightning_core.rollouts.jobs import pick_tasks
 from lightning_core.trainers.plan import Plan
-from lightning_core.trainers.verl.records import FAILURE, archive_log, read_metrics_of_verl
+from lightning_core.trainers.verl.records import FAILURE, archive_log, read_failure, read_metrics_of_verl
 from lightning_core.trainers.verl.settings import defaults, rows_per_update, translate
 
 
@@ -92,8 +91,8 @@ def train_with_verl(plan: Plan) -> None:
 
 def _known_failure(error: Exception, folder: Path) -> BaseException | None:
     """The error that stopped the run, if the manager wrote one or if it is one of ours."""
-    if (folder / FAILURE).is_file():
-        return pickle.loads((folder / FAILURE).read_bytes())
+    if (written := read_failure(folder)) is not None:
+        return written
     cause = getattr(error, "cause", error)
     return cause if isinstance(cause, LightningError) else None
 

@@ -148,9 +148,9 @@ def test_a_proxy_that_catches_this_machine_is_named_without_its_password(monkeyp
     for name in ("NO_PROXY", "no_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", "http://me:secret@proxy:3128")
-    assert catching_proxies() == {"http_proxy": "http://proxy:3128"}
+    assert catching_proxies() == {"http_proxy": "http://***@proxy:3128"}
     (proxy,) = named(examine(replace(EXAMPLE, proxies=catching_proxies())), "proxies")
-    assert proxy.found == "http_proxy=http://proxy:3128 catches 127.0.0.1"
+    assert proxy.found == "http_proxy=http://***@proxy:3128 catches 127.0.0.1"
     monkeypatch.setenv("no_proxy", "localhost,127.0.0.1")
     assert catching_proxies() == {}
 

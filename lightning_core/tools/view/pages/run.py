@@ -6,6 +6,7 @@ import yaml
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from lightning_core.errors import redact_urls
 from lightning_core.records.checkpoints import best_checkpoint, checkpoints
 from lightning_core.records.commit import recorded_commits
 from lightning_core.records.ledger import Entry, EntryKind, Ledger
@@ -45,7 +46,7 @@ def show(request: Request) -> Response:
         last_step=last_step(metrics),
         mark=mark_of(metrics, last_step(metrics)),
         settings=settings(run.config),
-        config=yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True),
+        config=redact_urls(yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)),
         commits=_commits(run),
         checkpoints=[path.name for path in checkpoints(run.folder)],
         best=None if best is None else best.name,

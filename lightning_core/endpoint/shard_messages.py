@@ -1,0 +1,111 @@
+"""Messages between the process of a run and the workers of its endpoint.
+
+The run sends pickles. Workers send JSON and bytes, so nothing that a client sends runs code in the run.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from lightning_core.backends.gate import SharedBackend
+from lightning_core.capture.address import Address
+from lightning_core.chat.chat import Chat
+from lightning_core.endpoint.limits import Limits
+from lightning_core.endpoint.recorded import RecordedResponses
+from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.trace import SpanRecord
+
+_SIZE = struct.Struct("!I")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatSettings:
+    """The arguments of a `Chat`, which each worker opens for itself."""
+
+    tokenizer: Any
+    stop_token_ids: frozenset[int]
+    variables: Mapping[str, Any]
+    """Of the chat template."""
+
+    @classmethod
+    def of(cls, chat: Chat, variables: Mapping[str, Any]) -> Self:
+        """Those of ``chat``, which was opened with these ``variables``."""
+        return cls(tokenizer=chat.tokenizer, stop_token_ids=chat.stop_token_ids, variables=variables)
+
+    def open(self) -> Chat:
+        """The chat format."""
+        return Chat(self.tokenizer, stop_token_ids=self.stop_token_ids, template_kwargs=self.variables)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSettings:
+    """The first message to a worker."""
+
+    open_backend: Callable[[], SharedBackend]
+    chats: Mapping[str, ChatSettings]
+    upstream: UpstreamServer | None
+    host: str
+    limits: Limits
+    parent: int
+    """The process of the run. The worker ends when it is gone."""
+    log_level: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenMessage:
+    """A rollout that a worker is to admit; see `PolicyEndpoint.open`."""
+
+    key: str
+    root: Address
+    secret: str | None
+    routing: Routing
+    seed: int | None
+    recorded: RecordedResponses | None
+    max_calls: int | None
+    declared: frozenset[str]
+    marks: Sequence[tuple[str, str | None]]
+
+
+def dump(kind: str, *values: Any) -> bytes:
+    """A message to a worker."""
+    return pickle.dumps((kind, *values))
+
+
+def load(data: bytes) -> tuple[str, Sequence[Any]]:
+    """The kind and the values of `dump`. Only for messages of the run."""
+    kind, *values = pickle.loads(data)
+    return kind, values
+
+
+def encode(kind: str, *values: Any, span: SpanRecord | None = None) -> bytes:
+    """A message to the run: JSON values, and a span, whose bytes follow the JSON."""
+    packed: dict[str, bytes] = {}
+    fields: dict[str, Any] | None = None
+    if span is not None:
+        packed = {name: value for name, value in span.attributes.items() if isinstance(value, bytes)}
+        attributes = {name: value for name, value in span.attributes.items() if name not in packed}
+        fields = {name: getattr(span, name) for name in SpanRecord.__slots__} | {"attributes": attributes}
+    head = json.dumps([kind, values, fields, {name: len(value) for name, value in packed.items()}]).encode()
+    return b"".join((_SIZE.pack(len(head)), head, *packed.values()))
+
+
+def decode(data: bytes) -> tuple[str, Sequence[Any], SpanRecord | None]:
+    """The kind, the values and the span of `encode`."""
+    start = _SIZE.size + _SIZE.unpack_from(data)[0]
+    kind, values, fields, sizes = json.loads(data[_SIZE.size : start])
+    if fields is None:
+        return kind, values, None
+    packed: dict[str, bytes] = {}
+    for name, size in sizes.items():
+        packed[name] = data[start : start + size]
+        start += size
+    span = SpanRecord(**fields)
+    # OpenTelemetry keeps sequences as tuples.
+    attributes = {name: tuple(value) if isinstance(value, list) else value for name, value in span.attributes.items()}
+    return kind, values, replace(span, attributes=attributes | packed)
