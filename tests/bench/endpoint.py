@@ -1,6 +1,7 @@
 """Compares the cost of our endpoint with that of other gateways, in front of a model server that costs nothing.
 
-    python -m tests.bench.endpoint [--quick] [--repeats 3] [--workload short long] [--peers anchor litellm] [--anchor-python PATH] [--only TEXT]
+    python -m tests.bench.endpoint [--quick] [--repeats 3] [--workload short long] [--peers anchor litellm] [--only TEXT]
+        [--anchor-python PATH]
 
 Peers, each as its package starts it, in an environment of its own in the cache folder: the anchor's gateway (`agl-server` of agentlightning
 1.0.2, which requires Python 3.12 or later), and LiteLLM's proxy, which records nothing. A peer that cannot be installed is left out, with
