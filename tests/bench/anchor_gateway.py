@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import tempfile
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from tests.bench import environment
-from tests.bench.processes import process
+from tests.bench.processes import process, wait_for_http
 
 PACKAGE = "agentlightning==1.0.2"
 MODEL = "policy"
@@ -35,7 +33,7 @@ def serve(command: Path, upstream: str, rollouts: int) -> Generator[tuple[int, i
         process([str(command), *settings], log=(log := Path(scratch) / "agl-server.log")) as child,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"authorization": "Bearer k"}) as client,
     ):
-        _wait_for(client, child, log)
+        wait_for_http(f"http://127.0.0.1:{port}/healthz", child, log)
         client.post("/api/models", json=[{"model": MODEL, "endpoint": upstream}]).raise_for_status()
         made = client.post(
             "/api/rollouts", json=[{"input": {"id": str(i)}} for i in range(rollouts)]
@@ -46,14 +44,3 @@ def serve(command: Path, upstream: str, rollouts: int) -> Generator[tuple[int, i
 def path(rollout: str) -> str:
     """The path that an agent of ``rollout`` sends requests to."""
     return f"/proxy/rollout/{rollout}/attempt/0/mode/train/openai/v1/chat/completions"
-
-
-def _wait_for(client: httpx.Client, child: subprocess.Popen[str], log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and child.poll() is None:
-        try:
-            if client.get("/healthz").status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.05)
-    raise RuntimeError(f"agl-server did not start; its last words: {log.read_text()[-500:]}")

@@ -1,19 +1,23 @@
-"""Compares the cost of our endpoint and the anchor's gateway, in front of a model server that costs nothing.
+"""Compares the cost of our endpoint with that of other gateways, in front of a model server that costs nothing.
 
-    python -m tests.bench.endpoint [--repeats 3] [--workload short long] [--anchor-python PATH | --no-anchor] [--tokenizer NAME]
+    python -m tests.bench.endpoint [--quick] [--repeats 3] [--workload short long] [--peers anchor litellm] [--only TEXT]
+        [--anchor-python PATH]
 
-The anchor is agentlightning 1.0.2 (its `agl-server`, as shipped). It requires Python 3.12 or later and is installed into the cache folder.
-Both gateways, the model server (`null_model.py`) and the load (`http_load.py`) run in separate processes. Variants of ours:
+Peers, each as its package starts it, in an environment of its own in the cache folder: the anchor's gateway (`agl-server` of agentlightning
+1.0.2, which requires Python 3.12 or later), and LiteLLM's proxy, which records nothing. A peer that cannot be installed is left out, with
+the reason. The gateways, the model server (`null_model.py`) and the load (`http_load.py`) run in separate processes. Variants of ours:
 
-- *http*: requests the model server over HTTP, as the anchor does; *in process*: its backend has the tokens ready;
-- *free tokens*: tokenising costs nothing, as for the anchor, whose model server tokenises; otherwise TOKENIZER is used;
+- *http*: requests the model server with the product's own `VllmBackend`; *in process*: its backend has the tokens ready;
+- *free tokens*: tokenising costs nothing, as for the peers, whose model server tokenises; otherwise TOKENIZER is used;
 - *streamed*: the response arrives token by token, from the model server too. The anchor does not support streaming.
 
 CPU is user and system time of the gateway's process per request, with 64 streams. RAM is the memory that a request leaves in the process
 while its rollout is open. Added latency is the difference to the same request without a gateway. Streams send the next request immediately:
 with 64 streams and more, the latency is the queueing time of a saturated gateway. In the last column of the short workload the model takes
 ten seconds, as real models do, so a thousand requests are in progress and the gateway is mostly idle. Medians over the repeats; gateways
-alternate.
+alternate. A response that is an error, or has one in its stream, ends the benchmark.
+
+--quick: fewer requests, once, of the short workload, with the peers that are installed.
 """
 
 from __future__ import annotations
@@ -28,13 +32,13 @@ import statistics
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.bench import anchor_gateway
+from tests.bench import anchor_gateway, litellm_proxy
 from tests.bench.http_load import UNIQUE, Order
 from tests.bench.processes import cpu_seconds, process, read_line, resident_bytes
 
@@ -55,6 +59,9 @@ WORDS = (
     "family",
 )
 ROLLOUTS = 64
+PEERS = {"anchor": anchor_gateway.install, "litellm": litellm_proxy.install}
+CPU_RATIO, CPU_MS, ADDED_MS = 5, 0.5, 1.0
+"""Targets: a fraction of the anchor's CPU where neither tokenises, in process, and at the median of one stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +108,12 @@ WORKLOADS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """A gateway to measure: its name in the table, and whether responses are streamed."""
+    """A gateway to measure: its name in the table, and whether responses are streamed. ``command``: of a peer."""
 
     name: str
+    command: Path | None = None
     stream: bool = False
-    tokenizer: str | None = None
+    tokenizer: str = "free"
     in_process: bool = False
 
 
@@ -156,12 +164,15 @@ def quantiles(latencies: list[float]) -> tuple[float, float]:
 
 
 @contextmanager
-def serve(gateway: Gateway, workload: Workload, null: str, anchor: Path | None) -> Generator[Served]:
+def serve(gateway: Gateway, workload: Workload, null: str) -> Generator[Served]:
     upstream = f"{null}/{workload.prompt}/{workload.output}/v1"
-    if gateway.tokenizer is None:
-        assert anchor is not None
-        with anchor_gateway.serve(anchor, upstream, ROLLOUTS) as (pid, port, rollouts):
+    if gateway.name == "anchor" and gateway.command is not None:
+        with anchor_gateway.serve(gateway.command, upstream, ROLLOUTS) as (pid, port, rollouts):
             yield Served(pid=pid, port=port, targets=[(anchor_gateway.path(rollout), "k") for rollout in rollouts])
+        return
+    if gateway.command is not None:
+        with litellm_proxy.serve(gateway.command, upstream) as (pid, port):
+            yield Served(pid=pid, port=port, targets=[(litellm_proxy.PATH, "k")])
         return
     command = [sys.executable, "-m", "tests.bench.our_gateway", str(ROLLOUTS), gateway.tokenizer]
     sizes = ["--tokens", str(workload.prompt), str(workload.output)]
@@ -172,7 +183,7 @@ def serve(gateway: Gateway, workload: Workload, null: str, anchor: Path | None) 
         )
 
 
-def measure(load: Load, gateway: Gateway, workload: Workload, null: str, anchor: Path | None) -> Measured:
+def measure(load: Load, gateway: Gateway, workload: Workload, null: str) -> Measured:
     """Measure one gateway, newly started, under one workload."""
     body = workload.body(gateway.stream)
     operation = "completions" if gateway.stream else "chat/completions"
@@ -180,7 +191,7 @@ def measure(load: Load, gateway: Gateway, workload: Workload, null: str, anchor:
     null_port = int(null.rpartition(":")[2])
     added: list[tuple[float, float]] = []
     cpu = kept = 0.0
-    with serve(gateway, workload, null, anchor) as served:
+    with serve(gateway, workload, null) as served:
         load.send(served.port, served.targets, body, Phase(streams=64, requests=128))
         resident = resident_bytes(served.pid)
         for phase in workload.phases:
@@ -218,15 +229,28 @@ def report(workload: Workload, results: dict[str, Measured]) -> None:
     for name, m in results.items():
         cells = "".join(f"{p50 * 1000:11.2f}/{p99 * 1000:8.1f}" for p50, p99 in m.added)
         print(f"{name:30s}{m.cpu * 1000:6.2f} ms{m.kept / 1024:8.1f} KiB{cells}", flush=True)
-    anchor = results.get("anchor")
+    peers = {name: m for name, m in results.items() if name in PEERS}
     for name, m in results.items():
-        if m is anchor:
+        if name in peers:
             continue
-        words = [f"p50 added {m.added[0][0] * 1000:.2f} ms {verdict(m.added[0][0] < 0.001)} < 1 ms"]
-        if anchor is not None:
-            cpu, ram = anchor.cpu / m.cpu, anchor.kept / max(m.kept, 1)
-            words += [f"CPU 1/{cpu:.1f} {verdict(cpu >= 5)} 1/5", f"RAM 1/{ram:.1f} {verdict(ram >= 10)} 1/10"]
+        added = m.added[0][0] * 1000
+        words = [f"p50 added {added:.2f} ms {verdict(added <= ADDED_MS)} {ADDED_MS:g} ms"]
+        for peer, other in peers.items():
+            ratio = other.cpu / m.cpu
+            target = f" {verdict(ratio >= CPU_RATIO)} 1/{CPU_RATIO}" if peer == "anchor" and "free" in name else ""
+            words.append(f"CPU 1/{ratio:.1f} of {peer}'s{target}, RAM 1/{other.kept / max(m.kept, 1):.1f}")
+        if "in process" in name and "streamed" not in name and workload.name == "short":
+            words.append(f"CPU {m.cpu * 1000:.2f} ms {verdict(m.cpu * 1000 <= CPU_MS)} {CPU_MS:g} ms")
         print(f"  {name:28s}{', '.join(words)}")
+
+
+def report_client(workload: Workload, null: str) -> None:
+    """Print what `VllmBackend` costs without an endpoint."""
+    url, sizes = f"{null}/{workload.prompt}/{workload.output}/v1", [workload.prompt, workload.output]
+    arguments = [url, *map(str, sizes), str(2 * workload.phases[1].requests)]
+    with process([sys.executable, "-m", "tests.bench.vllm_client", *arguments]) as child:
+        once, streamed = json.loads(read_line(child))
+    print(f"  VllmBackend alone             CPU {once:.2f} ms, streamed {streamed:.2f} ms", flush=True)
 
 
 def verdict(met: bool) -> str:
@@ -235,18 +259,22 @@ def verdict(met: bool) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--workload", nargs="+", choices=[w.name for w in WORKLOADS], default=["short", "long"])
     parser.add_argument("--tokenizer", default="smollm2-135m-instruct", help="a model's folder or name")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--anchor-python", metavar="PATH", help="an interpreter, 3.12 or later, to install it with")
-    parser.add_argument("--no-anchor", action="store_true")
     parser.add_argument("--only", metavar="TEXT", default="", help="only gateways whose name has this in it")
     options = parser.parse_args()
-    anchor = None if options.no_anchor else anchor_gateway.install(options.anchor_python)
+    workloads = [w for w in WORKLOADS if w.name in options.workload]
+    if options.quick:
+        options.repeats = 1
+        workloads = [replace(WORKLOADS[0], phases=(Phase(streams=1, requests=100), Phase(streams=64, requests=320)))]
     real = options.tokenizer
     gateways = [
-        *([] if anchor is None else [Gateway(name="anchor")]),
-        Gateway(name="ours, http, free tokens", tokenizer="free"),
+        *peers(options.peers, options.anchor_python),
+        Gateway(name="ours, http, free tokens"),
         Gateway(name="ours, http", tokenizer=real),
         Gateway(name="ours, http, streamed", tokenizer=real, stream=True),
         Gateway(name="ours, in process", tokenizer=real, in_process=True),
@@ -261,13 +289,23 @@ def main() -> None:
         url = read_line(null)
         read_line(loader)
         load = Load(loader)
-        for workload in (w for w in WORKLOADS if w.name in options.workload):
+        for workload in workloads:
             runs: dict[str, list[Measured]] = {gateway.name: [] for gateway in gateways}
             for _ in range(options.repeats):
                 for gateway in gateways:
                     print(f"{workload.name}, {gateway.name} …", file=sys.stderr, flush=True)
-                    runs[gateway.name].append(measure(load, gateway, workload, url, anchor))
+                    runs[gateway.name].append(measure(load, gateway, workload, url))
             report(workload, {name: median(some) for name, some in runs.items()})
+            report_client(workload, url)
+
+
+def peers(names: list[str], interpreter: str | None) -> Generator[Gateway]:
+    """The peers that can be installed."""
+    for name in names:
+        try:
+            yield Gateway(name=name, command=PEERS[name](interpreter))
+        except SystemExit as error:
+            print(f"{name} is left out: {error}")
 
 
 if __name__ == "__main__":

@@ -52,13 +52,13 @@ class Stream(asyncio.Protocol):
         self._transport = transport
 
     async def ask(self, request: bytes) -> float:
-        """Seconds until the complete response. Raises RuntimeError for a status other than success."""
+        """Seconds until the complete response. Raises RuntimeError for an error."""
         self._done = asyncio.get_running_loop().create_future()
         start = time.perf_counter()
         self._transport.write(request)
         answer = await self._done
         seconds = time.perf_counter() - start
-        if not answer.startswith(b"HTTP/1.1 200"):
+        if not answer.startswith(b"HTTP/1.1 200") or b'"error":' in answer[-2000:]:
             raise RuntimeError(f"answered {answer[:2000]!r}")
         return seconds
 

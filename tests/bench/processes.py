@@ -5,21 +5,26 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+import httpx
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
-def process(command: Sequence[str], *, log: Path | None = None) -> Generator[subprocess.Popen[str]]:
+def process(
+    command: Sequence[str], *, log: Path | None = None, env: Mapping[str, str] | None = None
+) -> Generator[subprocess.Popen[str]]:
     """Start a child that ends with the block. With ``log`` it runs in that file's folder and prints to the file."""
     if log is None:
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
     else:
         with log.open("w") as sink:
-            child = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, text=True, cwd=log.parent)
+            child = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, text=True, cwd=log.parent, env=env)
     try:
         yield child
     finally:
@@ -29,6 +34,18 @@ def process(command: Sequence[str], *, log: Path | None = None) -> Generator[sub
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+
+
+def wait_for_http(url: str, child: subprocess.Popen[str], log: Path, seconds: float = 120) -> None:
+    """Wait until ``url`` is answered with 200. Raises RuntimeError with the end of ``log`` if the child ends or is late."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and child.poll() is None:
+        try:
+            if httpx.get(url, timeout=seconds).status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.1)
+    raise RuntimeError(f"{child.args!r} did not start; its last words: {log.read_text()[-500:]}")
 
 
 def read_line(child: subprocess.Popen[str]) -> str:
