@@ -69,8 +69,6 @@ class Gate:
 
     def hold(self, seconds: float) -> None:
         """Hold new responses back, here and in all followers. Raises `InfrastructureError` if one does not answer in time."""
-        with self._in_order, self._changed:
-            self._followers = dict.fromkeys(self._followers)
         self._set(lambda state: replace(state, held=True, holds=state.holds + 1))
         with self._changed:
             if not self._changed.wait_for(lambda: None not in self._followers.values(), seconds):
@@ -117,7 +115,9 @@ class Gate:
     def _set(self, change: Callable[[GateState], GateState]) -> None:
         with self._in_order:
             with self._changed:
-                self.state = change(self.state)
+                before, self.state = self.state, change(self.state)
+                if self.state.holds != before.holds:
+                    self._followers = dict.fromkeys(self._followers)
                 followers = list(self._followers)
             # Not under the lock that `answered` needs: a follower may have to be read before it takes more.
             for follower in followers:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -24,7 +24,6 @@ _END_SECONDS = 10.0
 _USUAL_LAG = 0.2
 """Seconds between two reports of the worker's lag, at most, if it keeps up."""
 
-
 Handle = Callable[["Shard", str, Sequence[Any], SpanRecord | None], None]
 
 
@@ -36,7 +35,7 @@ class Shard:
 
         Raises `ConfigError` if it cannot listen at the host, and `InfrastructureError` if it does not start.
         """
-        self.keys: set[str] = set()
+        self._keys: set[str] = set()
         self._handle_other = handle
         self._lost = lost
         self._numbers = itertools.count()
@@ -57,9 +56,9 @@ class Shard:
             self.url = self._begin(ours, settings)
         except BaseException:
             self.end()
+            ours.close()
             raise
-        self._thread = threading.Thread(target=self._read, name="lightning-endpoint-worker", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._read, name="lightning-endpoint-worker", daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -71,10 +70,25 @@ class Shard:
         """Whether the process has ended."""
         return self._channel.ended
 
+    @property
+    def keys(self) -> Collection[str]:
+        """The keys that it answers."""
+        return self._keys
+
+    def add(self, key: str) -> None:
+        """Count ``key`` as one that it answers."""
+        if not self._keys:  # it reports its lag while it has keys
+            self._lag = (self._lag[0], time.monotonic() + _USUAL_LAG)
+        self._keys.add(key)
+
+    def remove(self, key: str) -> None:
+        """Undo `add`."""
+        self._keys.discard(key)
+
     def lag(self) -> float:
         """The total lag of the worker's event loop, in seconds; see `LoopLag`."""
         total, due = self._lag
-        return total + max(0.0, time.monotonic() - due)
+        return total + (max(0.0, time.monotonic() - due) if self._keys else 0.0)
 
     def send(self, kind: str, *values: Any) -> None:
         """Send a message. Raises `InfrastructureError` if the process has ended."""
@@ -143,6 +157,7 @@ class Shard:
         self._lost(self)
         self._gone = True
         self._forget_asked()
+        self._channel.connection.close()
 
     def _forget_asked(self) -> None:
         while self._asked:

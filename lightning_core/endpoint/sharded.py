@@ -148,7 +148,7 @@ class ShardedEndpoint:
         session = Session(root=root, routing=routing, seed=seed)
         session.waiting = WaitingTime(shard.lag)
         opened = _Open(shard=shard, session=session, run=run, mirror=ShardMirror(shard, key))
-        shard.keys.add(key)
+        shard.add(key)
         self._open[key] = self._by_rollout[root.rollout] = opened
         message = OpenMessage(
             key=key,
@@ -227,7 +227,7 @@ class ShardedEndpoint:
         self._places.pop(key, None)
         if (opened := self._open.pop(key, None)) is not None:
             self._by_rollout.pop(opened.session.root.rollout, None)
-            opened.shard.keys.discard(key)
+            opened.shard.remove(key)
             if opened.run is not None:
                 opened.run.mirror = None
 

@@ -24,11 +24,10 @@ from lightning_core.capture import scope
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
-from lightning_core.endpoint.shard_messages import ChatSettings
 from lightning_core.endpoint.sharded import ShardedEndpoint
 from lightning_core.errors import ConfigError
 from lightning_core.rollouts.attempt import Attempt, Rollout
-from lightning_core.rollouts.local_agents import patched
+from lightning_core.rollouts.local_agents import open_endpoint, patched
 from lightning_core.testing.recording_server import RecordingServer
 from lightning_core.trace import POLICY, Trace
 from tests.endpoint.model_server import ModelServer, serve_model
@@ -43,9 +42,10 @@ pytestmark = pytest.mark.usefixtures("no_marks")
 
 @contextmanager
 def workers(model: ModelServer) -> Iterator[tuple[VllmBackend, ShardedEndpoint]]:
+    config = load_config({"policy": {"model": "m", "backend": "vllm"}, "endpoint": {"workers": 2}})
     backend = VllmBackend(model.url, model=POLICY)
-    chats = {POLICY: ChatSettings.of(Chat(ByteTokenizer()), {})}
-    with ShardedEndpoint(backend, chats, workers=2) as endpoint:
+    with open_endpoint(config, backend, {POLICY: Chat(ByteTokenizer())}, concurrency=4) as endpoint:
+        assert isinstance(endpoint, ShardedEndpoint)
         pids = endpoint.pids
         yield backend, endpoint
     wait_until_gone([*pids, *endpoint.pids])
