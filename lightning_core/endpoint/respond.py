@@ -97,7 +97,7 @@ class Responder:
         with collect_notes() as notes:
             request = replace(read(body, conversations=incoming.session.conversations), notes=notes)
             if isinstance(model, str):
-                note_unknown_variables(self._chats[model], body)
+                note_unknown_variables(self._chats[model], request)
         self._limits.check(request)
         return model, request, decision
 
