@@ -31,17 +31,16 @@ from lightning_core.dialects.fields import (
     Fields,
     UnsupportedField,
     check_variant,
-    effort_variable,
     flag,
     integer,
     objects,
     stops,
     temperature,
-    text,
     top_p,
 )
 from lightning_core.dialects.openai_chat_shape import check_tools
 from lightning_core.dialects.requirements import ANY_TOOL, OutputRequirements, check_tool_choice
+from lightning_core.dialects.thinking import effort, thinking
 from lightning_core.errors import PolicyRequestError
 
 PATH = "/messages"
@@ -51,11 +50,11 @@ FORWARDED_HEADERS = ("anthropic-version", "anthropic-beta")
 FIELDS = Fields(
     supported=frozenset({
         "model", "messages", "system", "max_tokens", "tools", "tool_choice", "temperature", "top_p", "stop_sequences", "stream",
-        "output_config.effort", "output_config.format",
+        "output_config.effort", "output_config.format", "thinking.type",
     }),
     ignored=frozenset({
         "billing_policy", "cache_control", "inference_geo", "metadata", "service_tier", "speed",
-        "thinking.block_binding", "thinking.budget_tokens", "thinking.display", "thinking.type", "user_profile_id", "workspace_id",
+        "thinking.block_binding", "thinking.budget_tokens", "thinking.display", "user_profile_id", "workspace_id",
     }),
     dropped={
         "compaction": UnsupportedField("a conversation is never compacted"),
@@ -93,7 +92,6 @@ NESTED = {
     "output_config.format": FORMAT,
 }
 
-_THINKING = ("enabled", "disabled", "adaptive", "between_tools")
 _FINISH_REASONS = {
     "end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "model_context_window_exceeded": "length",
     "tool_use": "tool_calls",
@@ -120,10 +118,6 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
             "messages ends with an assistant message, which cannot be continued; end with a user message",
             param="messages",
         )
-    if isinstance(thinking := body.get("thinking"), Mapping) and thinking.get("type") not in (None, *_THINKING):
-        raise PolicyRequestError(
-            f"thinking.type is {thinking.get('type')!r}; expected one of {list(_THINKING)!r}", param="thinking.type"
-        )
     tools, definitions = read_tools(objects(body, "tools"), check=True)
     check_tools(tools)
     messages = to_chat(turns, check=True, definitions=definitions)
@@ -138,7 +132,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
         max_tokens=integer(body, "max_tokens", 1),
         stop=stops(body, "stop_sequences"),
         stop_field="stop_sequences",
-        template_variables=effort_variable(text(body.get("output_config") or {}, "effort", "output_config")),
+        template_settings={**effort(body.get("output_config") or {}, "effort", "output_config"), **thinking(body)},
         stream=flag(body, "stream") or False,
         requirements=OutputRequirements(
             schema=_schema(body), schema_field="output_config.format", tool=tool, one_call=one_call

@@ -43,8 +43,8 @@ class ChatRequest:
     """Prompts without a chat, with ``n`` responses each; ``messages`` are then empty."""
     input_field: str = "messages"
     """The field of the body with the messages or prompts."""
-    template_variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Variables of the chat template, which replace the configured ones."""
+    template_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    """Variables of the chat template, which replace the configured ones, by the path of the field that sets them."""
     upstream_url: Callable[[str], str] | None = None
     """The URL of the forwarded request, built from the server's, for formats with the model in the URL."""
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -61,6 +61,11 @@ class ChatRequest:
     def functions(self) -> Sequence[Any]:
         """The tools that the response may call."""
         return [*(self.tools or ()), *self.later_tools]
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """The variables of ``template_settings``; later fields win."""
+        return {name: value for variables in self.template_settings.values() for name, value in variables.items()}
 
     @property
     def choices(self) -> int:

@@ -230,11 +230,6 @@ def text(body: Mapping[str, Any], name: str, path: str = "") -> str | None:
     return value
 
 
-def effort_variable(effort: str | None) -> dict[str, str]:
-    """The effort of reasoning as a variable of the chat template. It has no effect on templates without the variable."""
-    return {} if effort is None else {"reasoning_effort": effort}
-
-
 def strings(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """A list of strings of the body, empty if absent.
 

@@ -46,9 +46,10 @@ from lightning_core.dialects.gemini_contents import (
     to_chat,
     to_parts,
 )
-from lightning_core.dialects.gemini_schema import camel_case, json_schema, lower_types
+from lightning_core.dialects.gemini_schema import camel_case, lower_types, response_schema
 from lightning_core.dialects.openai_chat_shape import check_tools
 from lightning_core.dialects.requirements import ANY_TOOL, OutputRequirements, check_tool_choice
+from lightning_core.dialects.thinking import google_thinking
 from lightning_core.errors import PolicyRequestError
 
 PATH = "/models/{model}:generateContent"
@@ -99,7 +100,7 @@ CALLING = Fields(
     supported=frozenset({"mode", "allowedFunctionNames"}),
     refused={"streamFunctionCallArguments": UnsupportedField("arguments are sent whole", unless=(False,))},
 )
-THINKING = Fields(supported=frozenset({"includeThoughts"}), ignored=frozenset({"thinkingBudget", "thinkingLevel"}))
+THINKING = Fields(supported=frozenset({"includeThoughts", "thinkingBudget", "thinkingLevel"}))
 
 NESTED = {
     "contents.N": CONTENT,
@@ -169,7 +170,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
     tool, shown = _tool_choice(present, tools)
     schema, schema_field = _schema(config)
     messages, system = to_chat(contents, check=True), system_text(present.get("systemInstruction"), check=True)
-    _thoughts(present)
+    _thoughts(present)  # checks the configuration
     return ChatRequest(
         model=model_name(body),
         messages=[{"role": "system", "content": system}, *messages] if system else messages,
@@ -182,6 +183,9 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
         stop=stops(config, f"{_CONFIG}.stopSequences"),
         stop_field=f"{_CONFIG}.stopSequences",
         seed=integer(config, f"{_CONFIG}.seed", -(1 << 63), (1 << 63) - 1),
+        template_settings=google_thinking(
+            (present.get(_CONFIG) or {}).get("thinkingConfig") or {}, f"{_CONFIG}.thinkingConfig"
+        ),
         stream=flag(body, "stream") or False,
         requirements=OutputRequirements(schema=schema, schema_field=schema_field, tool=tool),
         body=body,
@@ -255,7 +259,7 @@ def _schema(config: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, str]:
             f"{mime} 'application/json'",
             param=name,
         )
-    return (json_schema(schema) or {} if name == names[0] else lower_types(schema)), name
+    return (response_schema(schema) if name == names[0] else lower_types(schema)), name
 
 
 def _thoughts(present: Mapping[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,31 @@ _COUNTS = ("maxItems", "minItems", "maxLength", "minLength", "maxProperties", "m
 _SHOWN = frozenset({
     "title", "description", "format", "pattern", "enum", "default", "example", "minimum", "maximum", "required", *_COUNTS,
 })  # fmt: skip
+
+
+_GOOGLES_FORMATS = frozenset({"enum", "int32", "int64", "float", "double"})
+"""Formats that say no more than the type and the choices, and that JSON schema does not have."""
+
+
+def response_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON schema of a response to Google's ``schema``: its objects have the declared properties only, as Google's responses do."""
+    return _closed(json_schema(schema))
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    inner = {key: _closed(schema[key]) for key in ("items", "anyOf", "additionalProperties") if key in schema}
+    named = {
+        key: {name: _closed(value) for name, value in schema[key].items()}
+        for key in ("properties", "$defs")
+        if isinstance(schema.get(key), Mapping)
+    }
+    closed = {"additionalProperties": False} if "properties" in schema else {}
+    kept = {key: value for key, value in schema.items() if key != "format" or value not in _GOOGLES_FORMATS}
+    return {**closed, **kept, **inner, **named}
 
 
 def json_schema(schema: Any) -> Any:
@@ -32,6 +58,8 @@ def json_schema(schema: Any) -> Any:
                 converted["$defs"] = {name: json_schema(inner) for name, inner in value.items()}
             case "ref" | "$ref", _:
                 converted["$ref"] = value
+            case "enum", list(choices) if str(schema.get("type")).upper() in ("INTEGER", "NUMBER"):
+                converted["enum"] = [_number(choice) for choice in choices]  # written as text
             case name, str(count) if name in _COUNTS and count.isdecimal():  # JSON of a 64-bit integer
                 converted[name] = int(count)
             case name, _ if name in _SHOWN:
@@ -64,6 +92,13 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
     if "enum" in schema and None not in schema["enum"]:
         schema = {**schema, "enum": [*schema["enum"], None]}
     return {**schema, "type": [schema["type"], "null"]} if "type" in schema else schema
+
+
+def _number(choice: Any) -> Any:
+    try:
+        return json.loads(choice) if isinstance(choice, str) else choice
+    except ValueError:
+        return choice
 
 
 def _camel(name: str) -> str:

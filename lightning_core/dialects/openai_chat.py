@@ -21,7 +21,6 @@ from lightning_core.dialects.fields import (
     Fields,
     UnsupportedField,
     check_variant,
-    effort_variable,
     flag,
     integer,
     objects,
@@ -47,6 +46,7 @@ from lightning_core.dialects.openai_chat_shape import (
     with_functions,
 )
 from lightning_core.dialects.requirements import OutputRequirements
+from lightning_core.dialects.thinking import Settings, effort, switch, thinking
 from lightning_core.errors import PolicyRequestError
 
 PATH = "/chat/completions"
@@ -74,11 +74,11 @@ FIELDS = Fields(
     supported=frozenset({
         "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "max_tokens", "max_completion_tokens",
         "n", "stop", "stream", "stream_options.include_usage", "seed", "logprobs", "response_format", "return_token_ids",
-        "chat_template_kwargs", "reasoning_effort",
+        "chat_template_kwargs", "reasoning_effort", "enable_thinking", "thinking.type",
     }),
     ignored=frozenset({
         "metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
-        "safety_identifier", "service_tier", "store", "stream_options.include_obfuscation", "user", "verbosity",
+        "safety_identifier", "service_tier", "store", "stream_options.include_obfuscation", "thinking.budget_tokens", "user", "verbosity",
     }),
     dropped={
         **SAMPLER,
@@ -138,7 +138,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
         stop=stops(body, "stop"),
         seed=seed(body),
         requirements=_requirements(body, shown, tool),
-        template_variables=_template_variables(body),
+        template_settings=_template_settings(body),
     )
 
 
@@ -158,13 +158,15 @@ def read_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequenc
     )
 
 
-def _template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
+def _template_settings(body: Mapping[str, Any]) -> Settings:
     variables = body.get("chat_template_kwargs")
     if variables is not None and not isinstance(variables, Mapping):
         raise PolicyRequestError(
             f"chat_template_kwargs is {variables!r}; expected an object", param="chat_template_kwargs"
         )
-    return {**effort_variable(text(body, "reasoning_effort")), **(variables or {})}
+    named = {f"chat_template_kwargs.{name}": {name: value} for name, value in (variables or {}).items()}
+    switched = switch(body, "enable_thinking", on=flag(body, "enable_thinking"))
+    return {**effort(body, "reasoning_effort"), **thinking(body), **switched, **named}
 
 
 def _max_tokens(body: Mapping[str, Any]) -> int | None:

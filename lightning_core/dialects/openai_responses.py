@@ -26,7 +26,6 @@ from lightning_core.dialects.fields import (
     ONLY_SAMPLED,
     Fields,
     UnsupportedField,
-    effort_variable,
     flag,
     integer,
     strings,
@@ -55,6 +54,7 @@ from lightning_core.dialects.openai_responses_tools import (
     shown_tools,
     without_tools,
 )
+from lightning_core.dialects.thinking import effort
 from lightning_core.errors import PolicyRequestError
 
 PATH = "/responses"
@@ -115,7 +115,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
         max_tokens=integer(body, "max_output_tokens", 1),
         stream=flag(body, "stream") or False,
         requirements=read_requirements(body, tool=tool, has_tools=bool(tools or later)),
-        template_variables=effort_variable(text(body.get("reasoning") or {}, "effort", "reasoning")),
+        template_settings=effort(body.get("reasoning") or {}, "effort", "reasoning"),
         history=history,
         body=body,
     )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from lightning_core.chat.chat import Chat, RenderedPrompt
 from lightning_core.chat.conversations import ADVICE, cause_of
@@ -17,12 +15,11 @@ from lightning_core.errors import COUNTED
 logger = logging.getLogger(__name__)
 
 
-def note_unknown_variables(chat: Chat, body: Mapping[str, Any]) -> None:
-    """Note the variables in ``body`` that the template of ``chat`` does not use."""
-    variables = body.get("chat_template_kwargs")
-    for name in variables if isinstance(variables, Mapping) else ():
-        if not chat.has_variable(name):
-            note(f"chat_template_kwargs.{name}", "not a variable of the model's chat template")
+def note_unknown_variables(chat: Chat, request: ChatRequest) -> None:
+    """Note the fields of ``request`` that set only variables which the template of ``chat`` does not use."""
+    for path, variables in request.template_settings.items():
+        if not any(map(chat.has_variable, variables)):
+            note(path, "not a variable of the model's chat template")
 
 
 def render_prompts(chat: Chat, request: ChatRequest, session: Session, agent: str | None) -> list[RenderedPrompt]:

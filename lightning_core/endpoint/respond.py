@@ -99,7 +99,7 @@ class Responder:
         with collect_notes() as notes:
             request = replace(read(body, conversations=session.conversations), notes=notes)
             if model is not None:
-                note_unknown_variables(self._chats[model], body)
+                note_unknown_variables(self._chats[model], request)
         self._limits.check(request)
         return request
 

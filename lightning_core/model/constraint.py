@@ -32,6 +32,10 @@ class Constraints:
         self._tokenizers: dict[tuple[int, ...], Any] = {}
         self._compiled: dict[str, Any] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For processes of the endpoint, which compile the constraints of their own requests."""
+        return Constraints, (self._tokenizer, self._vocabulary)
+
     def start(self, constraint: str) -> Walk:
         """A walk at the start of a response.
 

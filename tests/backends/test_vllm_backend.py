@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,11 @@ import pytest
 
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.vllm.backend import VllmBackend
-from lightning_core.errors import ConfigError, InfrastructureError
+from lightning_core.backends.vllm.constraint import structured_outputs
+from lightning_core.errors import ConfigError, ConstraintError, InfrastructureError
+from lightning_core.model.constraint import Constraints
 from lightning_core.trace import POLICY
+from tests.chat.test_chat import make_tokenizer
 
 INFO = {
     "vllm_config": {
@@ -192,3 +195,40 @@ def test_after_a_push_that_failed_nothing_is_sampled(tmp_path: Path):
         assert backend.version == 0
         with pytest.raises(InfrastructureError, match=r"weights could not be replaced: .*/collective_rpc"):
             asyncio.run(anext(backend.generate([1], SamplingParams(max_tokens=1), model="policy")))
+
+
+@pytest.mark.parametrize(
+    ("settings", "constrains"),
+    [
+        ({"backend": "guidance"}, True),
+        ({"backend": "auto"}, False),
+        ({"backend": "guidance", "reasoning_parser": "qwen3"}, False),
+        ({"backend": "guidance", "reasoning_parser": "qwen3", "enable_in_reasoning": True}, True),
+        (None, False),
+    ],
+)
+def test_only_a_server_with_the_trainers_automaton_is_asked_to_constrain(settings: Any, constrains: bool):
+    info = {"vllm_config": {**INFO["vllm_config"], "structured_outputs_config": settings}}
+    schema = SamplingParams(max_tokens=4, json_schema='{"type": "object"}', stop_token_ids=frozenset({256}))
+    with answering(server_info=info) as url:
+        backend = VllmBackend(url, model=POLICY, constraints=Constraints(make_tokenizer(), 320))
+        with (
+            nullcontext() if constrains else pytest.raises(ConstraintError, match=r"start it with --structured-outputs")
+        ):
+            backend.check(schema)
+        with pytest.raises(ConstraintError):  # the trainer could not compute the distribution again
+            VllmBackend(url, model=POLICY).check(schema)
+
+
+def test_the_grammar_of_a_server_ends_with_the_stop_tokens():
+    stops = frozenset({9, 3})
+    assert structured_outputs(SamplingParams(max_tokens=4, stop_token_ids=stops)) is None
+    grammar = structured_outputs(
+        SamplingParams(max_tokens=4, stop_token_ids=stops, grammar='start: "a" b\nb: "start: "')
+    )
+    assert grammar == {"grammar": 'start: response (<[3]> | <[9]>)\nresponse: "a" b\nb: "start: "'}
+    schema = structured_outputs(SamplingParams(max_tokens=4, stop_token_ids=stops, json_schema='{"type": "object"}'))
+    assert schema is not None
+    assert schema["grammar"].startswith(
+        'start: response (<[3]> | <[9]>)\nresponse: %json {"type": "object", "x-guidance": {'
+    )

@@ -19,6 +19,7 @@ from tests.chat.chat_families import FAMILIES, Family, FamilyBackend, encode, ma
 CHATML = next(family for family in FAMILIES if family.name == "chatml")
 SOURCE = (
     "{% if depth is defined %}depth {{ depth }}\n{% endif %}{% if reasoning_effort is defined %}effort {{ reasoning_effort }}\n{% endif %}"
+    "{% if thinking is defined %}thinking {{ thinking }}\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -97,6 +98,8 @@ def client() -> Iterator[tuple[ActiveRollout, httpx.Client]]:
         endpoint.close(key)
 
 
+GEMINI = "/models/policy:generateContent"
+CONTENTS = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}
 COMPLETION = {"model": "policy", "messages": [USER]}
 
 
@@ -113,6 +116,31 @@ COMPLETION = {"model": "policy", "messages": [USER]}
         ),
         ("/responses", {"model": "policy", "input": "hi", "reasoning": {"effort": "low"}}, "depth 1\neffort low\n"),
         ("/messages", {**COMPLETION, "max_tokens": 99, "output_config": {"effort": "low"}}, "depth 1\neffort low\n"),
+        ("/messages", {**COMPLETION, "max_tokens": 99, "thinking": {"type": "disabled"}}, "depth 1\nthinking False\n"),
+        (
+            "/messages",
+            {**COMPLETION, "max_tokens": 99, "thinking": {"type": "enabled", "budget_tokens": 50}},
+            "depth 1\nthinking True\n",
+        ),
+        ("/messages", {**COMPLETION, "max_tokens": 99, "thinking": {"type": "adaptive"}}, "depth 1\n"),
+        ("/chat/completions", {**COMPLETION, "thinking": {"type": "disabled"}}, "depth 1\nthinking False\n"),
+        ("/chat/completions", {**COMPLETION, "enable_thinking": True}, "depth 1\nthinking True\n"),
+        (
+            "/responses",
+            {"model": "policy", "input": "hi", "reasoning": {"effort": "none"}},
+            "depth 1\neffort none\nthinking False\n",
+        ),
+        (
+            GEMINI,
+            {**CONTENTS, "generationConfig": {"thinkingConfig": {"thinkingBudget": 0}}},
+            "depth 1\nthinking False\n",
+        ),
+        (GEMINI, {**CONTENTS, "generationConfig": {"thinkingConfig": {"thinkingBudget": -1}}}, "depth 1\n"),
+        (
+            GEMINI,
+            {**CONTENTS, "generationConfig": {"thinkingConfig": {"thinkingLevel": "LOW"}}},
+            "depth 1\neffort low\n",
+        ),
     ],
 )
 def test_variables_of_a_request_are_in_its_recorded_prompt(
@@ -146,3 +174,10 @@ def test_a_variable_that_the_template_does_not_have_is_noted(client: tuple[Activ
 def test_variables_that_cannot_be_set_are_refused(client: tuple[ActiveRollout, httpx.Client], given: Any, message: str):
     answer = client[1].post("/chat/completions", json={**COMPLETION, "chat_template_kwargs": given})
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+
+
+@pytest.mark.parametrize("thinking", [{"type": "much"}, "enabled", {"type": 1}])
+def test_thinking_of_another_type_is_refused_by_name(client: tuple[ActiveRollout, httpx.Client], thinking: Any):
+    answer = client[1].post("/chat/completions", json={**COMPLETION, "thinking": thinking})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] in ("thinking", "thinking.type")

@@ -142,6 +142,8 @@ def generation(name: str, value: Any, *effects: str, **more: Any) -> Setting:
 JSON = {"responseMimeType": "application/json"}
 SETTINGS: dict[Dialect, list[Setting]] = {
     openai_chat: [
+        Setting("enable_thinking", {"enable_thinking": False}),
+        Setting("thinking.type", {"thinking": {"type": "disabled"}}),
         Setting("tools", CHAT_TOOLS, ("shows both",)),
         Setting("tool_choice", {**CHAT_TOOLS, "tool_choice": "none"}, NONE),
         Setting("tool_choice", {**CHAT_TOOLS, "tool_choice": "auto"}, ("shows both",)),
@@ -220,6 +222,7 @@ SETTINGS: dict[Dialect, list[Setting]] = {
         Setting("reasoning.effort", {"reasoning": {"effort": "low"}}),
     ],
     anthropic_messages: [
+        Setting("thinking.type", {"thinking": {"type": "disabled"}}),
         Setting("system", {"system": "Be brief."}, ("system",)),
         Setting("tools", MESSAGES_TOOLS, ("shows both",)),
         Setting(

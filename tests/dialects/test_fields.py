@@ -37,11 +37,13 @@ LEAST: dict[str, dict[str, Any]] = {
 """The minimal request."""
 
 OPENAI = {"frequency_penalty", "presence_penalty", "logit_bias"}
+THINKING = {"enable_thinking", "thinking.type", "thinking.budget_tokens"}
+"""Fields of other providers' chat completions."""
 DOCUMENTED: list[tuple[Dialect, list[Any], set[str]]] = [
     (
         chat_completions,
         [chat_create_params.CompletionCreateParamsStreaming],
-        {"return_token_ids", "chat_template_kwargs", *SAMPLER, *GUIDED} - OPENAI,
+        {"return_token_ids", "chat_template_kwargs", *THINKING, *SAMPLER, *GUIDED} - OPENAI,
     ),
     (
         completions,

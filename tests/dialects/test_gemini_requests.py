@@ -10,12 +10,15 @@ from typing import Any
 import httpx
 import pytest
 from google.genai import types
+from jsonschema import ValidationError, validate
 
 from lightning_core.dialects import gemini
 from lightning_core.dialects.gemini_contents import to_parts
 from tests.dialects.test_fields import Spy
 from tests.dialects.test_gemini import ADD, BASE, HI, Person
 from tests.endpoint.serving import client_in_rollout, serve, serve_backend
+
+POINT = {"type": "OBJECT", "properties": {"x": {"type": "NUMBER", "format": "float"}}}
 
 
 def test_json_schemas_constrain_the_answer():
@@ -31,7 +34,12 @@ def test_json_schemas_constrain_the_answer():
                     "propertyOrdering": ["age", "name"],
                     "properties": {
                         "name": {"type": "STRING", "maxLength": "9"},
-                        "age": {"type": "INTEGER", "nullable": True},
+                        "age": {"type": "INTEGER", "nullable": True, "format": "int32"},
+                        "size": {"type": "INTEGER", "enum": ["1", "2"]},
+                        "mood": {"type": "STRING", "format": "enum", "enum": ["good"], "nullable": True},
+                        "born": {"anyOf": [{"type": "STRING", "format": "date"}, POINT], "nullable": True},
+                        "path": {"type": "ARRAY", "items": POINT},
+                        "more": {"type": "OBJECT", "properties": {}, "additionalProperties": True},
                     },
                     "required": ["name"],
                 },
@@ -41,12 +49,25 @@ def test_json_schemas_constrain_the_answer():
     anything, person, google = (json.loads(params.json_schema or "null") for params in backend.sampling)
     assert anything == {"type": "object"}
     assert person == Person.model_json_schema()
+    point = {"type": "object", "properties": {"x": {"type": "number"}}, "additionalProperties": False}
     assert google == {
         "type": "object",
-        "properties": {"age": {"type": ["integer", "null"]}, "name": {"type": "string", "maxLength": 9}},
+        "properties": {
+            "age": {"type": ["integer", "null"]},
+            "name": {"type": "string", "maxLength": 9},
+            "size": {"type": "integer", "enum": [1, 2]},
+            "mood": {"type": ["string", "null"], "enum": ["good", None]},
+            "born": {"anyOf": [{"type": "string", "format": "date"}, point, {"type": "null"}]},
+            "path": {"type": "array", "items": point},
+            "more": {"type": "object", "properties": {}, "additionalProperties": True},
+        },
         "required": ["name"],
+        "additionalProperties": False,
     }
-    assert list(google["properties"]) == ["age", "name"]
+    assert list(google["properties"])[:2] == ["age", "name"]
+    validate({"name": "x", "born": None, "path": [{"x": 1}]}, google)
+    with pytest.raises(ValidationError, match="Additional properties"):
+        validate({"name": "x", "height": 3}, google)
 
 
 @contextmanager

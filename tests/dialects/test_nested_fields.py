@@ -224,7 +224,7 @@ DROPPED: list[tuple[Dialect, dict[str, Any], str]] = [
     ),
     (messages, {"system": [{"type": "text", "text": "be kind", "size": 3}]}, "system.0.size"),
     (messages, {"tools": [ANTHROPIC_TOOL], "tool_choice": {"type": "any", "name": "add"}}, "tool_choice.name"),
-    (messages, {"thinking": {"type": "enabled", "depth": 3}}, "thinking.depth"),
+    (messages, {"thinking": {"type": "adaptive", "depth": 3}}, "thinking.depth"),
     (messages, {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA, "when": 1}}}, "output_config.format.when"),
 ]  # fmt: skip
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lightning_core.backends.vllm.api import CPU_ARGS
 from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.backends.vllm.server import serve_vllm
+from lightning_core.model.constraint import Constraints
+from lightning_core.model.source import load_tokenizer
 from lightning_core.trace import POLICY
 from tests.tiny_model import make_tiny_model
 
@@ -76,7 +79,8 @@ def server(environment: None, no_shared_memory_leaks: None, model: Path) -> Iter
 
 @pytest.fixture
 def backend(server: str, model: Path) -> Iterator[VllmBackend]:
-    backend = VllmBackend(server, model=POLICY)
+    tokenizer: Any = load_tokenizer(model)
+    backend = VllmBackend(server, model=POLICY, constraints=Constraints(tokenizer, len(tokenizer)))
     backend.push(model, 0)
     yield backend
     backend.close()

@@ -6,13 +6,16 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.torch.sampling import _nucleus
 from lightning_core.backends.vllm.backend import VllmBackend
-from lightning_core.model.source import load_model
+from lightning_core.model.constraint import Constraints
+from lightning_core.model.source import load_model, load_tokenizer
 
 
 def tokens(seed: int, count: int) -> list[int]:
@@ -22,6 +25,8 @@ def tokens(seed: int, count: int) -> list[int]:
 class Reference:
     def __init__(self, folder: Path) -> None:
         self._model = load_model(folder, torch.float32)
+        tokenizer: Any = load_tokenizer(folder)
+        self._constraints = Constraints(tokenizer, len(tokenizer))
 
     @torch.no_grad()
     def assert_logprobs(
@@ -36,6 +41,9 @@ class Reference:
         """``logprobs`` are those of ``response[start:]`` under the distribution of ``params``."""
         ids = torch.tensor([[*prompt, *response]], dtype=torch.int64)
         scores = self._model(ids).logits[0, len(prompt) - 1 + start : -1].float() / (params.temperature or 1.0)
+        if params.constraint is not None:
+            masks = self._constraints.allowed(params.constraint, response)
+            scores = scores.masked_fill(torch.from_numpy(~np.stack(list(masks))[start:]), -torch.inf)
         if params.top_p < 1 and params.temperature > 0:
             scores = _nucleus(scores, torch.full((len(scores),), params.top_p))
         expected = scores.log_softmax(-1).gather(1, ids[0, len(prompt) + start :, None])[:, 0]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.vllm.backend import VllmBackend
+from lightning_core.chat.chat import Chat, Memory
+from lightning_core.chat.output_grammar import AllowedCalls
 from lightning_core.errors import InfrastructureError, PolicyRequestError
+from lightning_core.model.source import load_tokenizer
 from lightning_core.trace import POLICY
 from tests.vllm.reference import Reference, collect, join, sample, tokens
 
@@ -44,6 +49,48 @@ def test_logprobs_are_those_of_the_distribution_that_sampled(backend: VllmBacken
         assert (len(deltas) > 1) == stream
         assert {d.version for d in deltas} == {0}
         reference.assert_logprobs(prompt, response.token_ids, response.logprobs, setting)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"verdict": {"enum": ["right", "wrong"]}, "points": {"type": "integer", "minimum": 0, "maximum": 20}},
+    "required": ["verdict", "points"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "grade", "parameters": SCHEMA}}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_constraint_is_followed_with_the_logprobs_that_the_trainer_computes(
+    backend: VllmBackend, model: Path, stream: bool
+):
+    """A schema, a required call and at most one call, beside responses without constraints."""
+    chat = Chat(load_tokenizer(model), stop_token_ids={10})
+    prompt = chat.render([{"role": "user", "content": "judge"}], [TOOL], Memory())
+    kinds: list[dict[str, Any]] = [{}, {"json_schema": json.dumps(SCHEMA)}]
+    for required in (True, False):
+        calls = AllowedCalls(tools=[TOOL], required=required, one=True)
+        kinds.append({"grammar": chat.output_grammar(None, calls, prompt.text)})
+    params = [
+        SamplingParams(max_tokens=90, temperature=t, seed=seed, stop_token_ids=chat.stop_token_ids, **kind)
+        for kind in kinds
+        for t, seed in ((0.0, 1), (0.7, 2))
+    ]
+
+    async def run() -> list[list[Delta]]:
+        asked = (backend.generate(prompt.ids, p, model="policy", stream=stream) for p in params)
+        return await asyncio.gather(*map(collect, asked))
+
+    reference = Reference(model)
+    for setting, deltas in zip(params, asyncio.run(run()), strict=True):
+        backend.check(setting)
+        response = join(deltas)
+        reference.assert_logprobs(prompt.ids, response.token_ids, response.logprobs, setting)
+        message = chat.parse(response.token_ids, tools=True, declared=[TOOL])
+        if setting.json_schema is not None:
+            assert json.loads(message["content"])["verdict"] in ("right", "wrong")
+        elif setting.grammar == kinds[2].get("grammar"):
+            assert [call["function"]["name"] for call in message["tool_calls"]] == ["grade"]
 
 
 def test_a_seed_repeats_its_response(backend: VllmBackend):
@@ -107,8 +154,8 @@ def test_what_cannot_be_sampled_is_refused(backend: VllmBackend):
         backend.generate([1], SamplingParams(max_tokens=1), model="base")
     with pytest.raises(PolicyRequestError, match=r"temperature is 0\.005"):
         backend.check(SamplingParams(max_tokens=1, temperature=0.005))
-    with pytest.raises(PolicyRequestError, match="JSON schema"):
-        backend.check(SamplingParams(max_tokens=1, json_schema="{}"))
+    with pytest.raises(PolicyRequestError, match="this JSON schema is not supported"):
+        backend.check(SamplingParams(max_tokens=1, json_schema='{"not": {"type": "object"}}'))
 
 
 def test_a_request_that_the_server_refuses_is_an_infrastructure_error(backend: VllmBackend):
@@ -159,6 +206,29 @@ def test_responses_under_way_live_through_a_push(backend: VllmBackend, model: Pa
             references[version].assert_logprobs(tokens(i, 30), response.token_ids[:end], logprobs, params, start=start)
     assert versions[0] == {0, 1, 2}
     assert sum(len(v) > 1 for v in versions) >= 4
+
+
+def test_a_constrained_response_begins_again_after_a_push(backend: VllmBackend, other_model: Path):
+    """The server follows a constraint from the first token of a request on."""
+    schema = json.dumps({"type": "string", "minLength": 400})
+    constrained = SamplingParams(max_tokens=300, seed=5, json_schema=schema, stop_token_ids=frozenset({END}))
+
+    async def run() -> list[Delta]:
+        task = asyncio.create_task(collect(backend.generate(tokens(1, 30), constrained, model="policy", stream=True)))
+        count, push = 0, None
+        async for delta in backend.generate(tokens(0, 30), SamplingParams(max_tokens=60), model="policy", stream=True):
+            count += len(delta.token_ids)
+            if count >= 20 and push is None:
+                push = asyncio.create_task(asyncio.to_thread(backend.push, other_model, 1))
+        assert push is not None
+        await push
+        return await task
+
+    deltas = asyncio.run(run())
+    response = join(deltas)
+    assert {delta.version for delta in deltas} == {1}
+    assert len(response.token_ids) == 300
+    Reference(other_model).assert_logprobs(tokens(1, 30), response.token_ids, response.logprobs, constrained)
 
 
 def test_an_abort_by_another_program_is_an_error_and_not_a_shorter_response(backend: VllmBackend, server: str):

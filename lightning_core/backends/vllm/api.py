@@ -17,6 +17,7 @@ from pydantic_core import from_json, to_json
 
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.backends.vllm.connections import Connections, events
+from lightning_core.backends.vllm.constraint import follows_constraints, structured_outputs
 from lightning_core.errors import ConfigError, InfrastructureError, describe
 
 RELOAD_SECONDS = 900
@@ -45,6 +46,8 @@ class ServerInfo:
     max_context: int
     device: str
     """Such as ``cuda`` or ``cpu``."""
+    constrains: bool
+    """Whether it can constrain responses; see `follows_constraints`."""
 
 
 class VllmApi:
@@ -135,7 +138,12 @@ class VllmApi:
             mode: str = config["model_config"]["logprobs_mode"]
             device: str = config["device_config"]["device"]
             pieces: bool = config["scheduler_config"]["enable_chunked_prefill"]
-            info = ServerInfo(model=first["id"], max_context=int(first["max_model_len"]), device=device)
+            info = ServerInfo(
+                model=first["id"],
+                max_context=int(first["max_model_len"]),
+                device=device,
+                constrains=follows_constraints(config),
+            )
         except (LookupError, TypeError, ValueError) as error:
             raise self._unexpected(f"{models} and {config}") from error
         if mode != "processed_logprobs":
@@ -205,7 +213,9 @@ class VllmApi:
 
 
 def _request(prompt_ids: list[int], params: SamplingParams, model: str, stream: bool) -> bytes:
+    constraint = structured_outputs(params)
     body = {
+        **({} if constraint is None else {"structured_outputs": constraint}),
         "model": model,
         "prompt": prompt_ids,
         "max_tokens": params.max_tokens,

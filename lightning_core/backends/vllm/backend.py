@@ -18,7 +18,9 @@ from pathlib import Path
 from lightning_core.backends.backend import Delta, SamplingParams, check_request
 from lightning_core.backends.gate import POLL_SECONDS, Gate
 from lightning_core.backends.vllm.api import ServerInfo, VllmApi
+from lightning_core.backends.vllm.constraint import SERVER_ARGUMENTS
 from lightning_core.errors import ConstraintError, InfrastructureError, PolicyRequestError, describe
+from lightning_core.model.constraint import Constraints
 
 DRAIN_SECONDS = 60
 """Seconds that a push waits for running responses to return their tokens."""
@@ -28,9 +30,10 @@ _COLDEST = 0.01
 class VllmBackend:
     """A `Backend` on a ``vllm serve`` of this run only, with one model, the live policy ``model``.
 
-    ``url``: such as ``http://127.0.0.1:8000``. ``max_context``: at most the server's. Raises `ConfigError` if the server was not
-    started with the required settings (see ``server.py``), `InfrastructureError` if it does not respond. ``served``: the server's model
-    and settings, if they are known; it is not asked then.
+    ``url``: such as ``http://127.0.0.1:8000``. ``max_context``: at most the server's. ``constraints``: of the trainer, which computes the
+    distribution again; None: no response can be constrained. Raises `ConfigError` if the server was not started with the required
+    settings (see ``server.py``), `InfrastructureError` if it does not respond. ``served``: the server's model and settings, if they are
+    known; it is not asked then.
     """
 
     def __init__(
@@ -39,10 +42,12 @@ class VllmBackend:
         *,
         model: str,
         max_context: int | None = None,
+        constraints: Constraints | None = None,
         version: int = 0,
         served: ServerInfo | None = None,
     ) -> None:
         self._model = model
+        self._constraints = constraints
         self._api = VllmApi(url)
         if served is None:
             served = self._api.server_info()
@@ -54,7 +59,14 @@ class VllmBackend:
 
     def opener(self) -> Callable[[], VllmBackend]:
         """See `SharedBackend.opener`."""
-        return partial(VllmBackend, self._api.url, model=self._model, max_context=self._max_context, served=self.served)
+        return partial(
+            VllmBackend,
+            self._api.url,
+            model=self._model,
+            max_context=self._max_context,
+            constraints=self._constraints,
+            served=self.served,
+        )
 
     @property
     def models(self) -> Sequence[str]:
@@ -77,18 +89,21 @@ class VllmBackend:
                 param="temperature",
             )
         if params.constraint is not None:
-            # The trainer must apply the sampler's mask to its logits, and vLLM does not report it.
-            raise ConstraintError(
-                "policy.backend: vllm cannot constrain a response to a JSON schema; use policy.backend: torch, or describe the schema "
-                "in the prompt"
-            )
+            if self._constraints is None or not self.served.constrains:
+                (name, value), *_ = SERVER_ARGUMENTS.items()
+                raise ConstraintError(
+                    f"the vLLM server {self._api.url} cannot constrain a response as the trainer does: start it with {name} '{value}' and "
+                    "without --reasoning-parser, let Lightning start it, or describe the form of the response in the prompt"
+                )
+            self._constraints.start(params.constraint)
 
     def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
         """Sample one response; see `Backend`.
 
-        A response interrupted by a push has deltas of each version.
+        A response interrupted by a push has deltas of each version. A constrained one begins again with the new version, since the server
+        follows its constraint from the first token of a request on; its deltas are yielded when it is complete.
         """
         if model != self._model:
             raise PolicyRequestError(f"unknown model {model!r}: this backend has {[self._model]!r}", status=404)
@@ -98,6 +113,7 @@ class VllmBackend:
 
     async def _generate(self, prompt_ids: Sequence[int], params: SamplingParams, stream: bool) -> AsyncGenerator[Delta]:
         sampled: list[int] = []
+        held: list[Delta] = []
         while True:
             version = await self.gate.enter()
             aborted, delta = False, None
@@ -117,13 +133,21 @@ class VllmBackend:
                         )
                         if part.finish_reason is not None:
                             break
-                        yield delta
+                        if params.constraint is None:
+                            yield delta
+                        else:
+                            held.append(delta)
                 if aborted and not self.gate.state.held:
                     raise InfrastructureError(
                         f"the vLLM server {self._api.url} aborted a response: it is shutting down, or another program paused it"
                     )
             finally:
                 self.gate.leave()
+            if params.constraint is not None and aborted:
+                sampled, held = [], []
+                continue
+            for earlier in held:
+                yield earlier
             if delta is not None and (delta.token_ids or not aborted):
                 yield delta
             if not aborted:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import httpx
 
+from lightning_core.backends.vllm.constraint import SERVER_ARGUMENTS
 from lightning_core.errors import ConfigError, InfrastructureError, MissingExtra
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ def serve_vllm(
         "--dtype": dtype,
         "--logprobs-mode": "processed_logprobs",  # of the distribution that is sampled from
         "--generation-config": "vllm",  # no sampling parameters or stop tokens from generation_config.json
+        **SERVER_ARGUMENTS,
         **({} if max_context is None else {"--max-model-len": str(max_context)}),
     }
     for arg in args:

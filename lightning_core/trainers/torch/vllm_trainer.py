@@ -43,7 +43,8 @@ class VllmTrainer:
                 )
             limit = trainer.backend.max_context
             server = url or stack.enter_context(self._serve(limit, args))
-            self._backend = VllmBackend(server, model=POLICY, max_context=limit)
+            constraints = trainer.model.loaded.constraints
+            self._backend = VllmBackend(server, model=POLICY, max_context=limit, constraints=constraints)
             stack.callback(self._backend.close)
             if self._backend.served.device == "cpu" and trainer.model.tied and not self._untied:
                 raise ConfigError(
