@@ -60,7 +60,7 @@ class References(NamedTuple):
 
 NOTHING = References()
 _START = 2
-"""Conversations with other first messages are different ones."""
+"""Conversations that differ in this many first messages are different ones."""
 _FIELDS = {INPUT_MESSAGES: 0, OUTPUT_MESSAGES: 1, TOOL_DEFINITIONS: 2, PROMPT_IDS: 3, OUTPUT_IDS: 3}
 """The attributes that are shared, and the field of `References` that has them."""
 
@@ -155,6 +155,8 @@ class SharedContent:
 
     def _node_of(self, messages: Sequence[Any]) -> int:
         """The node of the last of ``messages``. Of a conversation that goes on, only the new messages become JSON."""
+        if len(messages) <= _START:
+            return self._node(0, map(encode, messages))
         try:
             start = _marshalled(messages[:_START])
             data = _marshalled(messages)

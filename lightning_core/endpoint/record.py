@@ -18,7 +18,7 @@ from lightning_core.endpoint.request_body import refused_call
 from lightning_core.endpoint.upstream import Remote
 from lightning_core.errors import OverloadError, PolicyRequestError, describe
 from lightning_core.propagation.providers import host_of
-from lightning_core.trace import pack, token_ids
+from lightning_core.trace import TokenIds, pack, token_ids
 
 _PATH = "url.path"
 
@@ -124,7 +124,6 @@ class CallSpan(ModelSpan):
 
     def sampled(self, prompt: RenderedPrompt, choice: Choice, params: SamplingParams) -> None:
         """Record the prompt, the sampled tokens and the settings they were sampled with."""
-        self._share(ids=(token_ids(prompt.ids), token_ids(choice.token_ids)))
         self.set({
             tr.LOGPROBS: pack(choice.logprobs, "<f4"),
             tr.TEMPERATURE: params.temperature,
@@ -142,7 +141,8 @@ class CallSpan(ModelSpan):
             self.set({tr.CONSTRAINT: params.constraint})
         if prompt.reason is not None:
             self.set({tr.CONTEXT_REASON: prompt.reason})
-        self.answered(choice.message, choice.finish_reason)
+        ids = token_ids(prompt.ids), token_ids(choice.token_ids)
+        self.answered(choice.message, choice.finish_reason, ids=ids)
 
     def trainable(self, *, version: int, first_version: int | None, digest: str) -> None:
         """Record the version of the policy that sampled the response, and the digest of both."""
@@ -158,9 +158,11 @@ class CallSpan(ModelSpan):
         """Record that the response replaces the response of ``call``, which is in another rollout."""
         self.set({tr.FORKS: call})
 
-    def answered(self, message: Mapping[str, Any], finish_reason: str | None) -> None:
-        """Record the response as the agent receives it."""
-        self._share(response=json.dumps(message, ensure_ascii=False))
+    def answered(
+        self, message: Mapping[str, Any], finish_reason: str | None, *, ids: tuple[TokenIds, TokenIds] | None = None
+    ) -> None:
+        """Record the response as the agent receives it; ``ids``: of its prompt and of the response."""
+        self._share(response=json.dumps(message, ensure_ascii=False), ids=ids)
         if finish_reason:
             self.set({tr.FINISH_REASONS: [finish_reason]})
 

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from lightning_core import rollout
 from lightning_core import trace as tr
@@ -21,7 +23,7 @@ from lightning_core.backends.backend import SamplingParams
 from lightning_core.capture import ActiveRollout, current_address
 from lightning_core.capture.address import Address
 from lightning_core.capture.shared_content import SharedAttributes, SharedContent
-from lightning_core.capture.spans import deliver
+from lightning_core.capture.spans import add_span_processor, deliver, remove_span_processor
 from lightning_core.chat.chat import RenderedPrompt
 from lightning_core.dialects.exchange import ChatRequest, Choice
 from lightning_core.endpoint.record import CallSpan
@@ -253,3 +255,25 @@ def test_a_trace_that_is_read_during_the_rollout_stays_as_it_was() -> None:
         assert first[0] == run.trace.calls[0].id
     found = trace_to_transitions(run.trace, agents={"a"}, refused=True)
     assert found[-1].prompt_ids.tolist() == [1, 2, 3, *range(49)]
+
+
+def test_a_span_processor_changes_nothing_in_the_record_and_gets_the_whole_span() -> None:
+    """Without one, OpenTelemetry's objects are left out."""
+    exporter = InMemorySpanExporter()
+    processor = SimpleSpanProcessor(exporter)
+    said = [{"role": "user", "content": "ü\ud83d"}, {"role": "user", "content": "x" * 3000}]
+    of = {"response": {"role": "assistant", "content": "b"}, "agent": "a", "ours": True}
+    with rollout({"id": "t"}) as run:
+        first, _ = call(run, 0, said, said, [1, 2], [3], **of)
+        add_span_processor(processor)
+        try:
+            second, expected = call(run, 0, said, said, [1, 2], [3], **of)
+        finally:
+            remove_span_processor(processor)
+    one, two = (next(s for s in run.spans if s.span_id == span) for span in (first, second))
+    assert {**one.attributes, tr.SEQUENCE: 0} == {**two.attributes, tr.SEQUENCE: 0}
+    assert (one.name, one.parent_id, one.error) == (two.name, two.parent_id, two.error)
+    (exported,) = exporter.get_finished_spans()
+    attributes = dict(exported.attributes or {})
+    assert attributes == two.attributes
+    assert {key: attributes[key] for key in expected} == expected
