@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import takewhile
 from typing import Any
 
 from lightning_core.chat.raw_template import in_order
@@ -18,7 +20,7 @@ Message = dict[str, Any]
 WRITTEN = "written"
 """The key of messages of the user that another role's text was written into. They are joined with the next message of the user."""
 _FLAGS = (WRITTEN, "part", "orphan")
-_MARKS = [f"probe_{i}" for i in range(5)]
+_MARKS = [f"probe_{i}" for i in range(6)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,8 @@ class Roles:
     """Several messages of the user in a row."""
     assistants: bool
     """Several of the assistant, each with its end."""
+    answers: bool
+    """Several texts of the assistant with results between them."""
     any_start: bool
     """A conversation without a message of the user at its start."""
     user_after_calls: bool
@@ -45,45 +49,55 @@ class Roles:
     """The names of users."""
 
 
-def find_roles(renders: Sequence[Callable[..., str]], enders: frozenset[str], call: Message, *, results: bool) -> Roles:
+def find_roles(
+    render: Callable[[list[Message]], str], enders: frozenset[str], call: Message, *, results: bool
+) -> Roles:
     """Render small conversations and search for their texts.
 
-    ``renders``: each returns the text of messages, or "" for an error (`RawTemplate.attempt`). ``call``: a message with a call.
+    ``render``: returns the text of messages, or "" for an error (`RawTemplate.attempt`). ``call``: a message with a call.
     ``results``: whether the template renders results.
     """
 
-    def say(*roles: str) -> list[Message]:
-        result = {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"]}
-        kinds = {"call": call, "tool": result}
-        return [{"content": mark, **kinds.get(role, {"role": role})} for role, mark in zip(roles, _MARKS, strict=False)]
+    kinds = {"call": call, "tool": {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"]}}
+
+    @cache
+    def say(*roles: str) -> str:
+        pairs = zip(roles, _MARKS, strict=False)
+        return render([{"content": mark, **kinds.get(role, {"role": role})} for role, mark in pairs])
 
     def keeps(*roles: str) -> bool:
-        messages = say(*roles)
-        marks = [m["content"] for m in messages if m["content"] in _MARKS]
-        return all(in_order(render(messages), marks) for render in renders)
+        marks = [mark for role, mark in zip(roles, _MARKS, strict=False) if role != "call"]
+        return in_order(say(*roles), marks)
 
-    def ends_between(*roles: str) -> bool:
-        texts = [render(say(*roles)).partition("probe_1")[2].partition("probe_2")[0] for render in renders]
-        return all(any(ender in text for ender in enders) for text in texts)
+    def ends(*roles: str) -> bool:
+        """Whether they are kept, and the second message ends before the third."""
+        between = say(*roles).partition("probe_1")[2].partition("probe_2")[0]
+        return keeps(*roles) and any(ender in between for ender in enders)
 
-    named = [{"role": "user", "content": "x", "name": "probe_name"}]
+    def begins(first: Sequence[str], more: Sequence[str]) -> bool:
+        """Whether the last message of ``first`` is written in the same way with ``more``."""
+        mark = _MARKS[len(first) - 1]
+        return say(*first).partition(mark)[0] == say(*first, *more).partition(mark)[0]
+
     # Some templates leave it out after results.
     system = keeps("system", "user", "assistant", "user") and (not results or keeps("system", "user", "call", "tool"))
+    user_after_calls = keeps("user", "call", "user") and (not results or keeps("user", "call", "tool", "user"))
     return Roles(
         system=keeps("system", "user") and system,
         systems=keeps("system", "system", "user"),
-        late_system=keeps("user", "assistant", "system", "user")
+        late_system=ends("user", "assistant", "system", "user")
         and keeps("system", "user", "assistant", "system", "user")
         and keeps("user", "system")
         and (not results or keeps("user", "call", "tool", "system")),
         users=keeps("user", "user") and keeps("user", "assistant", "user", "user"),
-        assistants=keeps("user", "assistant", "assistant", "user")
-        and ends_between("user", "assistant", "assistant", "user"),
+        assistants=ends("user", "assistant", "assistant", "user")
+        and begins(("user", "assistant"), ("assistant", "user")),
+        answers=not results or keeps("user", "assistant", "call", "tool", "assistant", "user"),
         any_start=keeps("assistant", "user")
         and (not system or (keeps("system", "assistant", "user") and keeps("system"))),
-        user_after_calls=keeps("user", "call", "user") and (not results or keeps("user", "call", "tool", "user")),
-        orphans=keeps("user", "assistant", "tool"),
-        names=all("probe_name" in render(named) for render in renders),
+        user_after_calls=user_after_calls,
+        orphans=keeps("user", "assistant", "tool") and keeps("user", "tool", "user"),
+        names="probe_name" in render([{"role": "user", "content": "x", "name": "probe_name"}]),
     )
 
 
@@ -131,31 +145,43 @@ def order_roles(messages: Sequence[Message], roles: Roles, *, generate: bool) ->
     ready: list[Message] = []
     for m in messages:
         _append(ready, m, roles)
-    if generate and ready[-1]["role"] in ("system", "assistant"):
-        begun = any(m["role"] != "system" for m in ready)
-        if not (roles.assistants if begun else roles.any_start):
-            _append(ready, _blank("user"), roles)
+    if generate and _needs_user(ready, {"role": "assistant"}, roles):
+        _append(ready, _blank("user"), roles)
     return [{k: v for k, v in m.items() if k not in _FLAGS} for m in ready]
 
 
 def _append(ready: list[Message], m: Message, roles: Roles) -> None:
-    role, last = m["role"], ready[-1] if ready else None
-    before = None if last is None or (last["role"] == "system" and len(ready) == 1) else last["role"]
-    if before is None and role not in ("user", "system") and not roles.any_start:
-        ready.append(_blank("user"))
-    elif role == before == "assistant" and not (roles.assistants or m.get("part")):
+    last = ready[-1] if ready else {"role": None}
+    if _needs_user(ready, m, roles):
         _append(ready, _blank("user"), roles)
-    elif role == before == "user" and last is not None and (last.get(WRITTEN) or not roles.users):
+    elif m["role"] == last["role"] == "user" and (last.get(WRITTEN) or not roles.users):
         ready[-1] = _join(last, m, "\n" if last.get(WRITTEN) else "\n\n")
         return
-    elif (
-        role == "user"
-        and last is not None
-        and (before == "tool" or last.get("tool_calls"))
-        and not roles.user_after_calls
-    ):
+    elif m["role"] == "user" and not roles.user_after_calls and _turn(ready) and not any(map(_answers, _turn(ready))):
         ready.append(_blank("assistant"))
     ready.append(m)
+
+
+def _needs_user(ready: Sequence[Message], m: Message, roles: Roles) -> bool:
+    """Whether the template renders ``m`` only after a message of the user, and ``ready`` ends with none."""
+    if m["role"] in ("user", "system"):
+        return False
+    if all(earlier["role"] == "system" for earlier in reversed(ready)):
+        return not roles.any_start
+    if m["role"] == "tool" or m.get("part"):
+        return False
+    if ready[-1]["role"] == "assistant":
+        return not roles.assistants
+    return not roles.answers and _answers(m) and any(_answers(earlier) for earlier in _turn(ready))
+
+
+def _turn(ready: Sequence[Message]) -> list[Message]:
+    """The messages of the assistant, and results, after the last one of the user."""
+    return list(takewhile(lambda m: m["role"] not in ("user", "system"), reversed(ready)))
+
+
+def _answers(m: Message) -> bool:
+    return m["role"] == "assistant" and not m.get("tool_calls")
 
 
 def _blank(role: str) -> Message:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from lightning_core.chat.call_ids import IdStyle
@@ -22,6 +23,7 @@ from lightning_core.chat.roles import fold_system, order_roles, write_names, wri
 from lightning_core.chat.shapes import find_loss, shapes
 from lightning_core.chat.teacher_response import continuation
 from lightning_core.chat.template_probe import TOOL, CallStyle, Traits
+from lightning_core.chat.tool_definitions import in_forms
 from lightning_core.chat.tool_formats import HERMES, ToolCall, ToolFormat
 from lightning_core.errors import ConfigError, PolicyRequestError
 
@@ -102,17 +104,12 @@ class ChatTemplate:
     ) -> str:
         """The text of ``messages``. ``generate``: with the generation prompt. ``variables``: of the template, for this text.
 
-        Raises `PolicyRequestError` if the template raises an error.
+        Raises `PolicyRequestError` if the template raises an error, or loses a text of messages.
         """
         text = self._apply(messages, tools, generate=generate, variables=variables)
-        new = shapes(messages, tools=bool(tools), generate=generate) - self._proven
-        if new:
-            loss = find_loss(
-                messages,
-                lambda marked: self._arrange(marked),
-                lambda marked: self._apply(marked, tools and [TOOL], generate=generate, variables=variables),
-            )
-            if loss is not None:
+        if new := shapes(messages, tools=bool(tools), generate=generate) - self._proven:
+            render = partial(self._apply, tools=tools and [TOOL], generate=generate, variables=variables)
+            if (loss := find_loss(messages, partial(self._arrange, with_tools=bool(tools)), render)) is not None:
                 raise PolicyRequestError(
                     f"the chat template of {self._raw.name} {loss}. Send these messages in another order or under another role, or set "
                     "tokenizer.chat_template to a template that renders them",
@@ -129,10 +126,9 @@ class ChatTemplate:
         generate: bool,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        roles = self._traits.roles
-        ready = write_systems(
-            write_names(self._write_out([{**m} for m in messages], with_tools=bool(tools)), roles), roles
-        )
+        roles = self._traits.roles[bool(tools)]
+        ready = self._write_out([{**m} for m in messages], with_tools=bool(tools))
+        ready = write_systems(write_names(ready, roles), roles)
         declares = self._traits.declares if tools else None
         if tools and declares is None:
             ready = extend_system(ready, self._spell_out(tools))
@@ -148,7 +144,7 @@ class ChatTemplate:
         try:
             return self._raw.apply(
                 order_roles(ready, roles, generate=generate),
-                tools=list(tools) if tools and declares == "tools" else None,
+                tools=in_forms(tools, self._traits.forms) if tools and declares == "tools" else None,
                 generate=generate,
                 **more,
             )
@@ -157,7 +153,7 @@ class ChatTemplate:
                 f"the chat template of {self._raw.name} cannot render these messages: {error}", param="messages"
             ) from error
 
-    def _arrange(self, messages: list[dict[str, Any]], *, with_tools: bool = False) -> list[dict[str, Any]]:
+    def _arrange(self, messages: list[dict[str, Any]], *, with_tools: bool) -> list[dict[str, Any]]:
         """``messages`` with results behind their calls."""
         style = self._traits.styles[with_tools]
         one_call = style is not None and self.tool_format.one_call and not style.several
@@ -167,25 +163,20 @@ class ChatTemplate:
         """Messages as the template supports them; the rest is written into their text."""
         style = self._traits.styles[with_tools]
         messages = self._arrange(messages, with_tools=with_tools)
-        answers = [i for i, m in enumerate(messages) if m["role"] == "assistant" and not m.get("tool_calls")]
+        orphans, splits = self._traits.roles[with_tools].orphans, style is not None and not style.lasts
+        last = max(
+            (i for i, m in enumerate(messages) if m["role"] == "assistant" and not m.get("tool_calls")), default=0
+        )
         ready: list[dict[str, Any]] = []
         for i, m in enumerate(messages):
-            if (
-                style is not None
-                and not style.lasts
-                and m.get("tool_calls")
-                and m["content"]
-                and i < max(answers, default=0)
-            ):
+            if m.get("tool_calls") and m["content"] and splits and i < last:
                 ready.append({"role": m["role"], "content": m["content"]})
-                m = {**m, "content": "", "part": True}
+                m |= {"content": "", "part": True}
             if thought := m.pop("reasoning_content", None):
                 self._write_thought(m, thought)
             if m.get("tool_calls"):
                 ready += self._write_calls(m, style)
-            elif m["role"] == "tool" and not (
-                self._traits.results and (self._traits.roles.orphans or not m.get("orphan"))
-            ):
+            elif m["role"] == "tool" and not (self._traits.results and (orphans or not m.get("orphan"))):
                 ready.append(written("tool_response", m["content"]))
             else:
                 ready.append(m)
@@ -279,6 +270,7 @@ def _result(index: int) -> dict[str, Any]:
 
 _USER = {"role": "user", "content": "probe_user"}
 _CONVERSATIONS: list[list[dict[str, Any]]] = [
+    [_USER],
     [{"role": "system", "content": "probe_system"}, _USER],
     [_USER, {"role": "assistant", "content": "probe_answer"}, {"role": "user", "content": "probe_more"}],
     [_USER, {"role": "assistant", "content": "probe_text", "tool_calls": [_call(0)]}, _result(0)],

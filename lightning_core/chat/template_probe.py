@@ -16,6 +16,7 @@ from lightning_core.chat.call_ids import IdStyle
 from lightning_core.chat.raw_template import RawTemplate
 from lightning_core.chat.reasoning import KNOWN, Delimiters, find_delimiters
 from lightning_core.chat.roles import Roles, find_roles
+from lightning_core.chat.tool_definitions import find_forms
 from lightning_core.chat.tool_formats import FORMATS, ToolFormat
 from lightning_core.errors import ConfigError
 
@@ -112,15 +113,19 @@ class Traits:
         """The field of reasoning, if the template has one, and the texts around it."""
         self.joins_thought = self._joins_thought()
         """Whether a message with calls may have text or reasoning, but not both."""
-        self.roles = self._find_roles()
+        self.forms = (
+            find_forms(lambda tools: "probe_tool" in self._try([_USER], tools=[*tools])) if self._tools(True) else []
+        )
+        """The changes of tool definitions that the template needs."""
+        self.roles = {False: self._find_roles(tools=False)}
+        """The orders of roles that the template renders, without tools and with them."""
+        self.roles[True] = self._find_roles(tools=True) if self._tools(True) else self.roles[False]
 
-    def _find_roles(self) -> Roles:
-        style = self.styles[True] or self.styles[False] or _STYLES[0]
+    def _find_roles(self, *, tools: bool) -> Roles:
+        style = self.styles[tools] or _STYLES[0]
         call = {"role": "assistant", "content": style.empty, "tool_calls": [_probe_call(style)]}
-        renders = [partial(self._try, generate=True)]
-        if tools := self._tools(True):
-            renders.append(partial(self._try, generate=True, tools=tools))
-        return find_roles(renders, self.enders, call, results=self.results)
+        render = partial(self._try, generate=True, tools=self._tools(tools))
+        return find_roles(render, self.enders, call, results=self.results)
 
     def _find_enders(self, specials: Sequence[str], eos: str | None) -> frozenset[str]:
         answer = {"role": "assistant", "content": "probe_answer"}
@@ -181,23 +186,26 @@ class Traits:
         several = _reads(form, self._probe_calls(style, tools=tools, count=2), 2)
         both = self._probe_calls(style, tools=tools, text="probe_text")
         with_text = "probe_text" in both.partition("probe_value")[0] and _reads(form, both)
-        text = {"role": "assistant", "content": "probe_text"}
-        calls = {
-            "role": "assistant",
-            "content": style.empty,
-            "tool_calls": [_probe_call(style)],
-        }
-        apart = self._try([_USER, text, calls], tools=self._tools(tools)).partition("probe_text")[2]
-        between, called, _ = apart.partition("probe_value")
-        call = {**calls, "content": "probe_text"}
-        result = {"role": "tool", "tool_call_id": calls["tool_calls"][0]["id"], "name": "probe_tool", "content": "x"}
-        later = self._try([_USER, call, result, {"role": "assistant", "content": "x"}, _USER], tools=self._tools(tools))
+        said: dict[str, Any] = {"role": "assistant", "content": "probe_text"}
+        call = _probe_call(style)
+        calls: dict[str, Any] = {"role": "assistant", "content": style.empty, "tool_calls": [call]}
+        result = {"role": "tool", "tool_call_id": call["id"], "name": "probe_tool", "content": "x"}
+        answered = [result, {"role": "assistant", "content": "x"}, _USER]
+
+        def text(*messages: dict[str, Any]) -> str:
+            return self._try([_USER, *messages], tools=self._tools(tools))
+
+        between, called, _ = text(said, calls).partition("probe_text")[2].partition("probe_value")
+        both = {**calls, "content": "probe_text"}
+        twice, later = text({**calls, "content": "x"}, result, both, result), text(both, *answered)
         return replace(
             style,
             several=several,
-            lasts="probe_text" in later or not later,
-            with_text=with_text,
-            apart=bool(called) and not any(ender in between for ender in self.enders),
+            with_text=with_text and (not twice or "probe_text" in twice),
+            lasts=not later or "probe_text" in later,
+            apart=bool(called)
+            and not any(ender in between for ender in self.enders)
+            and "probe_text" in text(said, calls, *answered),
         )
 
     def _unread_call(self) -> str:
