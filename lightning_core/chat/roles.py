@@ -152,7 +152,10 @@ def order_roles(messages: Sequence[Message], roles: Roles, *, generate: bool) ->
 
 def _append(ready: list[Message], m: Message, roles: Roles) -> None:
     last = ready[-1] if ready else {"role": None}
-    if _needs_user(ready, m, roles):
+    alternate = (last["role"], m["role"]) in (("user", "assistant"), ("assistant", "user"))
+    if alternate and not last.get("tool_calls"):
+        pass
+    elif _needs_user(ready, m, roles):
         _append(ready, _blank("user"), roles)
     elif m["role"] == last["role"] == "user" and (last.get(WRITTEN) or not roles.users):
         ready[-1] = _join(last, m, "\n" if last.get(WRITTEN) else "\n\n")

@@ -23,7 +23,7 @@ def shapes(messages: Sequence[Message], *, tools: bool, generate: bool) -> froze
     for m in reversed(messages):
         role, calls = m["role"], min(len(m.get("tool_calls") or ()), 2)
         name = bool(m.get("name")) and role in ("user", "system")
-        kind = (role, calls, bool(m["content"].strip()), name, bool(m.get("reasoning_content")))
+        kind = (role, calls, _has_text(m), name, bool(m.get("reasoning_content")))
         found.add((kind, after, asked, answered, tools, generate))
         asked = asked or role == "user"
         answered = answered or (role == "assistant" and not calls)
@@ -54,9 +54,13 @@ def find_loss(
     return None if moved is None else f"moves {_place(messages, moved)}"
 
 
+def _has_text(m: Message) -> bool:
+    return bool(m["content"]) and not m["content"].isspace()
+
+
 def _with_marks(m: Message, index: int) -> dict[str, Any]:
     marked = {k: v for k, v in m.items() if k != "reasoning_content"}
-    if m["content"].strip():
+    if _has_text(m):
         marked["content"] = f"probe_text_{index:05d}"
     if calls := m.get("tool_calls"):
         marked["tool_calls"] = [
