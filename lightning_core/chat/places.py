@@ -114,6 +114,8 @@ class Memory:
             steps = [_step(candidate, message, i + offset, quote) for candidate in candidates]
             recorded = [c for step in steps for c in step if c.place.turn is not None]
             candidates = recorded or [c for step in steps for c in step]
+            if len(recorded) > 1 and (ids := _call_ids(message)):
+                candidates = [c for c in recorded if _call_ids(c.place.message) == ids] or recorded
         places = [c.place for c in candidates]
         place = max(places, key=lambda p: p.recorded.turn.order if p.recorded and p.recorded.turn else 0)
         with self._lock:
@@ -226,10 +228,9 @@ def _matching(places: Sequence[Place], message: Message) -> list[Place]:
     thought, ids = thought_of(message), _call_ids(message)
     found = [p for p in places if p.turn is not None and (not thought or thought_of(p.message) == thought)]
     given = [p for p in places if p.turn is None and thought_of(p.message) == thought]
-    with_ids = [p for p in found or given if _call_ids(p.message) == ids]
     if found:
-        return with_ids if ids and with_ids else found
-    return (with_ids or given)[:1]
+        return found
+    return ([p for p in given if _call_ids(p.message) == ids] or given)[:1]
 
 
 def _call_ids(message: Message) -> list[Any]:
