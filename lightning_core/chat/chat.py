@@ -8,9 +8,9 @@ prompt is one of
 - ``new``: it does not start with recorded tokens;
 - ``clean``: it starts with recorded tokens, and the client sent the response back unchanged;
 - ``realigned``: it starts with recorded tokens, although the client sent the response back in another form (stripped, or a tool call
-  serialized differently), or the template now writes other white space around earlier turns;
+  serialized differently), or the template now writes other white space around earlier turns, or another response has the same text;
 - ``forked``: it would, but the template now renders earlier turns differently (it removes earlier reasoning, or moves the tools to the
-  last question), so everything is encoded again.
+  last question), so everything is encoded again; or it starts with a part of a recorded response, which a stop string ended.
 
 Text of a message that looks like a special token is encoded as plain text: a user cannot end a turn by writing ``<|im_end|>``.
 """
@@ -18,38 +18,43 @@ Text of a message that looks like a special token is encoded as plain text: a us
 from __future__ import annotations
 
 import json
-import threading
-from array import array
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
 
 from lightning_core.chat.encoding import Encoder
-from lightning_core.chat.messages import Message, check_message, extend_system, functions_of, keys, text_of
+from lightning_core.chat.messages import Message, check_message, extend_system
+from lightning_core.chat.outline import Context, Outlines, context_of
 from lightning_core.chat.output_grammar import AllowedCalls, output_grammar
-from lightning_core.chat.quoting import Quoting, mark, mark_span, take_spans
+from lightning_core.chat.places import Memory as Memory
+from lightning_core.chat.places import Place
+from lightning_core.chat.quoting import Quoting, mark_span, take_spans
 from lightning_core.chat.teacher_response import continuation
 from lightning_core.chat.template import ChatTemplate
 from lightning_core.chat.template import Tokenizer as Tokenizer
 from lightning_core.chat.tool_formats import ToolFormat, read_message
+from lightning_core.chat.turns import TextPrint, TokenIds, Turn
 from lightning_core.errors import PolicyRequestError
-
-Context = Literal["new", "clean", "realigned", "forked"]
-
-_RESPONSE, _THOUGHT = mark("response"), mark("thought")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedPrompt:
     """A prompt to sample from."""
 
-    ids: tuple[int, ...]
-    text: str
-    """The text that the template rendered, quoted (see ``quoting.py``). ``ids`` may hold recorded tokens instead."""
-    messages: tuple[Message, ...]
+    ids: Sequence[int]
+    write: Callable[[], str]
+    """Returns `text`."""
+    outline: str | None = None
+    """The text with marks in place of recorded responses; None: there are none."""
+    messages: tuple[Message, ...] = ()
     """The messages as rendered, with the reasoning of recorded responses."""
-    tools: str
-    context: Context
+    tools: str = ""
+    """The tools and the instructions, as a key."""
+    context: Context = "new"
     reason: str | None = None
     thinking: bool = False
     """Whether the response starts inside its reasoning."""
@@ -57,33 +62,15 @@ class RenderedPrompt:
     """The end of ``text`` that was encoded after recorded tokens; None: the whole text was encoded."""
     first_recorded: int | None = None
     """The index of the first message that is a recorded response."""
+    place: Place | None = None
+    """In the `Memory` of the rollout; None: no chat."""
+    unmarked: frozenset[int] = frozenset()
+    """The recorded responses that ``outline`` has as they are, by number."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Turn:
-    """A recorded turn: the rendered prompt, the ids of prompt and response, and the response."""
-
-    text: str
-    ids: array[int]
-    """Packed, at four bytes each instead of forty."""
-    response: Message
-    ended: bool
-
-
-class Memory:
-    """The recorded turns of one rollout, by the key of the conversation. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._turns: dict[str, _Turn] = {}
-        self._lock = threading.Lock()
-
-    def put(self, key: str, turn: _Turn) -> None:
-        with self._lock:
-            self._turns[key] = turn
-
-    def get(self, key: str) -> _Turn | None:
-        with self._lock:
-            return self._turns.get(key)
+    @property
+    def text(self) -> str:
+        """The text that the template renders, quoted (see ``quoting.py``). ``ids`` may hold recorded tokens instead."""
+        return self.write()
 
 
 class Chat:
@@ -121,6 +108,8 @@ class Chat:
         shown = {i for t, i in added.items() if t in self.tool_format.marks or t in around} - self.stop_token_ids
         hidden = {i for i in self._encoder.special_ids - shown if not decode([i], skip=True)}
         self._hidden = hidden | self.stop_token_ids
+        self._outlines = Outlines(self.template, self._encoder, tokenizer, self._stops)
+        self._latest_tools: tuple[str, Sequence[Any]] = ("", ())
 
     @property
     def tool_format(self) -> ToolFormat:
@@ -145,52 +134,48 @@ class Chat:
         ``instructions``: lines at the end of the system message, by the setting that asks for each; with others it is another conversation.
         ``variables``: of the chat template; names that it does not use have no effect. Raises `PolicyRequestError` if it cannot render.
         """
-        plain = [check_message(m, i) for i, m in enumerate(messages)]
-        if not plain:
+        if not messages:
             raise PolicyRequestError("messages is empty; expected at least one message", param="messages")
         setting = json.dumps([tools or [], list((instructions or {}).items()), self._name], sort_keys=True)
+        sent, quote = list(messages), self._quoting.quote
         if instructions:
-            plain = extend_system(plain, "\n".join(instructions.values()))
-        turns = [
-            memory.get(key) if m["role"] == "assistant" else None
-            for m, key in zip(plain, keys(plain, setting), strict=True)
-        ]
-        # Clients leave out reasoning; the template decides which reasoning is kept.
-        complete = [
-            m if turn is None else {**m, "reasoning_content": turn.response.get("reasoning_content")}
-            for m, turn in zip(plain, turns, strict=True)
-        ]
-        quoted = [self._quoting.quote(m) for m in complete]
-        quoted_tools = self._quoting.quote(list(tools)) if tools else None
-        variables = self._quoting.quote(variables) if variables else None
-        with self._encoder.lock:
-            text = self.template.render(quoted, quoted_tools, generate=True, variables=variables)
+            sent[:1] = extend_system([check_message(sent[0], 0)], "\n".join(instructions.values()))
+        place, doubt = memory.find(memory.root(setting), sent, quote, offset=len(messages) - len(sent))
+        path = place.path()
+        quoted_tools = self._quoted_tools(tools)
+        variables = quote(variables) if variables else None
+        write = partial(self._outlines.write, [p.quoted for p in path], quoted_tools, variables)
         context: Context = "new"
         reason = tail = None
-        ids: tuple[int, ...] | None = None
-        last = max((i for i, turn in enumerate(turns) if turn is not None), default=None)
-        if last is not None and (turn := turns[last]) is not None:
-            tail, reason = self._tail(quoted, last, quoted_tools, turn, variables)
+        ids: Sequence[int] | None = None
+        unmarked: frozenset[int] = frozenset()
+        if (last := place.recorded) is not None and last.turn is not None:
+            outline, unmarked, tail, reason = self._outlines.follow(path, last, last.turn, quoted_tools, variables)
             if tail is None:
                 context = "forked"
             else:
-                same = text_of(turn.response) == text_of(plain[last])
-                same = same and functions_of(turn.response) == functions_of(plain[last])
-                reason = reason if same else "the response came back written differently"
-                context = "realigned" if reason else "clean"
-                ids = (*turn.ids, *self._encoder.encode(tail, start=False))
-        elif any(m["role"] == "assistant" for m in plain):
-            reason = "the prompt has assistant messages that were not sampled in this rollout, or not after the same messages and tools"
+                at = path.index(last)
+                context, reason = context_of(last, check_message(sent[at], at), at, reason or doubt)
+                ids = TokenIds(
+                    np.concatenate([last.turn.ids(), TokenIds(self._encoder.encode(tail, start=False)).array])
+                )
+        else:
+            outline = write()
+            if any(p.message["role"] == "assistant" for p in path):
+                reason = "the prompt has assistant messages that were not sampled in this rollout, or not after the same messages and tools"
         return RenderedPrompt(
-            ids=tuple(self._encoder.encode(text)) if ids is None else ids,
-            text=text,
-            messages=tuple(complete),
+            ids=TokenIds(self._encoder.encode(write() if place.recorded else outline)) if ids is None else ids,
+            write=write,
+            outline=outline,
+            messages=tuple(p.message for p in path),
             tools=setting,
             context=context,
             reason=reason,
-            thinking=self._opens(text),
+            thinking=self._opens(outline),
             tail=tail,
-            first_recorded=next((i for i, turn in enumerate(turns) if turn is not None), None),
+            first_recorded=next((i for i, p in enumerate(path) if p.turn is not None), None),
+            place=place,
+            unmarked=unmarked,
         )
 
     @property
@@ -262,7 +247,7 @@ class Chat:
         if not ids:
             raise PolicyRequestError("prompt is empty; expected at least one token", param="prompt")
         text = prompt if isinstance(prompt, str) else self.text(ids)
-        return RenderedPrompt(ids=ids, text=text, messages=(), tools="", context="new")
+        return RenderedPrompt(ids=TokenIds(ids), write=lambda: text)
 
     def forced(self, prefix: str, text: str) -> tuple[list[int], int]:
         """The ids of ``prefix`` and ``text`` as a response, and the index of the first token that has a part of ``text``.
@@ -277,17 +262,38 @@ class Chat:
         )
         return ids, start
 
-    def remember(self, prompt: RenderedPrompt, output_ids: Sequence[int], response: Message, memory: Memory) -> str:
-        """Record a response to ``prompt``, so the next turn continues its tokens; return the key of the conversation."""
-        turn = _Turn(
-            text=prompt.text,
-            ids=array("I", (*prompt.ids, *output_ids)),
-            response=response,
-            ended=bool(output_ids) and output_ids[-1] in self.stop_token_ids,
+    def remember(
+        self,
+        prompt: RenderedPrompt,
+        output_ids: Sequence[int],
+        response: Message,
+        memory: Memory,
+        *,
+        stopped: str | None = None,
+    ) -> Place:
+        """Record a response to ``prompt``, so the next turn continues its tokens; return its place.
+
+        ``stopped``: the text of the tokens before a stop string, which ended it. If these have no such start, none are continued.
+        """
+        assert prompt.place is not None
+        output, recorded = list(output_ids), prompt.place.recorded
+        if stopped is not None:
+            size = bisect_left(range(len(output)), len(stopped), key=lambda n: len(self.text(output[:n])))
+            output = output[:size]
+            if self.text(output) != stopped:
+                return memory.add(prompt.place, response, None, self._quoting.quote)
+        earlier = recorded.turn if recorded else None
+        text = prompt.text if prompt.outline is None else prompt.outline
+        turn = Turn.after(
+            earlier,
+            np.concatenate([np.asarray(prompt.ids, "<u4"), np.array(output, "<u4")]),
+            text=TextPrint(text, earlier.text if earlier and earlier.text.starts(text) else None),
+            unmarked=prompt.unmarked,
+            thinking=prompt.thinking,
+            ended=bool(output) and output[-1] in self.stop_token_ids,
+            stopped=stopped is not None,
         )
-        key = keys([*prompt.messages, response], prompt.tools)[-1]
-        memory.put(key, turn)
-        return key
+        return memory.add(prompt.place, response, turn, self._quoting.quote)
 
     def text(self, output_ids: Sequence[int]) -> str:
         """The text of sampled tokens, with only the special tokens of calls and reasoning."""
@@ -331,70 +337,14 @@ class Chat:
         """Parse sampled tokens; see `read`."""
         return self.read(self.text(output_ids), tools=tools, thinking=thinking, declared=declared)
 
-    def _tail(
-        self,
-        messages: list[dict[str, Any]],
-        last: int,
-        tools: Sequence[Any] | None,
-        turn: _Turn,
-        variables: Mapping[str, Any] | None,
-    ) -> tuple[str | None, str | None]:
-        """The text after the response at ``last``, and the reason earlier turns are rendered differently.
-
-        The text is None if they differ in more than white space, so the recorded ids cannot be reused.
-        """
-        response = _marked(messages[last], thinking=self.template.has_field and self._opens(turn.text))
-        if self.tool_format.one_call and len(response.get("tool_calls") or ()) > 1:
-            return None, "the template writes one tool call a message, and the response has several"
-        marked = [*messages[:last], response, *messages[last + 1 :]]
-        try:
-            with self._encoder.lock:
-                text = self.template.render(marked, tools, generate=True, variables=variables)
-        except PolicyRequestError:
-            return None, "the template does not render this conversation without what was said"
-        before, here, after = text.partition(_RESPONSE)
-        if not here:
-            return None, "the template leaves out earlier turns"
-        if response.get("reasoning_content") and _THOUGHT not in before:
-            return None, "the template leaves out earlier reasoning"
-        prompt, start = _squeeze(turn.text), _squeeze(before)
-        # The model may have written the text between prompt and response: reasoning tags, the start of a call.
-        lead = start.removeprefix(prompt)
-        for written in (_THOUGHT, *self.tool_format.frame, *self._around):
-            lead = lead.replace(_squeeze(written), "")
-        ends = [(at, -len(stop)) for stop in self._stops if (at := after.find(stop)) >= 0]
-        at, length = min(ends, default=(0, 0))
-        calls = bool(response.get("tool_calls"))
-        if not ends or not start.startswith(prompt) or (not calls and (lead or after[:at].strip())):
-            return None, "the template renders earlier turns differently than it did"
-        # The sampled stop token replaces the template's, unless the template's also starts the next message.
-        stop = after[at : at - length]
-        replaced = turn.ended and (
-            stop in self.template.enders or turn.ids[-1] == self.tokenizer.convert_tokens_to_ids(stop)
-        )
-        tail = after[at - length :] if replaced else after[at:]
-        return tail, None if before.startswith(
-            turn.text
-        ) else "the template renders earlier turns with other white space"
+    def _quoted_tools(self, tools: Sequence[Any] | None) -> Sequence[Any] | None:
+        if not tools:
+            return None
+        written = json.dumps(list(tools))
+        if self._latest_tools[0] != written:
+            self._latest_tools = (written, self._quoting.quote(list(tools)))
+        return self._latest_tools[1]
 
     def _opens(self, prompt: str) -> bool:
         """Whether the rendered ``prompt`` begins the reasoning of its response."""
         return self.template.delimiters is not None and self.template.delimiters.opens(prompt)
-
-
-def _squeeze(text: str) -> str:
-    return "".join(text.split())
-
-
-def _marked(response: dict[str, Any], *, thinking: bool) -> dict[str, Any]:
-    """``response`` with a mark in place of its last arguments, or else of its text.
-
-    ``thinking``: its prompt began its reasoning, which is then marked even if it is empty.
-    """
-    thought = {"reasoning_content": _THOUGHT} if thinking or response.get("reasoning_content") else {}
-    calls: list[Mapping[str, Any]] = list(response.get("tool_calls") or ())
-    if not calls:
-        return {**response, "content": _RESPONSE, **thought}
-    last = {**calls[-1], "function": {**calls[-1]["function"], "arguments": {_RESPONSE: ""}}}
-    # Without its text, which some templates write after the results.
-    return {**response, "content": "", "tool_calls": [*calls[:-1], last], **thought}

@@ -1,6 +1,7 @@
 """Names the cause for which a prompt does not continue its agent's conversation, and the first message that differs.
 
-A reason is ``CAUSE: DETAIL``. Nothing is compared while prompts continue.
+A reason is ``CAUSE: DETAIL``. Nothing is compared while prompts continue. Conversations are places in the rollout's tree of messages
+(``places.py``), so they keep no messages of their own.
 """
 
 from __future__ import annotations
@@ -13,14 +14,30 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from lightning_core.chat.chat import RenderedPrompt
-from lightning_core.chat.messages import Message, compared, functions_of, keys, remove_from_system, text_of
+from lightning_core.chat.messages import (
+    EXCERPT_AFTER,
+    Message,
+    compared,
+    excerpt,
+    remove_from_system,
+    thought_of,
+    with_calls,
+)
+from lightning_core.chat.places import Place
 
-Cause = Literal["clock", "tools", "roles", "shortened", "rewritten", "stopped", "handoff", "leaked", "examples"]
+Cause = Literal[
+    "clock", "tools", "roles", "shortened", "rewritten", "results", "ids", "reasoning", "stopped", "handoff", "leaked", "examples",
+    "ambiguous", "template",
+]  # fmt: skip
 """``clock``: a message differs in numbers and dates only; ``tools``: the tools, ``tool_choice`` or the schema of the response differ;
-``roles``: a message came back from another role; ``shortened``: earlier messages are missing; ``rewritten``: any other change of
-earlier messages; ``stopped``: a stop string ended the earlier response; ``handoff``: another agent's conversation; ``leaked``: another
-rollout's; ``examples``: responses from none of these."""
-CHANGES: tuple[Cause, ...] = ("clock", "tools", "roles", "shortened", "rewritten", "stopped")
+``roles``: a message came back from another role; ``shortened``: earlier messages are missing; ``results``: the result of a tool was
+cleared or replaced; ``ids``: a result has another call id; ``reasoning``: the reasoning of a response came back edited; ``rewritten``:
+any other change of earlier messages; ``stopped``: a stop string ended the earlier response; ``handoff``: another agent's conversation;
+``leaked``: another rollout's; ``examples``: responses from none of these; ``ambiguous``: several responses have the text that came
+back; ``template``: the chat template renders earlier turns differently."""
+CHANGES: tuple[Cause, ...] = (
+    "clock", "tools", "roles", "shortened", "rewritten", "results", "ids", "reasoning", "stopped",
+)  # fmt: skip
 """The causes in a conversation of the agent itself."""
 ADVICE: Mapping[Cause, str] = {
     "clock": "compute the time once for each rollout, or put it into the newest message",
@@ -28,7 +45,12 @@ ADVICE: Mapping[Cause, str] = {
     "roles": "send each message back under the role that it had",
     "shortened": "each summary or cut of a history is a row; make it rarely, or pass the whole history",
     "rewritten": "pass earlier messages back as they were returned, and append new ones",
+    "results": "keep the results of tools as they were, or clear many at once and rarely: each time is a row",
+    "ids": "pass each result back with the id of its call",
+    "reasoning": "send reasoning back as it was returned, or leave it out",
     "stopped": "let the model end its responses, without stop strings in the request",
+    "ambiguous": "send responses back with their reasoning and call ids",
+    "template": "set policy.chat_template_kwargs so that the template keeps earlier turns as they were, if it allows it",
     "leaked": "give each rollout its own thread, session or checkpointer, or set rollouts.fresh: true",
 }
 """By cause; the others are as intended."""
@@ -37,8 +59,6 @@ _MOST_CONVERSATIONS = 8
 """Conversations that are kept for each agent."""
 _MOST_KEYS = 1 << 16
 _OTHER_ROLE = {"user": "assistant", "assistant": "user"}
-_BEFORE, _AFTER = 20, 40
-"""Characters that are shown before and after the first difference."""
 _DATES = re.compile(
     r"\d+|\b(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?"
     r"|dec(?:ember)?|(?:mon|tues|wednes|thurs|fri|satur|sun)day|mon|tue|wed|thu|fri|sat|sun|am|pm)\b",
@@ -51,30 +71,35 @@ class SampledConversations:
     """The conversations that rollouts sampled lately, by key."""
 
     def __init__(self) -> None:
-        self._rollouts: OrderedDict[str, str] = OrderedDict()
+        self._rollouts: OrderedDict[bytes, str] = OrderedDict()
 
-    def add(self, key: str, rollout: str) -> None:
-        """Note that ``rollout`` sampled the conversation ``key`` (`messages.keys`)."""
+    def add(self, key: bytes, rollout: str) -> None:
+        """Note that ``rollout`` sampled the conversation ``key`` (`Place.conversation`)."""
         self._rollouts[key] = rollout
         if len(self._rollouts) > _MOST_KEYS:
             self._rollouts.popitem(last=False)
 
-    def is_from_another(self, key: str, rollout: str) -> bool:
+    def is_from_another(self, key: bytes, rollout: str) -> bool:
         """Whether a rollout other than ``rollout`` sampled the conversation ``key`` last."""
         return self._rollouts.get(key, rollout) != rollout
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Conversation:
-    messages: tuple[Message, ...]
-    """With the last response, as `_messages_of` gives them."""
+    end: Place
+    """Of its last response."""
     setting: str
     given: int
     """The number of responses in its first prompt, such as examples."""
 
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return _without_instructions([place.message for place in self.end.path()], self.setting)
+
     def responses(self) -> set[str]:
         """The responses that were sampled in it, as they are compared."""
-        return {_shown(self.messages[i]) for i in _responses(self.messages)[self.given :]} - {""}
+        messages = self.messages
+        return {with_calls(messages[i]) for i in _responses(messages)[self.given :]} - {""}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,27 +111,28 @@ class Conversations:
     """Of all rollouts."""
     _latest: dict[str | None, tuple[_Conversation, ...]] = field(default_factory=dict[Any, Any])
 
-    def add(self, agent: str | None, prompt: RenderedPrompt, response: Message, key: str | None) -> None:
-        """Record a response, and the key of its conversation (`Chat.remember`), if it has one."""
-        latest, messages = self._latest.get(agent, ()), _messages_of(prompt)
+    def add(self, agent: str | None, prompt: RenderedPrompt, response: Place) -> None:
+        """Record the place of a response (`Chat.remember`)."""
+        latest = self._latest.get(agent, ())
         continued = None
         if prompt.context != "new":
-            continued = next((c for c in reversed(latest) if _ends_inside(c.messages, messages)), None)
+            path = set(map(id, response.path()))
+            continued = next((c for c in reversed(latest) if id(c.end) in path), None)
         if prompt.context == "new" and cause_of(prompt.reason) not in CHANGES:
-            given = len(_responses(messages))
+            given = len(_responses(prompt.messages))
         else:
             given = min((c.given for c in latest if continued in (None, c)), default=0)
-        made = _Conversation((*messages, response), prompt.tools, given)
+        made = _Conversation(response, prompt.tools, given)
         self._latest[agent] = (*(c for c in latest if c is not continued), made)[-_MOST_CONVERSATIONS:]
-        if key is not None:
-            self.sampled.add(key, self.rollout)
+        if response.turn is not None:
+            self.sampled.add(response.conversation, self.rollout)
 
     def explain(self, agent: str | None, prompt: RenderedPrompt) -> str:
         """The reason ``prompt``, which has responses, continues no conversation of ``agent``."""
         messages = _messages_of(prompt)
         responses, latest = _responses(messages), self._latest.get(agent, ())
         own = {shown for c in latest for shown in c.responses()}
-        if not any(_shown(messages[i]) in own for i in responses) and (found := self._from_others(agent, prompt)):
+        if not any(with_calls(messages[i]) in own for i in responses) and (found := self._from_others(agent, prompt)):
             return found
         earlier = [c for c in reversed(latest) if len(responses) > c.given]
         if earlier:
@@ -114,43 +140,69 @@ class Conversations:
         first = responses[0]
         return _reason("examples", f"message {first} (assistant) was not sampled in this rollout", messages[first])
 
+    def explain_branch(self, agent: str | None, prompt: RenderedPrompt) -> str | None:
+        """The reason ``prompt``, which continues recorded tokens, does not continue later ones of ``agent``; None if it needs none.
+
+        It needs one if it has a later response that differs from what was sampled there, and is not another agent's.
+        """
+        path = prompt.place.path() if prompt.place else []
+        recorded = max((i for i, place in enumerate(path) if place.turn is not None), default=len(path))
+        given = [place.message for place in path[recorded + 1 :] if place.message["role"] == "assistant"]
+        longer = [
+            c
+            for c in reversed(self._latest.get(agent, ()))
+            if given and c.end is not path[recorded] and path[recorded] in c.end.path()
+        ]
+        messages = _messages_of(prompt)
+        if not longer or self._from_others(agent, prompt):
+            return None
+        return _change(max(longer, key=lambda c: _common(c.messages, messages)), messages, prompt.tools)
+
     def _from_others(self, agent: str | None, prompt: RenderedPrompt) -> str | None:
         """The reason ``prompt`` has a response of another agent or of another rollout; None if it has none."""
         messages = _messages_of(prompt)
         others = {shown: a for a, cs in self._latest.items() if a != agent for c in cs for shown in c.responses()}
         for i in _responses(messages):
-            if (shown := _shown(messages[i])) in others:
+            if (shown := with_calls(messages[i])) in others:
                 who = "an agent without a name" if others[shown] is None else f"agent {others[shown]!r}"
                 return _reason("handoff", f"message {i} (assistant) is a response of {who}", messages[i])
-        recorded = keys(prompt.messages, prompt.tools)[len(prompt.messages) - len(messages) :]
+        path = prompt.place.path()[len(prompt.messages) - len(messages) :] if prompt.place else []
         for i in _responses(messages):
-            if self.sampled.is_from_another(recorded[i], self.rollout):
+            if self.sampled.is_from_another(path[i].conversation, self.rollout):
                 return _reason("leaked", f"message {i} (assistant) was sampled in another rollout", messages[i])
         return None
 
 
 def cause_of(reason: str | None) -> Cause | None:
-    """The cause in a reason of `Conversations.explain`; None for other reasons."""
+    """The cause of ``reason``; None for a response that came back in another form."""
+    if (reason or "").startswith("the template "):
+        return "template"
     name = (reason or "").partition(":")[0]
     return next((cause for cause in get_args(Cause) if cause == name), None)
 
 
 def _reason(cause: Cause, detail: str, message: Message) -> str:
-    return f"{cause}: {detail}: {_excerpt(_shown(message), 0)}"
+    return f"{cause}: {detail}: {excerpt(with_calls(message), 0)}"
 
 
 def _messages_of(prompt: RenderedPrompt) -> tuple[Message, ...]:
     """The messages of ``prompt`` without its instructions (`Chat.render`), which are compared as a part of its setting."""
-    if not prompt.tools:  # no chat
-        return prompt.messages
-    _, instructions, _ = json.loads(prompt.tools)
-    return remove_from_system(prompt.messages, "\n".join(line for _, line in instructions))
+    return _without_instructions(prompt.messages, prompt.tools)
+
+
+def _without_instructions(messages: Sequence[Message], setting: str) -> tuple[Message, ...]:
+    if not setting:  # no chat
+        return tuple(messages)
+    _, instructions, _ = json.loads(setting)
+    return remove_from_system(messages, "\n".join(line for _, line in instructions))
 
 
 def _change(earlier: _Conversation, now: Sequence[Message], setting: str) -> str:
     """The first difference between ``earlier`` and the start of the messages ``now``."""
     before = earlier.messages
-    changed_at = [i for i, pair in enumerate(zip(before, now, strict=False)) if not _same(pair)]
+    changed_at = [
+        i for i, pair in enumerate(zip(before, now, strict=False)) if not _same(pair) or _is_thought_edited(*pair)
+    ]
     at = changed_at[0] if changed_at else min(len(before), len(now))
     if at == len(before):
         if earlier.setting == setting:
@@ -158,24 +210,33 @@ def _change(earlier: _Conversation, now: Sequence[Message], setting: str) -> str
         return f"tools: the same messages {_setting_change(earlier.setting, setting)}"
     # An agent that plays both sides has another system prompt for each.
     turn = next((i for i in changed_at if before[i]["role"] != "system"), None)
-    if turn is not None and _shown(before[turn]) == _shown(now[turn]):
+    if turn is not None and with_calls(before[turn]) == with_calls(now[turn]):
         role, other = now[turn]["role"], before[turn]["role"]
         if _OTHER_ROLE.get(role) == other:
             return _reason("roles", f"message {turn} is from the {role}, and was from the {other}", now[turn])
     role = before[at]["role"]
     if at == len(now):
-        return f"shortened: message {at} ({role}) and later ones are missing: {_excerpt(_shown(before[at]), 0)}"
-    was, text = _shown(before[at]), _shown(now[at])
+        return f"shortened: message {at} ({role}) and later ones are missing: {excerpt(with_calls(before[at]), 0)}"
+    was, text = with_calls(before[at]), with_calls(now[at])
     difference = _first_difference(was, text)
     where = f"message {at} ({now[at]['role']})"
-    changed = f"{where} was {_excerpt(was, difference)} and is now {_excerpt(text, difference)}"
+    changed = f"{where} was {excerpt(was, difference)} and is now {excerpt(text, difference)}"
+    if was == text and _is_thought_edited(before[at], now[at]):
+        was, text = thought_of(before[at]), thought_of(now[at])
+        difference = _first_difference(was, text)
+        return (
+            f"reasoning: the reasoning of {where} was {excerpt(was, difference)} and is now {excerpt(text, difference)}"
+        )
+    if was == text and role == now[at]["role"] == "tool":
+        ids = [message.get("tool_call_id") for message in (before[at], now[at])]
+        return f"ids: {where} had the tool_call_id {ids[0]!r} and now has {ids[1]!r}: {excerpt(text, difference)}"
     if was == text:
-        return f"rewritten: {where} has the same text, but another role, name or tool_call_id: {_excerpt(text, 0)}"
+        return f"rewritten: {where} has the same text, but another role, name or tool_call_id: {excerpt(text, 0)}"
     if role == now[at]["role"] and _DATES.sub("0", was) == _DATES.sub("0", text):
         return f"clock: {changed}"
     if len(now) < len(before):
         return f"shortened: {changed}; there were {len(before)} messages, and now there are {len(now)}"
-    return f"rewritten: {changed}"
+    return f"{'results' if role == now[at]['role'] == 'tool' else 'rewritten'}: {changed}"
 
 
 def _setting_change(before: str, now: str) -> str:
@@ -190,26 +251,17 @@ def _setting_change(before: str, now: str) -> str:
         was, text = dict(required_before).get(name, ""), dict(required).get(name, "")
         if was != text:
             at = _first_difference(was, text)
-            return f"have another {name}: it was {_excerpt(was, at)} and is now {_excerpt(text, at)}"
+            return f"have another {name}: it was {excerpt(was, at)} and is now {excerpt(text, at)}"
     return "are for another model"
 
 
 def _tool_name(tool: Any) -> str:
     function = tool.get("function") if isinstance(tool, dict) else None
-    return str(function.get("name")) if isinstance(function, dict) else str(tool)[:_AFTER]
+    return str(function.get("name")) if isinstance(function, dict) else str(tool)[:EXCERPT_AFTER]
 
 
 def _responses(messages: Sequence[Message]) -> list[int]:
     return [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-
-
-def _same_response(response: Message, message: Message) -> bool:
-    return text_of(response).strip() == text_of(message).strip() and functions_of(response) == functions_of(message)
-
-
-def _ends_inside(conversation: Sequence[Message], messages: Sequence[Message]) -> bool:
-    """Whether the response that ends ``conversation`` is at its place in ``messages``."""
-    return len(conversation) <= len(messages) and _same_response(conversation[-1], messages[len(conversation) - 1])
 
 
 def _same(pair: tuple[Message, Message]) -> bool:
@@ -220,10 +272,9 @@ def _common(one: Iterable[Message], other: Iterable[Message]) -> int:
     return sum(map(_same, zip(one, other, strict=False)))
 
 
-def _shown(message: Message) -> str:
-    """The text of ``message`` and its tool calls."""
-    calls = functions_of(message)
-    return f"{text_of(message).strip()}{json.dumps(calls, ensure_ascii=False) if calls else ''}"
+def _is_thought_edited(before: Message, now: Message) -> bool:
+    """Whether ``now`` has reasoning, and another than ``before``; clients may leave it out."""
+    return now["role"] == "assistant" and thought_of(now) not in ("", thought_of(before))
 
 
 def _first_difference(one: str, other: str) -> int:
@@ -232,9 +283,3 @@ def _first_difference(one: str, other: str) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if one.startswith(other[low:middle], low) else (low, middle - 1)
     return low
-
-
-def _excerpt(text: str, at: int) -> str:
-    """``text`` around the index ``at``, quoted."""
-    start, end = max(0, at - _BEFORE), at + _AFTER
-    return f"'{'…' * (start > 0)}{' '.join(text[start:end].split())}{'…' * (end < len(text))}'"

@@ -1,10 +1,9 @@
-"""Normalizes the messages of a chat, and computes keys of conversations."""
+"""Normalizes the messages of a chat."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 from typing import Any
 
 from lightning_core.chat.nesting import read_arguments
@@ -18,6 +17,8 @@ READS_TEXT = (
 )
 """The error for other parts, with advice."""
 
+_BEFORE, EXCERPT_AFTER = 20, 40
+"""Characters of an excerpt before and after its index."""
 _KEPT = ("role", "name", "tool_call_id", "tool_calls")
 
 
@@ -103,29 +104,22 @@ def text_of(message: Message) -> str:
     return message.get("content") or ""
 
 
+def thought_of(message: Message) -> str:
+    """The reasoning of a message without outer white space, or ""."""
+    return (message.get("reasoning_content") or "").strip()
+
+
 def functions_of(message: Message) -> list[Any]:
     """Names and arguments of the tool calls of a message."""
     return [loads_arguments(call).get("function") for call in message.get("tool_calls") or ()]
 
 
-def keys(messages: Sequence[Message], setting: str) -> list[str]:
-    """The keys of the conversation up to each message.
-
-    ``setting``: the tools and the instructions.
-
-    The key does not depend on the ids of calls, on white space around a response, on how arguments are serialized, on reasoning,
-    which clients leave out, or on the name of an assistant message, which LangChain adds.
-    """
-    conversation_keys: list[str] = []
-    state = blake2b(setting.encode(), digest_size=16)
-    for message in messages:
-        state.update(json.dumps(compared(message), sort_keys=True).encode())
-        conversation_keys.append(state.hexdigest())
-    return conversation_keys
-
-
 def compared(message: Message) -> list[Any]:
-    """The parts of ``message`` that the keys of a conversation depend on."""
+    """The parts of ``message`` that tell it from others at its place in a conversation.
+
+    Without the ids of its calls, white space around a response, the form of arguments, reasoning, which clients leave out, and the name
+    of an assistant message, which LangChain adds.
+    """
     is_response = message["role"] == "assistant"
     content = text_of(message)
     return [
@@ -135,3 +129,15 @@ def compared(message: Message) -> list[Any]:
         None if is_response else message.get("name"),
         message.get("tool_call_id"),
     ]
+
+
+def with_calls(message: Message) -> str:
+    """The text of ``message`` and its tool calls."""
+    calls = functions_of(message)
+    return f"{text_of(message).strip()}{json.dumps(calls, ensure_ascii=False) if calls else ''}"
+
+
+def excerpt(text: str, at: int) -> str:
+    """``text`` around the index ``at``, quoted."""
+    start, end = max(0, at - _BEFORE), at + EXCERPT_AFTER
+    return f"'{'…' * (start > 0)}{' '.join(text[start:end].split())}{'…' * (end < len(text))}'"

@@ -12,15 +12,21 @@ from typing import Any
 
 _LEFT, _RIGHT = "⸨", "⸩"
 _NUMBERED = re.compile(f"{_LEFT}(\\d+){_RIGHT}")
+_NAMED = re.compile(f"{_LEFT}[a-z-]+\\d*{_RIGHT}")
 _SPAN = re.compile(f"{_LEFT}(from|to)(\\d+){_RIGHT}")
 
 
 def mark(name: str) -> str:
     """A marker that no quoted text contains, to find a place in rendered text.
 
-    ``name``: a word, not a number.
+    ``name``: begins with a letter.
     """
     return f"{_LEFT}{name}{_RIGHT}"
+
+
+def has_mark(text: str) -> bool:
+    """Whether ``text``, quoted, has a marker of `mark`."""
+    return _NAMED.search(text) is not None
 
 
 def mark_span(text: str, number: int) -> str:
@@ -89,7 +95,7 @@ class Quoting:
             if token is not None:
                 parts += [text[done:at], self._numbers[token]]
                 done = at + len(token)
-        return "".join([*parts, text[done:]])
+        return "".join([*parts, text[done:]]) if parts else text
 
     def pieces(self, text: str) -> Iterator[tuple[str, bool]]:
         """The parts of a rendered text in order, with True for quoted tokens, which are restored."""

@@ -36,6 +36,8 @@ def render_prompts(chat: Chat, request: ChatRequest, session: Session, agent: st
     if prompt.context == "new" and prompt.reason is not None:
         prompt = replace(prompt, reason=session.prompts.explain(agent, prompt))
         _warn_of_leak(session, agent, prompt)
+    elif prompt.tail is not None and (reason := session.prompts.explain_branch(agent, prompt)) is not None:
+        prompt = replace(prompt, context="forked", reason=reason)
     return [prompt]
 
 

@@ -127,10 +127,9 @@ class Sampler:
         # The recorded message, since the ids of tool calls are random.
         message = _read(job, text) if recorded is None else dict(recorded.response or {})
         if not request.prompts:
-            key = None
-            if not stopped_by_text:
-                key = chat.remember(job.prompt, choice.token_ids, message, job.session.memory)
-            job.session.prompts.add(job.address.agent, job.prompt, message, key)
+            stopped = text if stopped_by_text else None
+            place = chat.remember(job.prompt, choice.token_ids, message, job.session.memory, stopped=stopped)
+            job.session.prompts.add(job.address.agent, job.prompt, place)
         if message.get("tool_calls") and choice.finish_reason != "length":
             choice.finish_reason = "tool_calls"
         choice.message = message

@@ -44,7 +44,8 @@ def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0, solved: float 
     finished = [r for r in rollouts if r.status not in LEFT_OUT]
     calls = [c for r in rollouts for c in r.trace.calls]
     statuses = Counter(r.status for r in rollouts)
-    causes = Counter(cause for c in calls if c.context == "new" and (cause := cause_of(c.context_reason)))
+    causes = Counter((c.context, cause) for c in calls if (cause := cause_of(c.context_reason)))
+    del causes["realigned", "template"]  # these continue their tokens
     return {
         "reward_sum": math.fsum(r.reward for r in finished),
         "reward_squares": math.fsum(r.reward**2 for r in finished),
@@ -56,8 +57,8 @@ def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0, solved: float 
         "rollouts_left_out": len(rollouts) + lost - len(finished),
         "rollouts_without_calls": sum(not any(c.trained for c in r.trace.calls) for r in finished),
         **{f"context_{kind}": sum(c.context == kind for c in calls) for kind in _CONTEXTS},
-        "context_rewritten": sum(causes[cause] for cause in CHANGES),
-        **{f"context_new_{cause}": number for cause, number in causes.items()},
+        "context_rewritten": sum(causes[kind, cause] for kind in ("new", "forked") for cause in CHANGES),
+        **{f"context_{kind}_{cause}": number for (kind, cause), number in causes.items()},
         "calls_discarded": sum(len(discarded_calls(r.trace)) for r in rollouts),
         "tokens_sampled": sum(len(c.output_ids) for c in calls if c.output_ids is not None),
     }

@@ -12,12 +12,13 @@ from collections import OrderedDict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from lightning_core.backends.backend import Backend
 from lightning_core.capture.address import Address
 from lightning_core.capture.spans import listen, stop_listening
-from lightning_core.chat.chat import Chat, Memory
+from lightning_core.chat.chat import Chat
+from lightning_core.chat.places import Memory, Place
 from lightning_core.config import Config
 from lightning_core.dialects.exchange import Message
 from lightning_core.endpoint.guard import Protection, Tls
@@ -31,7 +32,7 @@ from lightning_core.trace import SpanRecord
 from lightning_core.trainers import make_trainer
 
 MEMORY_TOKENS = 1_000_000
-"""Tokens of past conversations kept, so a later turn extends them; about 100 MB."""
+"""Tokens of past conversations kept, so a later turn extends them; about 20 MB."""
 
 MAX_RESPONSES = 1024
 """Number of recent responses that ``previous_response_id`` can refer to."""
@@ -44,22 +45,21 @@ class RecentMemory(Memory):
         super().__init__()
         self._limit = tokens
         self._size = 0
-        self._recent: OrderedDict[str, Any] = OrderedDict()
+        self._recent: OrderedDict[Place, int] = OrderedDict()
 
-    def put(self, key: str, turn: Any) -> None:
-        with self._lock:
-            known = self._recent.pop(key, None)
-            self._recent[key] = turn
-            self._size += len(turn.ids) - (0 if known is None else len(known.ids))
-            while self._size > self._limit:
-                _, evicted = self._recent.popitem(last=False)
-                self._size -= len(evicted.ids)
-
-    def get(self, key: str) -> Any:
-        with self._lock:
-            if key in self._recent:
-                self._recent.move_to_end(key)
-            return self._recent.get(key)
+    def _keep(self, place: Place) -> None:
+        recorded = place.recorded
+        # The end of a conversation comes first, so the least recently used place is always an end.
+        while recorded is not None and recorded.turn is not None and recorded.above is not None:
+            if recorded not in self._recent:
+                self._recent[recorded] = len(recorded.turn.own)
+                self._size += len(recorded.turn.own)
+            self._recent.move_to_end(recorded)
+            recorded = recorded.above.recorded
+        while self._size > self._limit:
+            oldest, size = self._recent.popitem(last=False)
+            self._size -= size
+            self._detach(oldest)
 
 
 class RecentResponses(OrderedDict[str, Sequence[Message]]):

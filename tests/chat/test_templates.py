@@ -76,7 +76,11 @@ def sample(
 
 
 def recorded(memory: Memory) -> list[tuple[int, ...]]:
-    return [tuple(turn.ids) for turn in memory._turns.values()]
+    places = [*memory._roots.values()]
+    for place in places:
+        places += [below for under in (place.below or {}).values() for below in under]
+    turns = sorted((place.turn for place in places if place.turn), key=lambda turn: turn.order)
+    return [tuple(turn.ids().tolist()) for turn in turns]
 
 
 def thinking(family: Family, thought: str, answer: str) -> str:

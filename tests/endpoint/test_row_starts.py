@@ -119,6 +119,38 @@ def test_the_first_message_that_differs_is_named_with_the_cause(
     assert conversation(*prompts, settings=settings)[-1] == reason
 
 
+def test_results_that_were_cleared_fork_and_replaced_call_ids_continue() -> None:
+    script = ['<tool_call>{"name": "add", "arguments": {}}</tool_call>', "second", "third", "fourth"]
+    function = {"name": "add", "arguments": "{}"}
+
+    def history(identity: str, result: str) -> list[Message]:
+        call = {"id": identity, "type": "function", "function": function}
+        answers = {"role": "tool", "tool_call_id": identity, "content": result}
+        return [user("go"), {"role": "assistant", "content": None, "tool_calls": [call]}, answers]
+
+    more = [said("second"), user("more")]
+    prompts: list[Any] = [
+        [user("go")],
+        history("call_1", "forty"),
+        [*history("call_2", "forty"), *more],
+        [*history("call_3", "[cleared]"), *more, said("third"), user("more")],
+    ]
+    with playground(script, train=["a"], integrations=()) as run, scope("a"), client_of(run) as client:
+        for messages in prompts:
+            client.chat.completions.create(model="m", messages=messages, tools=[tool("add")])  # type: ignore[call-overload]
+    calls = run.trace.calls
+    assert [call.context for call in calls] == ["new", "clean", "clean", "forked"]
+    assert calls[-1].context_reason == "results: message 2 (tool) was 'forty' and is now '[cleared]'"
+    for call in calls[1:]:
+        assert call.prompt_ids is not None
+        assert calls[0].prompt_ids is not None
+        assert calls[0].output_ids is not None
+        sampled = [*calls[0].prompt_ids.tolist(), *calls[0].output_ids.tolist()]
+        assert call.prompt_ids.tolist()[: len(sampled)] == sampled
+    counts = count_rollouts([rollout(*calls)])
+    assert (counts["context_forked_results"], counts["context_rewritten"]) == (1, 1)
+
+
 def test_another_agents_history_is_a_handoff_and_examples_are_neither() -> None:
     prompts: dict[str, list[Any]] = {
         "a": [system("You route."), user("go")],

@@ -11,7 +11,6 @@ import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import anthropic
 import httpx
@@ -19,7 +18,7 @@ import openai
 import pytest
 
 from lightning_core import fit, load_config
-from lightning_core.backends.scripted import ScriptedBackend
+from lightning_core.backends.scripted import ByteTokenizer, ScriptedBackend
 from lightning_core.capture.signatures import ORIGIN
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import Routing
@@ -182,16 +181,26 @@ def test_memory_does_not_grow_with_requests(monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_what_is_forgotten_first():
-    turn = SimpleNamespace(ids=range(40))
-    memory = RecentMemory(100)
-    memory.put("a", turn)
-    memory.put("b", turn)
-    memory.put("b", turn)
-    assert memory.get("a") is turn
-    memory.put("c", turn)
-    assert [memory.get(key) is not None for key in "abc"] == [True, False, True]
-    memory.put("longer than all", SimpleNamespace(ids=range(101)))
-    assert [memory.get(key) for key in ("a", "c", "longer than all")] == [None] * 3
+    chat, response = Chat(ByteTokenizer()), {"role": "assistant", "content": "x" * 40}
+
+    def ask(memory: RecentMemory, text: str) -> int:
+        prompt = chat.render([{"role": "user", "content": text}], None, memory)
+        chat.remember(prompt, b"x" * 40, response, memory)
+        return len(prompt.ids) + 40
+
+    def known(memory: RecentMemory, text: str) -> bool:
+        messages = [{"role": "user", "content": text}, response, {"role": "user", "content": "more"}]
+        return chat.render(messages, None, memory).context == "clean"
+
+    size = ask(RecentMemory(1000), "a")
+    memory = RecentMemory(2 * size)
+    for text in "abb":
+        ask(memory, text)
+    assert known(memory, "a")
+    ask(memory, "c")
+    assert [known(memory, text) for text in "abc"] == [True, False, True]
+    ask(memory, "longer than all" * size)
+    assert not any(known(memory, text) for text in ("a", "c", "longer than all" * size))
 
 
 def test_a_conversation_continues_its_tokens_until_it_is_evicted(monkeypatch: pytest.MonkeyPatch):

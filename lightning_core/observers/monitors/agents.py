@@ -91,7 +91,8 @@ def forked_contexts(history: History, held_out: HeldOut, *, steps: Steps = 3, at
     its own training row."""
     lines = last(history, steps)
     continued = total(lines, *_CONTINUED)
-    forked, rewritten = total(lines, "context_forked"), total(lines, "context_rewritten")
+    rewritten = total(lines, "context_rewritten")
+    forked = total(lines, "context_forked") - total(lines, *(f"context_forked_{cause}" for cause in CHANGES))
     if not lines or continued < _FEW_CALLS or (forked + rewritten) / continued < at_least:
         return None
     fraction = (
@@ -103,7 +104,7 @@ def forked_contexts(history: History, held_out: HeldOut, *, steps: Steps = 3, at
             f"{fraction}. The chat template renders earlier turns differently in later prompts, such as without their reasoning. Set "
             "policy.chat_template_kwargs so that it keeps them, if the template allows it"
         )
-    most = max(CHANGES, key=lambda cause: total(lines, f"context_new_{cause}"))
+    most = max(CHANGES, key=lambda cause: total(lines, f"context_new_{cause}", f"context_forked_{cause}"))
     return (
         f"{fraction}. The agent changes its history, most often with the cause {most!r}: {ADVICE[most]}. lightning-rl trace names the "
         "first message that differs"

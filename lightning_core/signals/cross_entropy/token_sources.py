@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 
 from lightning_core.capture.selectors import find_selector
 from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
-from lightning_core.chat.messages import keys
 from lightning_core.credit import Episode
 from lightning_core.errors import ConfigError, PolicyRequestError
 from lightning_core.signals.cross_entropy.section import CrossEntropy
@@ -67,7 +66,7 @@ class TokenSources:
     def _read_prompts(self, episode: Episode, chosen: Mapping[str, Transition], found: ChosenTokens) -> None:
         """Add the messages of the prompts of the calls ``chosen``, each where it is read first."""
         memory = Memory()
-        seen: set[str] = set()
+        seen: set[bytes] = set()
         spoke: set[str | None] = set()
         for call in episode.trace.calls:
             chat = self._chats.get(call.model)
@@ -91,15 +90,15 @@ class TokenSources:
         prompt: RenderedPrompt,
         recorded: tuple[int, ...],
         found: ChosenTokens,
-        seen: set[str],
+        seen: set[bytes],
         *,
         again: bool,
     ) -> None:
         """``again``: the agent has responded before in this rollout, so new messages may be results of that response."""
-        conversation = keys(prompt.messages, prompt.tools)
+        path = prompt.place.path() if prompt.place else []
         new = {
             i: key
-            for i, key in enumerate(conversation)
+            for i, key in enumerate(place.conversation for place in path)
             if key not in seen and prompt.messages[i]["role"] in self._roles
         }
         seen |= set(new.values())

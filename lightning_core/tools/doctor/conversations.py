@@ -31,13 +31,11 @@ def contexts(t: Trial) -> Iterator[Observed]:
     rows = f"; {t.rows} rows for {plural(len(t.calls), 'call')}" if t.rows else ""
     yield Observed("info", f"{counts}{rows}")
     for (kind, cause), reasons in _reasons(t).items():
-        if cause is None:
-            breaks, advice = kind == "forked", "pass earlier messages back as they were returned, and append new ones"
-        else:
-            breaks, advice = cause in ADVICE, ADVICE.get(cause, "")
+        # A realigned prompt continues its tokens, whatever the template changed.
+        advice = ADVICE.get(cause, "") if cause is not None and (kind, cause) != ("realigned", "template") else ""
         first = reasons[0] if len(set(reasons)) == 1 else f"the first: {reasons[0]}"
         text = f"{plural(len(reasons), 'call')} {kind}: {first}"
-        yield Observed("warning" if breaks else "info", text, advice if breaks else "")
+        yield Observed("warning" if advice else "info", text, advice)
 
 
 def _reasons(t: Trial) -> Mapping[tuple[str | None, Cause | None], list[str]]:

@@ -1,0 +1,267 @@
+"""The conversations of one rollout as a tree of messages, with the tokens of the responses that were sampled in them.
+
+A place is a conversation up to and with one message. Messages, texts and tokens that conversations share are kept once, so memory grows
+with what is new. A message that comes back as it was sent is found by comparison, without being normalized or hashed again.
+
+A response is found by what was sampled, not by its text alone: one that was sampled twice after the same messages has two places. The
+one that is continued has the reasoning and the call ids that came back, if they tell; then the one after which the later responses of
+the prompt were sampled; then the latest. Call ids of the client stand for those of the recorded response, by position.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from lightning_core.chat.messages import Message, check_message, compared, thought_of
+from lightning_core.chat.turns import Turn, text_bytes
+
+Quote = Callable[[Any], Any]
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A conversation up to and with one message."""
+
+    above: Place | None
+    message: Message
+    """As templates read it; a recorded response has its reasoning."""
+    quoted: Message
+    key: bytes
+    """The digest of the message, as `compared` gives it."""
+    turn: Turn | None = None
+    """The tokens, if the message was sampled here."""
+    attached: bool = False
+    sent: Any = None
+    """The message as a client sent it first, if that differs."""
+    renamed: Mapping[str, str] | None = None
+    """The ids of calls in ``sent`` that differ: the recorded ids."""
+    below: dict[bytes, tuple[Place, ...]] | None = None
+    recorded: Place | None = field(init=False)
+    """The last place up to this one with a recorded response."""
+    number: int = field(init=False)
+    """The number of recorded responses up to this place."""
+    conversation: bytes = field(init=False)
+    """The digest of all messages and the setting."""
+
+    def __post_init__(self) -> None:
+        above = self.above
+        self.recorded = self if self.turn is not None else above and above.recorded
+        self.number = (above.number if above else 0) + (self.turn is not None)
+        self.conversation = blake2b((above.conversation if above else b"") + self.key, digest_size=16).digest()
+
+    def path(self) -> list[Place]:
+        """The places of all messages, in order."""
+        places: list[Place] = []
+        place = self
+        while place.above is not None:
+            places.append(place)
+            place = place.above
+        return places[::-1]
+
+    def under(self, key: bytes) -> tuple[Place, ...]:
+        """The places of messages with ``key`` after this one."""
+        return self.below.get(key, ()) if self.below else ()
+
+    def only(self) -> Place | None:
+        """The place after this one, if there is one only."""
+        if not self.below or len(self.below) > 1:
+            return None
+        (places,) = self.below.values()
+        return places[0] if len(places) == 1 else None
+
+
+class Found(NamedTuple):
+    """The place of a prompt."""
+
+    place: Place
+    doubt: str | None
+    """Why the recorded response may be another one with the same text."""
+
+
+class _Candidate(NamedTuple):
+    place: Place
+    renamed: Mapping[str, str]
+    """Ids of calls as the client sent them: the recorded ids."""
+
+
+class Memory:
+    """The recorded turns of one rollout. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._roots: dict[bytes, Place] = {}
+        self._order = 0
+        self._lock = threading.Lock()
+
+    def root(self, setting: str) -> Place:
+        """The place before the first message of all conversations with ``setting``."""
+        key = _digest(setting)
+        with self._lock:
+            return self._roots.setdefault(key, Place(None, {}, {}, key, attached=True))
+
+    def find(self, root: Place, messages: Sequence[Any], quote: Quote, *, offset: int = 0) -> Found:
+        """The place of ``messages``; those that are not known get places that only `add` attaches.
+
+        ``offset``: what is added to an index in errors. Raises `PolicyRequestError` for a message that is not supported.
+        """
+        candidates = [_Candidate(root, {})]
+        for i, message in enumerate(messages):
+            steps = [_step(candidate, message, i + offset, quote) for candidate in candidates]
+            recorded = [c for step in steps for c in step if c.place.turn is not None]
+            candidates = recorded or [c for step in steps for c in step]
+            if len(recorded) > 1 and (ids := _call_ids(message)):
+                candidates = [c for c in recorded if _call_ids(c.place.message) == ids] or recorded
+        places = [c.place for c in candidates]
+        place = max(places, key=lambda p: p.recorded.turn.order if p.recorded and p.recorded.turn else 0)
+        with self._lock:
+            self._keep(place)
+        return Found(place, _doubt(places) if len(places) > 1 else None)
+
+    def add(self, prompt: Place, response: Message, turn: Turn | None, quote: Quote) -> Place:
+        """The place of ``response`` after the place of its prompt. ``turn``: its tokens; None: they cannot be continued."""
+        checked = check_message(response, 0)
+        key = key_of(checked)
+        with self._lock:
+            above = self._attach(prompt)
+            if turn is None:
+                return Place(above, checked, checked, key)
+            self._order += 1
+            for place in above.under(key):
+                if (known := place.turn) is not None and known.same(turn):
+                    known.order = self._order
+                    self._keep(place)
+                    return place
+            turn.order = self._order
+            place = Place(above, checked, _quoted(checked, quote), key, turn)
+            _put(place)
+            self._keep(place)
+            return place
+
+    def _attach(self, place: Place) -> Place:
+        """``place`` as a part of the tree, or the equal one that is in it."""
+        new: list[Place] = []
+        while not place.attached and place.above is not None:
+            new.append(place)
+            place = place.above
+        if place.above is None:
+            place = self._roots.setdefault(place.key, place)
+        for one in reversed(new):
+            known = (p for p in place.under(one.key) if p.turn is None and p.message == one.message)
+            if (same := next(known, None)) is None:
+                one.above, same = place, one
+                _put(one)
+            place = same
+        return place
+
+    def _keep(self, place: Place) -> None:
+        """Note that ``place`` is in use."""
+
+    def _detach(self, place: Place) -> None:
+        """Forget ``place``, an end of a conversation, and the messages before it that lead to no other response."""
+        while place.above is not None and not place.below and place.attached:
+            above, place.attached = place.above, False
+            left = tuple(other for other in above.under(place.key) if other is not place)
+            above.below = {key: places for key, places in (above.below or {}).items() if key != place.key}
+            if left:
+                above.below[place.key] = left
+            if above.turn is not None:
+                return
+            place = above
+        if place.above is None and not place.below:
+            self._roots.pop(place.key, None)
+
+
+def key_of(message: Message) -> bytes:
+    """The digest of what the place of ``message`` depends on; of a response without its reasoning."""
+    return _digest(json.dumps(compared(message), sort_keys=True))
+
+
+def _step(candidate: _Candidate, sent: Any, index: int, quote: Quote) -> list[_Candidate]:
+    """The places of the message ``sent`` after ``candidate``."""
+    above, renamed = candidate
+    only = above.only()
+    answers = sent.get("tool_call_id") if renamed and isinstance(sent, Mapping) else None
+    recorded_id = renamed.get(answers) if isinstance(answers, str) else None
+    if only is not None and recorded_id is None and _comparable(sent):
+        if sent == only.message:
+            return [_Candidate(only, renamed)]
+        if sent == only.sent:
+            return [_Candidate(only, {**renamed, **only.renamed} if only.renamed else renamed)]
+    message = check_message(sent, index)
+    if recorded_id is not None:
+        message["tool_call_id"] = recorded_id
+    if only is not None and "tool_calls" not in message and only.message == message:
+        return [_Candidate(only, renamed)]
+    key = key_of(message)
+    found = _matching(above.under(key), message)
+    if not found:
+        place = Place(above, message, _quoted(message, quote), key)
+        if sent != message:
+            place.sent = copy.deepcopy(sent)
+        return [_Candidate(place, renamed)]
+    results: list[_Candidate] = []
+    for place in found:
+        pairs = zip(_call_ids(message), _call_ids(place.message), strict=True)
+        ids = {old: new for old, new in pairs if isinstance(old, str) and new is not None and old != new}
+        if place.sent is None and recorded_id is None:
+            place.renamed, place.sent = ids, copy.deepcopy(sent)
+        results.append(_Candidate(place, {**renamed, **ids} if ids else renamed))
+    return results
+
+
+def _comparable(sent: Any) -> bool:
+    """Whether ``sent`` may be compared as an object; True equals 1 in objects of arguments, and not in their text."""
+    calls = sent.get("tool_calls") if isinstance(sent, Mapping) else None
+    try:
+        return not calls or all(isinstance(call["function"]["arguments"], str) for call in calls)
+    except (KeyError, TypeError):
+        return False
+
+
+def _matching(places: Sequence[Place], message: Message) -> list[Place]:
+    """The ``places``, all with the text and calls of ``message``, that may be its place."""
+    thought, ids = thought_of(message), _call_ids(message)
+    found = [p for p in places if p.turn is not None and (not thought or thought_of(p.message) == thought)]
+    given = [p for p in places if p.turn is None and thought_of(p.message) == thought]
+    if found:
+        return found
+    return ([p for p in given if _call_ids(p.message) == ids] or given)[:1]
+
+
+def _call_ids(message: Message) -> list[Any]:
+    return [call.get("id") for call in message.get("tool_calls") or ()]
+
+
+def _doubt(places: Sequence[Place]) -> str | None:
+    """Why the conversations at ``places``, which have the same texts, may be each other."""
+    paths = [place.path() for place in places]
+    for i, ones in enumerate(zip(*paths, strict=True)):
+        if (count := len({id(place) for place in ones})) > 1:
+            return (
+                f"ambiguous: message {i} (assistant) was sampled {count} times with the same text and other tokens; the prompt continues "
+                "the latest"
+            )
+    return None
+
+
+def _put(place: Place) -> None:
+    assert place.above is not None
+    above = place.above
+    if above.below is None:
+        above.below = {}
+    above.below[place.key] = (*above.under(place.key), place)
+    place.attached = True
+
+
+def _quoted(message: Message, quote: Quote) -> Message:
+    quoted = quote(message)
+    return message if quoted == message else quoted
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text_bytes(text), digest_size=16).digest()

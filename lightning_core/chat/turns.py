@@ -1,0 +1,150 @@
+"""The tokens of sampled responses and their prompts; those that turns share are kept once, and of texts only the digests."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Self, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class TokenIds(Sequence[int]):
+    """Token ids at four bytes each, read-only. Equal to any sequence of the same ids."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, ids: Iterable[int] | NDArray[np.uint32]) -> None:
+        self.array: NDArray[np.uint32] = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype="<u4")
+        self.array.flags.writeable = False
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> TokenIds: ...
+    def __getitem__(self, index: int | slice) -> int | TokenIds:
+        found = self.array[index]
+        return TokenIds(found) if isinstance(index, slice) else int(found)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.array.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, TokenIds):
+            return np.array_equal(self.array, other.array)
+        return isinstance(other, Sequence) and list(self) == list(other)  # pyright: ignore[reportUnknownArgumentType]
+
+    def __hash__(self) -> int:
+        return hash(self.array.tobytes())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.array, dtype=dtype) if copy else np.asarray(self.array, dtype=dtype)
+
+    def __repr__(self) -> str:
+        return f"TokenIds({self.array.tolist()})"
+
+
+class TextPrint:
+    """The length and digest of a text, and of the text without white space."""
+
+    __slots__ = ("_growing", "digest", "length", "squeezed_digest", "squeezed_length")
+
+    def __init__(self, text: str, start: TextPrint | None = None) -> None:
+        """``start``: of a start of ``text``, which is then not read again."""
+        growing = None
+        if start is not None:
+            growing, start._growing = start._growing, None
+        if growing is None:
+            start, growing = None, (blake2b(digest_size=16), blake2b(digest_size=16))
+        more = text[start.length if start else 0 :]
+        squeezed = squeeze(more)
+        growing[0].update(text_bytes(more))
+        growing[1].update(text_bytes(squeezed))
+        self._growing = growing
+        self.length, self.digest = len(text), growing[0].digest()
+        self.squeezed_length = len(squeezed) + (start.squeezed_length if start else 0)
+        self.squeezed_digest = growing[1].digest()
+
+    def starts(self, text: str) -> bool:
+        """Whether ``text`` starts with it."""
+        return _starts(text, self.length, self.digest)
+
+    def after(self, text: str) -> str | None:
+        """The text after it in ``text``, both without white space; None if ``text`` does not start with it."""
+        squeezed = squeeze(text)
+        return (
+            squeezed[self.squeezed_length :] if _starts(squeezed, self.squeezed_length, self.squeezed_digest) else None
+        )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Turn:
+    """The tokens of a prompt and its response."""
+
+    earlier: Turn | None
+    """The turn that has the first ``shared`` of the tokens."""
+    shared: int
+    own: array[int]
+    """The other tokens, at four bytes each."""
+    text: TextPrint
+    """Of the rendered prompt, with marks in place of recorded responses."""
+    unmarked: frozenset[int]
+    """The recorded responses before it, by number, that are written out in that text."""
+    thinking: bool
+    """Whether the prompt began the reasoning of the response."""
+    ended: bool
+    """Whether the tokens end with a stop token."""
+    stopped: bool
+    """Whether a stop string ended the response, so its tokens are those of the text before it."""
+    order: int = 0
+
+    def __len__(self) -> int:
+        return self.shared + len(self.own)
+
+    def ids(self) -> NDArray[np.uint32]:
+        """All tokens."""
+        parts: list[NDArray[np.uint32]] = []
+        turn, end = self, len(self)
+        while turn is not None:
+            if end > turn.shared:
+                parts.append(np.frombuffer(turn.own, dtype="<u4")[: end - turn.shared])
+                end = turn.shared
+            turn = turn.earlier
+        return np.concatenate(parts[::-1]) if parts else np.zeros(0, dtype="<u4")
+
+    @classmethod
+    def after(cls, earlier: Turn | None, ids: NDArray[np.uint32], **facts: Any) -> Self:
+        """A turn with ``ids``, which shares the tokens that it starts with with ``earlier``."""
+        shared = 0
+        if earlier is not None:
+            known = earlier.ids()
+            size = min(len(known), len(ids))
+            differs = np.flatnonzero(known[:size] != ids[:size])
+            shared = int(differs[0]) if len(differs) else size
+        while earlier is not None and shared <= earlier.shared:
+            earlier = earlier.earlier
+        return cls(earlier=earlier, shared=shared, own=array("I", ids[shared:].tobytes()), **facts)
+
+    def same(self, other: Turn) -> bool:
+        """Whether ``other`` has the same tokens."""
+        return len(self) == len(other) and self.stopped == other.stopped and np.array_equal(self.ids(), other.ids())
+
+
+def squeeze(text: str) -> str:
+    """``text`` without white space."""
+    return "".join(text.split())
+
+
+def text_bytes(text: str) -> bytes:
+    """``text`` in UTF-8, with lone surrogates."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _starts(text: str, length: int, digest: bytes) -> bool:
+    return len(text) >= length and blake2b(text_bytes(text[:length]), digest_size=16).digest() == digest
