@@ -82,7 +82,7 @@ class Encoder:
         if split and self._splitting is None:  # whether special tokens are split is a state of the tokenizer
             self._splitting = copy.deepcopy(self._fast)
         fast = self._splitting if split else self._fast
-        if fast.encode_special_tokens is not split:  # somebody else encoded with it
+        if fast.encode_special_tokens is not split:  # another user of the tokenizer set it
             fast.encode_special_tokens = split
         # Of a batch: this method lets other threads run.
         (encoded,) = fast.encode_batch_fast([text], add_special_tokens=False)

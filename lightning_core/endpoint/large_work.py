@@ -86,7 +86,8 @@ class _Lane:
         except asyncio.CancelledError:
             if not job.cancel():
                 await asyncio.wait({done})
-                done.cancelled() or done.exception()
+                if not done.cancelled():
+                    done.exception()  # nobody else asks for it
             raise
         finally:
             del job, done  # an error refers to this frame: with them it would be freed late, with all of the body
