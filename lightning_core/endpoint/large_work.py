@@ -7,10 +7,9 @@ import contextvars
 import sys
 import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -79,7 +78,8 @@ class _Lane:
     async def _complete(self, work: Callable[[], T]) -> T:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"lightning-{self.name}-work")
-        job = self._threads.submit(partial(contextvars.copy_context().run, _interruptible, work))
+        context = contextvars.copy_context()
+        job: Future[T] = self._threads.submit(lambda: context.run(lambda: _interruptible(work)))
         done = asyncio.wrap_future(job)
         try:
             return await asyncio.shield(done)
