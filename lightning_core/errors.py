@@ -171,7 +171,8 @@ class PolicyRequestError(LightningError, ValueError):
     """An invalid request to the policy endpoint; returned as an HTTP error with this message."""
 
     def __init__(self, message: str, *, status: int = 400, param: str | None = None) -> None:
-        super().__init__(message)
+        # It may quote a value as long as the body.
+        super().__init__(message if len(message) <= 2000 else f"{message[:2000]} … ({len(message)} characters)")
         self.status = status
         self.param = param
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 MOST_LEVELS = 100
 """Arguments may be this many levels deep. A request body may be 200, and holds the arguments of its history some levels down."""
@@ -36,15 +36,16 @@ def is_too_deep(value: Any) -> bool:
             return False
     level: list[Any] = [value]
     for _ in range(MOST_LEVELS + 1):
-        level = [
-            inner
-            for item in level
-            if isinstance(item, (Mapping, list))
-            for inner in (item.values() if isinstance(item, Mapping) else item)
-        ]
+        level = [inner for item in level for inner in _items(item)]
         if not level:
             return False
     return True
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(cast("Mapping[str, Any]", value).values())
+    return cast("list[Any]", value) if isinstance(value, list) else []
 
 
 def valid_unicode(text: str) -> str:

@@ -7,10 +7,9 @@ import contextvars
 import sys
 import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -79,14 +78,16 @@ class _Lane:
     async def _complete(self, work: Callable[[], T]) -> T:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"lightning-{self.name}-work")
-        job = self._threads.submit(partial(contextvars.copy_context().run, _interruptible, work))
+        context = contextvars.copy_context()
+        job: Future[T] = self._threads.submit(lambda: context.run(lambda: _interruptible(work)))
         done = asyncio.wrap_future(job)
         try:
             return await asyncio.shield(done)
         except asyncio.CancelledError:
             if not job.cancel():
                 await asyncio.wait({done})
-                done.cancelled() or done.exception()
+                if not done.cancelled():
+                    done.exception()  # nobody else asks for it
             raise
         finally:
             del job, done  # an error refers to this frame: with them it would be freed late, with all of the body

@@ -33,8 +33,8 @@ _CAUSE_CHARACTERS = 100
 _NEVER_RECOVERED = b"another key"
 """The digest in the key of failures that no later request can be a retry of: the same client fails again."""
 
-_MESSAGE_CHARACTERS = 2000
-"""Most characters of an error message, which may quote a value as long as the body."""
+_PARAM_CHARACTERS = 2000
+"""Most characters of the path of a field, which may be as long as the body."""
 
 
 def credentials(request: Request) -> Mapping[str, str]:
@@ -90,17 +90,13 @@ def address_of(headers: Mapping[str, str], session: Session) -> Address:
 
 def error_response(dialect: Dialect, error: PolicyRequestError) -> Response:
     """``error`` as clients of ``dialect`` expect it."""
-    message, param = _clip(str(error)), None if error.param is None else _clip(error.param)
+    message, param = str(error), None if error.param is None else error.param[:_PARAM_CHARACTERS]
     headers: dict[str, str] = {}
     if error.status == 429:
         headers["retry-after"] = "1"
     if error.status == 408:
         headers["connection"] = "close"  # the rest of the body may still arrive
     return JSONResponse(dialect.error_body(message, status=error.status, param=param), error.status, headers)
-
-
-def _clip(text: str) -> str:
-    return text if len(text) <= _MESSAGE_CHARACTERS else f"{text[:_MESSAGE_CHARACTERS]} … ({len(text)} characters)"
 
 
 def count_failure(session: Session, key: RequestKey, error: Exception) -> None:

@@ -21,7 +21,7 @@ from lightning_core.capture import find_rollout
 from lightning_core.capture.address import Address
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.endpoint.event_stream import EventStream, disconnected
-from lightning_core.endpoint.large_work import T
+from lightning_core.endpoint.large_work import UNKNOWN, T
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.receive import plain_body, read_body, read_json
 from lightning_core.endpoint.record import ModelSpan
@@ -166,7 +166,7 @@ class RequestHandler:
             with self._sessions.admit(session):
                 data = await read_body(request, most_bytes=self._limits.body_bytes, seconds=self._limits.body_seconds)
                 # A compressed body may be of any size.
-                most = self._limits.body_bytes if "content-encoding" in request.headers else len(data)
+                most = max(len(data), UNKNOWN if "content-encoding" in request.headers else 0)
                 parse = partial(self._parse, data, request)
                 body, size, digest = await session.large_work.run(session.root.rollout, most, parse)
                 incoming = IncomingRequest(

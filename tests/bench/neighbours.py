@@ -107,7 +107,8 @@ async def trouble(port: int, key: str, kind: str) -> None:
 def serve(tokenizer: str) -> None:
     from lightning_core.model import source as model
 
-    chat = Chat(model.load_tokenizer(model.resolve_model(tokenizer)))
+    loaded: Any = model.load_tokenizer(model.resolve_model(tokenizer))
+    chat = Chat(loaded)
     routing = Routing(trained=frozenset(), temperature=1.0, max_tokens=32)
     with PolicyEndpoint(ReadyBackend(), chat) as endpoint:
         keys: list[str] = []

@@ -84,6 +84,17 @@ def test_the_first_prompt_is_what_the_template_renders(chat: Chat, tokenizer):
     assert prompt.context == "new"
 
 
+def test_the_ids_of_a_prompt_do_not_depend_on_who_else_uses_the_tokenizer(chat: Chat, tokenizer):
+    """Whether special tokens are split, and where texts are truncated, is kept in the tokenizer."""
+    quoting = {"role": "user", "content": f"say {tokenizer.eos_token} and go on"}
+    before = chat.render([quoting], None, Memory()).ids
+    text = tokenizer.apply_chat_template([USER], add_generation_prompt=True, tokenize=False)
+    whole = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=False)
+    tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+    assert encode(chat, text) == whole
+    assert chat.render([quoting], None, Memory()).ids == before
+
+
 def test_a_later_turn_keeps_the_sampled_ids_even_where_encoding_would_differ(chat: Chat, tokenizer):
     """One text, two encodings: letter by letter as sampled, or merged as the tokenizer would. The sampled one must be kept."""
     memory = Memory()

@@ -85,6 +85,16 @@ def test_an_id_of_another_type_is_refused_by_name(place: str, odd: Any):
     assert run.infrastructure == []
 
 
+def test_a_refusal_that_quotes_a_long_value_is_short():
+    with serve() as endpoint, client_in_rollout(endpoint) as (run, client):
+        reply = client.post(
+            CHAT, json={"model": "base", "messages": [{"role": "user", "content": {"a": "x" * 1_000_000}}]}
+        )
+    assert (reply.status_code, len(reply.content) < 5000) == (400, True)
+    assert "characters)" in reply.json()["error"]["message"]
+    assert all(len(call.refused or "") <= 500 for call in run.trace.calls)
+
+
 FUNCTION = {"name": "f", "description": "d"}
 SCHEMA = {"type": "object", "properties": {}}
 FIRST: dict[str, dict[str, Any]] = {
