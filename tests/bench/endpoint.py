@@ -171,8 +171,8 @@ def serve(gateway: Gateway, workload: Workload, null: str) -> Generator[Served]:
             yield Served(pid=pid, port=port, targets=[(anchor_gateway.path(rollout), "k") for rollout in rollouts])
         return
     if gateway.command is not None:
-        with litellm_proxy.serve(gateway.command, upstream) as (pid, port):
-            yield Served(pid=pid, port=port, targets=[(litellm_proxy.PATH, "k")])
+        with litellm_proxy.serve(gateway.command, upstream) as (pid, port, key):
+            yield Served(pid=pid, port=port, targets=[(litellm_proxy.PATH, key)])
         return
     command = [sys.executable, "-m", "tests.bench.our_gateway", str(ROLLOUTS), gateway.tokenizer]
     sizes = ["--tokens", str(workload.prompt), str(workload.output)]

@@ -36,7 +36,7 @@ def process(
             child.wait()
 
 
-def wait_for_http(url: str, child: subprocess.Popen[str], log: Path, seconds: float = 120) -> None:
+def wait_for_http(url: str, child: subprocess.Popen[str], log: Path, seconds: float = 600) -> None:
     """Wait until ``url`` is answered with 200. Raises RuntimeError with the end of ``log`` if the child ends or is late."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and child.poll() is None:
