@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Literal
@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_core.errors import RewardError, as_number, html_table, show
-from lightning_core.unread_field import UnreadField
 
 TokenIds = NDArray[np.uint32]
 Floats = NDArray[np.float32]
@@ -116,8 +115,7 @@ class SpanRecord:
 class Call:
     """One response of one model. A request for n choices makes n calls.
 
-    ``messages``, ``response`` and ``tools`` may be given as JSON texts, which are parsed when first read, and all fields that repeat
-    those of earlier calls as functions that return them: see ``capture/shared_content.py``.
+    Messages, response, tools and ids may be given unread (`_UnreadField`): they repeat those of other calls.
     """
 
     id: str
@@ -182,13 +180,31 @@ class Call:
             object.__setattr__(self, f.name, value)
 
 
-_UNREAD = {
-    "messages": UnreadField(Call.messages, lambda text: tuple(json.loads(text))),
-    "response": UnreadField(Call.response, lambda text: json.loads(text)[0]),
-    "tools": UnreadField(Call.tools, json.loads),
-    "prompt_ids": UnreadField(Call.prompt_ids),
-    "output_ids": UnreadField(Call.output_ids),
+class _UnreadField:
+    """Descriptor of a field that contains a value, its JSON text until it is first read, or a `partial` that returns it."""
+
+    def __init__(self, slot: Any, parse: Callable[[str], Any]) -> None:
+        self.slot, self._parse = slot, parse
+
+    def __get__(self, instance: object | None, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        value = self.slot.__get__(instance, owner)
+        if isinstance(value, str):
+            value = self._parse(value)
+            self.slot.__set__(instance, value)
+        return value() if isinstance(value, partial) else value
+
+    def __set__(self, instance: object, value: Any) -> None:
+        self.slot.__set__(instance, value)
+
+
+_PARSERS: Mapping[str, Callable[[str], Any]] = {
+    "messages": lambda text: tuple(json.loads(text)),
+    "response": lambda text: json.loads(text)[0],
+    **dict.fromkeys(("tools", "prompt_ids", "output_ids"), json.loads),
 }
+_UNREAD = {name: _UnreadField(getattr(Call, name), parse) for name, parse in _PARSERS.items()}
 for _name, _field in _UNREAD.items():
     setattr(Call, _name, _field)
 
@@ -249,15 +265,9 @@ class Trace:
         return tuple(dict.fromkeys(c.agent for c in self.calls if c.agent is not None))
 
     def _repr_html_(self) -> str:
-        rows = [
-            (
-                c.agent,
-                c.model,
-                0 if c.output_ids is None else len(c.output_ids),
-                c.error or (c.response or {}).get("content"),
-            )
-            for c in self.calls
-        ]
+        lengths = [0 if c.output_ids is None else len(c.output_ids) for c in self.calls]
+        texts = [c.error or (c.response or {}).get("content") for c in self.calls]
+        rows = [(c.agent, c.model, *cells) for c, *cells in zip(self.calls, lengths, texts, strict=True)]
         caption = f"task {self.task_id}: reward {self.reward}, {self.error or 'no error'}"
         return html_table(caption, ("agent", "model", "tokens", "response"), rows)
 
@@ -381,18 +391,9 @@ def _reward(span: SpanRecord) -> Reward:
 
 def pack(values: Iterable[int] | Iterable[float], dtype: Literal["<u4", "<f4"]) -> bytes:
     """Token ids or logprobs packed as little-endian bytes, four per value."""
-    return _array(values, dtype).tobytes()
-
-
-def token_ids(values: Iterable[int]) -> TokenIds:
-    """``values`` as an array; not copied if they are one."""
-    return _array(values, "<u4")
-
-
-def _array(values: Iterable[Any], dtype: Literal["<u4", "<f4"]) -> Any:
     # Of Python's numbers, an array of Python's is made four times as fast as one of numpy's.
     found = values if isinstance(values, np.ndarray) else array("I" if dtype == "<u4" else "f", values)
-    return np.asarray(found, dtype=dtype)
+    return np.asarray(found, dtype=dtype).tobytes()
 
 
 def _unpack(data: Any, dtype: Literal["<u4", "<f4"]) -> Any:

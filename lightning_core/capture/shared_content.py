@@ -29,7 +29,6 @@ from lightning_core.trace import (
     PROMPT_IDS,
     TOOL_DEFINITIONS,
     SpanRecord,
-    TokenIds,
 )
 
 _COMPRESSED_FROM = 1024
@@ -125,9 +124,9 @@ class SharedContent:
         messages: Sequence[str] | None = None,
         response: str | None = None,
         tools: str | None = None,
-        ids: tuple[TokenIds, TokenIds] | None = None,
+        ids: tuple[bytes, bytes] | None = None,
     ) -> References:
-        """Keep what a call has: JSON texts, and the ids of its prompt and response. Returns ``to`` with what is added."""
+        """Keep what a call has: JSON texts, and the packed ids of its prompt and response. Returns ``to`` with what is added."""
 
         def add() -> References:
             added: dict[str, int] = {}
@@ -138,7 +137,8 @@ class SharedContent:
             if tools is not None:
                 added["tools"] = self._index(tools)
             if ids is not None:
-                added |= {"branch": self.tokens.add(np.concatenate(ids)), "prompt": len(ids[0]), "output": len(ids[1])}
+                branch = self.tokens.add(np.frombuffer(b"".join(ids), "<u4"))
+                added |= {"branch": branch, "prompt": len(ids[0]) // 4, "output": len(ids[1]) // 4}
             return to._replace(**added)
 
         return self._add(add, to)
@@ -330,5 +330,5 @@ def _texts_of(text: Any) -> Sequence[str] | None:
     return texts if texts is not None and f"[{', '.join(texts)}]" == text else None
 
 
-def _ids_of(data: Any) -> TokenIds | None:
-    return np.frombuffer(data, "<u4") if isinstance(data, bytes) and len(data) % 4 == 0 else None
+def _ids_of(data: Any) -> bytes | None:
+    return data if isinstance(data, bytes) and len(data) % 4 == 0 else None

@@ -18,7 +18,7 @@ from lightning_core.endpoint.request_body import refused_call
 from lightning_core.endpoint.upstream import Remote
 from lightning_core.errors import OverloadError, PolicyRequestError, describe
 from lightning_core.propagation.providers import host_of
-from lightning_core.trace import TokenIds, pack, token_ids
+from lightning_core.trace import pack
 
 _PATH = "url.path"
 
@@ -141,7 +141,7 @@ class CallSpan(ModelSpan):
             self.set({tr.CONSTRAINT: params.constraint})
         if prompt.reason is not None:
             self.set({tr.CONTEXT_REASON: prompt.reason})
-        ids = token_ids(prompt.ids), token_ids(choice.token_ids)
+        ids = pack(prompt.ids, "<u4"), pack(choice.token_ids, "<u4")
         self.answered(choice.message, choice.finish_reason, ids=ids)
 
     def trainable(self, *, version: int, first_version: int | None, digest: str) -> None:
@@ -159,7 +159,7 @@ class CallSpan(ModelSpan):
         self.set({tr.FORKS: call})
 
     def answered(
-        self, message: Mapping[str, Any], finish_reason: str | None, *, ids: tuple[TokenIds, TokenIds] | None = None
+        self, message: Mapping[str, Any], finish_reason: str | None, *, ids: tuple[bytes, bytes] | None = None
     ) -> None:
         """Record the response as the agent receives it; ``ids``: of its prompt and of the response."""
         self._share(response=json.dumps(message, ensure_ascii=False), ids=ids)

@@ -6,6 +6,7 @@ import gc
 import json
 import pickle
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -220,12 +221,12 @@ def test_a_span_that_ends_while_another_one_is_added_keeps_its_own_content() -> 
     plain = replace(ended, attributes=dict(ended.attributes))
     inner: list[SpanRecord] = []
 
-    class Ids(list[int]):
-        def __len__(self) -> int:
+    class Messages(list[str]):
+        def __iter__(self) -> Iterator[str]:
             inner.append(content.share(plain))
-            return super().__len__()
+            return super().__iter__()
 
-    content.add_call(ids=(Ids(), np.empty(0, dtype="<u4")))  # type: ignore[arg-type]
+    content.add_call(messages=Messages(["1"]))
     assert not isinstance(inner[0].attributes, SharedAttributes)
     assert inner[0].attributes == ended.attributes
 
