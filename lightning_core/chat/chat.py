@@ -37,7 +37,7 @@ from lightning_core.chat.teacher_response import continuation
 from lightning_core.chat.template import ChatTemplate
 from lightning_core.chat.template import Tokenizer as Tokenizer
 from lightning_core.chat.tool_formats import ToolFormat, read_message
-from lightning_core.chat.turns import TextPrint, TokenIds, Turn
+from lightning_core.chat.turns import PackedIds, TextPrint, Turn
 from lightning_core.errors import PolicyRequestError
 
 
@@ -156,15 +156,15 @@ class Chat:
             else:
                 at = path.index(last)
                 context, reason = context_of(last, check_message(sent[at], at), at, reason or doubt)
-                ids = TokenIds(
-                    np.concatenate([last.turn.ids(), TokenIds(self._encoder.encode(tail, start=False)).array])
+                ids = PackedIds(
+                    np.concatenate([last.turn.ids(), PackedIds(self._encoder.encode(tail, start=False)).array])
                 )
         else:
             outline = write()
             if any(p.message["role"] == "assistant" for p in path):
                 reason = "the prompt has assistant messages that were not sampled in this rollout, or not after the same messages and tools"
         return RenderedPrompt(
-            ids=TokenIds(self._encoder.encode(write() if place.recorded else outline)) if ids is None else ids,
+            ids=PackedIds(self._encoder.encode(write() if place.recorded else outline)) if ids is None else ids,
             write=write,
             outline=outline,
             messages=tuple(p.message for p in path),
@@ -247,7 +247,7 @@ class Chat:
         if not ids:
             raise PolicyRequestError("prompt is empty; expected at least one token", param="prompt")
         text = prompt if isinstance(prompt, str) else self.text(ids)
-        return RenderedPrompt(ids=TokenIds(ids), write=lambda: text)
+        return RenderedPrompt(ids=PackedIds(ids), write=lambda: text)
 
     def forced(self, prefix: str, text: str) -> tuple[list[int], int]:
         """The ids of ``prefix`` and ``text`` as a response, and the index of the first token that has a part of ``text``.

@@ -1,7 +1,7 @@
 """Renders a conversation once, and finds the text after its last recorded response.
 
-An outline is the rendered text with a mark in place of each recorded response. It tells whether the template writes earlier turns as it
-did when they were sampled, and what it writes after the last one, which is all that is new.
+An outline is the rendered text with a mark in place of each recorded response. It has the same start as the outline of the last recorded
+prompt if the template writes earlier turns as it did; what follows the last mark is all that is new.
 """
 
 from __future__ import annotations

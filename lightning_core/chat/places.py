@@ -76,7 +76,7 @@ class Place:
         return places[0] if len(places) == 1 else None
 
 
-class Found(NamedTuple):
+class FoundPlace(NamedTuple):
     """The place of a prompt."""
 
     place: Place
@@ -104,7 +104,7 @@ class Memory:
         with self._lock:
             return self._roots.setdefault(key, Place(None, {}, {}, key, attached=True))
 
-    def find(self, root: Place, messages: Sequence[Any], quote: Quote, *, offset: int = 0) -> Found:
+    def find(self, root: Place, messages: Sequence[Any], quote: Quote, *, offset: int = 0) -> FoundPlace:
         """The place of ``messages``; those that are not known get places that only `add` attaches.
 
         ``offset``: what is added to an index in errors. Raises `PolicyRequestError` for a message that is not supported.
@@ -120,7 +120,7 @@ class Memory:
         place = max(places, key=lambda p: p.recorded.turn.order if p.recorded and p.recorded.turn else 0)
         with self._lock:
             self._keep(place)
-        return Found(place, _doubt(places) if len(places) > 1 else None)
+        return FoundPlace(place, _doubt(places) if len(places) > 1 else None)
 
     def add(self, prompt: Place, response: Message, turn: Turn | None, quote: Quote) -> Place:
         """The place of ``response`` after the place of its prompt. ``turn``: its tokens; None: they cannot be continued."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class TokenIds(Sequence[int]):
+class PackedIds(Sequence[int]):
     """Token ids at four bytes each, read-only. Equal to any sequence of the same ids."""
 
     __slots__ = ("array",)
@@ -27,16 +27,16 @@ class TokenIds(Sequence[int]):
     @overload
     def __getitem__(self, index: int) -> int: ...
     @overload
-    def __getitem__(self, index: slice) -> TokenIds: ...
-    def __getitem__(self, index: int | slice) -> int | TokenIds:
+    def __getitem__(self, index: slice) -> PackedIds: ...
+    def __getitem__(self, index: int | slice) -> int | PackedIds:
         found = self.array[index]
-        return TokenIds(found) if isinstance(index, slice) else int(found)
+        return PackedIds(found) if isinstance(index, slice) else int(found)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.array.tolist())
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, TokenIds):
+        if isinstance(other, PackedIds):
             return np.array_equal(self.array, other.array)
         return isinstance(other, Sequence) and list(self) == list(other)  # pyright: ignore[reportUnknownArgumentType]
 
@@ -47,7 +47,7 @@ class TokenIds(Sequence[int]):
         return np.array(self.array, dtype=dtype) if copy else np.asarray(self.array, dtype=dtype)
 
     def __repr__(self) -> str:
-        return f"TokenIds({self.array.tolist()})"
+        return f"PackedIds({self.array.tolist()})"
 
 
 class TextPrint:

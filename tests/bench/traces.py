@@ -91,7 +91,7 @@ def record(turns: Sequence[dict[str, Any]]) -> tuple[SpanRecord, ...]:
             span = CallSpan(address, ChatRequest(model="policy", messages=turn["messages"], body={}), "policy")
             prompt, output, logprobs = turn["prompt_ids"], turn["output_ids"], turn["logprobs"]
             span.sampled(
-                RenderedPrompt(ids=tuple(prompt), text="", messages=(), tools="", context="clean"),
+                RenderedPrompt(ids=tuple(prompt), write=str, context="clean"),
                 Choice(message=turn["response"], token_ids=output, logprobs=logprobs, finish_reason="stop"),
                 SamplingParams(max_tokens=SAMPLED_TOKENS),
             )

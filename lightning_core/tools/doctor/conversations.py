@@ -31,7 +31,7 @@ def contexts(t: Trial) -> Iterator[Observed]:
     rows = f"; {t.rows} rows for {plural(len(t.calls), 'call')}" if t.rows else ""
     yield Observed("info", f"{counts}{rows}")
     for (kind, cause), reasons in _reasons(t).items():
-        # A realigned prompt continues its tokens, whatever the template changed.
+        # A realigned prompt continues its tokens.
         advice = ADVICE.get(cause, "") if cause is not None and (kind, cause) != ("realigned", "template") else ""
         first = reasons[0] if len(set(reasons)) == 1 else f"the first: {reasons[0]}"
         text = f"{plural(len(reasons), 'call')} {kind}: {first}"
