@@ -88,7 +88,7 @@ class Choice:
     token_ids: list[int]
     logprobs: list[float]
     finish_reason: str
-    """``length`` if the token limit cut it, whatever it contains; else ``tool_calls`` if it has calls, else ``stop``."""
+    """``length`` if the token limit cut it, also with calls; else ``tool_calls`` if it has calls, else ``stop``."""
     stop: str | None = None
     """The stop string that ended the response."""
 
