@@ -1,14 +1,15 @@
 """Outcomes of tools, each matched to the model call that requested the tool.
 
-An outcome is matched by the tool call's id; where ids differ or are missing, by name, arguments and order. Some clients replace the ids
-of a response, and some frameworks run a tool without its id. Without a match, the outcome belongs to no call. Calls whose response
+An outcome is matched by the tool call's id; where ids differ or are missing, by name and arguments. Some clients replace the ids of a
+response, and some frameworks run a tool without its id. Of several requests that fit, it belongs to the last one before it that has no
+outcome: some models number their calls from 0 in each response. Without a match, the outcome belongs to no call. Calls whose response
 the agent dropped request no tools.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -78,7 +79,7 @@ def tool_outcomes(trace: Trace) -> tuple[ToolOutcome, ...]:
 
 
 def _match(events: list[Event], requests: list[_Request], ids: Set[str]) -> dict[str, _Request]:
-    """The request that each event executes, by the event's id: the first that is left, by the strictest test.
+    """The request that each event executes, by the event's id: the last one before it that is left, by the strictest test.
 
     ``ids``: of all tool calls. An event with one of them executes no other request, even one of equal content.
     """
@@ -87,14 +88,22 @@ def _match(events: list[Event], requests: list[_Request], ids: Set[str]) -> dict
     unknown = [event for event in events if event.attributes.get(TOOL_CALL_ID) not in ids]
     for fits, tried in [*((test, events) for test in _BY_ID), *((test, unknown) for test in _BY_CONTENT)]:
         for event in tried:
-            request = None if event.id in matched else next((r for r in left if fits(event, r)), None)
+            request = None if event.id in matched else _latest(event, [r for r in left if fits(event, r)])
             if request is not None:
                 matched[event.id] = request
                 left.remove(request)
     for event in events:  # a framework may execute one request again
-        if event.id not in matched and (again := next((r for r in requests if _same_id(event, r)), None)) is not None:
+        again = None if event.id in matched else _latest(event, [r for r in requests if _same_id(event, r)])
+        if again is not None:
             matched[event.id] = again
     return matched
+
+
+def _latest(event: Event, requests: Sequence[_Request]) -> _Request | None:
+    """The first of ``requests`` in the last response before ``event``; the first of all if none is before it."""
+    before = [request.call for request in requests if request.call.start_ns <= event.start_ns]
+    last = max(before, key=lambda call: (call.start_ns, call.sequence), default=None)
+    return next((request for request in requests if last is None or request.call is last), None)
 
 
 def _same_id(event: Event, request: _Request) -> bool:

@@ -154,15 +154,34 @@ def test_a_client_may_replace_the_ids_and_run_tools_in_another_order(
     assert found == [("ok", None), ("error", made.id), ("ok", made.id), ("ok", made.id)]
 
 
-def test_an_id_that_a_model_gives_again_belongs_to_each_response_in_turn() -> None:
-    """Some models number their calls from 0 in each response."""
-    ask = {"role": "assistant", "tool_calls": [tool_call("0", "look", '{"a": 1}')]}
-    other = {"role": "assistant", "tool_calls": [tool_call("0", "look", '{"a": 2}')]}
-    calls = tuple(call(i, "a", [1], [2], response=r) for i, r in enumerate((ask, other, ask), 1))
-    events = tuple(replace(tool_event(i, "look", "0"), attributes={"gen_ai.tool.call.id": "0", "gen_ai.tool.call.arguments": text})
-                   for i, text in ((4, '{"a":2}'), (5, '{"a": 1}')))  # fmt: skip
+@pytest.mark.parametrize("identity", ["0", None], ids=["the id", "no id"])
+@pytest.mark.parametrize(
+    ("ran", "expected"),
+    [
+        ({2: 1, 4: 2, 6: 1}, [("c1", "ok"), ("c3", "ok"), ("c5", "ok")]),
+        ({6: 1}, [("c5", "ok"), ("c1", "unused"), ("c3", "unused")]),
+        ({4: 2, 6: 1}, [("c3", "ok"), ("c5", "ok"), ("c1", "unused")]),
+        ({2: 1, 7: 2}, [("c1", "ok"), ("c3", "ok"), ("c5", "unused")]),
+        ({6: 1, 7: 1}, [("c5", "ok"), ("c1", "ok"), ("c3", "unused")]),
+    ],
+)
+def test_an_id_that_a_model_gives_again_belongs_to_each_response_in_turn(
+    identity: str | None, ran: dict[int, int], expected: list[Any]
+) -> None:
+    """Some models number their calls from 0 in each response. ``ran``: the argument of each tool that ran, by time."""
+    calls = tuple(
+        call(i, "a", [1], [2], response={"role": "assistant", "tool_calls": [tool_call("0", "look", f'{{"a": {a}}}')]})
+        for i, a in ((1, 1), (3, 2), (5, 1))
+    )
+    events = tuple(
+        replace(
+            event := tool_event(i, "look", identity),
+            attributes={**event.attributes, "gen_ai.tool.call.arguments": f'{{"a":{a}}}'},
+        )
+        for i, a in ran.items()
+    )
     trace = Trace(rollout="r", task_id="t", task=None, calls=calls, events=events, rewards=())
-    assert [(o.call, o.status) for o in tool_outcomes(trace)] == [("c2", "ok"), ("c1", "ok"), ("c3", "unused")]
+    assert [(o.call, o.status) for o in tool_outcomes(trace)] == expected
 
 
 def look(identity: str) -> dict[str, Any]:
