@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from enum import Enum
 from hashlib import blake2b
-from typing import Any
 
 _SHORT = re.compile("[a-zA-Z0-9]{9}")
 _NUMBERED = re.compile(r"functions\.[\w.-]+:\d+")
@@ -48,19 +46,12 @@ class IdStyle(Enum):
             IdStyle.NUMBERED: f"functions.{name}:{index}",
         }[self]
 
-
-def acceptable_ids(messages: Sequence[Mapping[str, Any]], style: IdStyle) -> dict[str, str]:
-    """Map each call id in ``messages`` to an id that the template accepts: the same, a hash, or a number in order."""
-    accepted: dict[str, str] = {}
-    index = 0
-    for message in messages:
-        for call in message.get("tool_calls") or ():
-            identifier = str(call.get("id"))
-            if style.accepts(identifier):
-                accepted[identifier] = identifier
-            elif style is IdStyle.SHORT:
-                accepted[identifier] = blake2b(identifier.encode(), digest_size=8).hexdigest()[:9]
-            else:
-                accepted[identifier] = f"functions.{call['function']['name']}:{index}"
-            index += 1
-    return accepted
+    def make(self, identifier: str, name: str, index: int) -> str:
+        """An id that this style accepts, for the call with ``identifier`` to ``name``, the ``index``-th of a conversation."""
+        match self:
+            case IdStyle.ANY:
+                return identifier
+            case IdStyle.SHORT:
+                return blake2b(identifier.encode(), digest_size=8).hexdigest()[:9]
+            case IdStyle.NUMBERED:
+                return f"functions.{name}:{index}"

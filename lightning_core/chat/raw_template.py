@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from lightning_core.errors import ConfigError, PolicyRequestError
@@ -98,6 +98,11 @@ class RawTemplate:
             ) from error
 
     @property
+    def name(self) -> str:
+        """The name or folder of the tokenizer; "the model" if it has none."""
+        return getattr(self._tokenizer, "name_or_path", "") or "the model"
+
+    @property
     def eos(self) -> str | None:
         """The tokenizer's end of a text."""
         return getattr(self._tokenizer, "eos_token", None)
@@ -159,6 +164,12 @@ class RawTemplate:
             role for role in ("user", "system", "assistant") if lost(role, probe) and not lost(role, _as_parts(probe))
         }
         return frozenset(roles | {"tool"} if "user" in roles else roles)
+
+
+def in_order(text: str, marks: Sequence[str]) -> bool:
+    """Whether ``text`` has each of ``marks`` once, in this order."""
+    places = [text.find(mark) for mark in marks]
+    return -1 not in places and places == sorted(places) and all(text.count(mark) == 1 for mark in marks)
 
 
 def _as_parts(content: Any) -> Any:

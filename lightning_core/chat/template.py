@@ -8,17 +8,23 @@ written into the text of messages.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from lightning_core.chat.call_ids import IdStyle, acceptable_ids
+from lightning_core.chat.call_ids import IdStyle
+from lightning_core.chat.call_results import arrange_results
 from lightning_core.chat.call_syntax import CallSyntax, find_syntax
 from lightning_core.chat.messages import extend_system
 from lightning_core.chat.raw_template import RawTemplate
 from lightning_core.chat.raw_template import Tokenizer as Tokenizer
 from lightning_core.chat.reasoning import Delimiters
+from lightning_core.chat.roles import fold_system, order_roles, write_names, write_systems, written
+from lightning_core.chat.shapes import find_loss, shapes
 from lightning_core.chat.teacher_response import continuation
-from lightning_core.chat.template_probe import CallStyle, Traits
+from lightning_core.chat.template_probe import TOOL, CallStyle, Traits
+from lightning_core.chat.tool_definitions import in_forms
 from lightning_core.chat.tool_formats import HERMES, ToolCall, ToolFormat
 from lightning_core.errors import ConfigError, PolicyRequestError
 
@@ -43,6 +49,8 @@ class ChatTemplate:
         self._traits = Traits(self._raw, specials)
         self.tool_format: ToolFormat = self._traits.format or HERMES
         """The format of tool calls in responses."""
+        self._proven: frozenset[Hashable] = frozenset()
+        """Shapes of conversations that the template renders without a loss."""
         self._check_for_losses()
         self.call_syntax: CallSyntax | None = find_syntax(self._probe_response, self.ids.example)
         """The texts around tool calls in responses; None if they are not regular."""
@@ -97,9 +105,31 @@ class ChatTemplate:
     ) -> str:
         """The text of ``messages``. ``generate``: with the generation prompt. ``variables``: of the template, for this text.
 
-        Raises `PolicyRequestError` if the template raises an error.
+        Raises `PolicyRequestError` if the template raises an error, or loses a text of messages.
         """
+        text = self._apply(messages, tools, generate=generate, variables=variables)
+        if new := shapes(messages, tools=bool(tools), generate=generate) - self._proven:
+            render = partial(self._apply, tools=tools and [TOOL], generate=generate, variables=variables)
+            if (loss := find_loss(messages, partial(self._arrange, with_tools=bool(tools)), render)) is not None:
+                raise PolicyRequestError(
+                    f"the chat template of {self._raw.name} {loss}. Send these messages in another order or under another role, or set "
+                    "tokenizer.chat_template to a template that renders them",
+                    param="messages",
+                )
+            self._proven |= new
+        return text
+
+    def _apply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None,
+        *,
+        generate: bool,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        roles = self._traits.roles[bool(tools)]
         ready = self._write_out([{**m} for m in messages], with_tools=bool(tools))
+        ready = write_systems(write_names(ready, roles), roles)
         declares = self._traits.declares if tools else None
         if tools and declares is None:
             ready = extend_system(ready, self._spell_out(tools))
@@ -107,44 +137,52 @@ class ChatTemplate:
             listed = json.dumps([t.get("function", t) for t in tools], ensure_ascii=False)
             first, rest = (ready[0], ready[1:]) if ready[0]["role"] == "system" else ({"content": ""}, ready)
             ready = [{"role": "system", "content": first["content"], "tools": listed}, *rest]
-        if not self._traits.system and ready[0]["role"] == "system":
-            ready = _fold_system(ready)
+        if not roles.system and ready[0]["role"] == "system":
+            ready = fold_system(ready)
         more = self._raw.with_variables(variables) if variables else {}
         if tools and declares == "xml_tools":
             more["xml_tools"] = list(tools)
         try:
             return self._raw.apply(
-                ready, tools=list(tools) if tools and declares == "tools" else None, generate=generate, **more
+                order_roles(ready, roles, generate=generate),
+                tools=in_forms(tools, self._traits.forms) if tools and declares == "tools" else None,
+                generate=generate,
+                **more,
             )
         except Exception as error:  # templates may raise anything: errors of jinja2, TypeError, their own
             raise PolicyRequestError(
-                f"the chat template of the model cannot render these messages: {error}", param="messages"
+                f"the chat template of {self._raw.name} cannot render these messages: {error}", param="messages"
             ) from error
+
+    def _arrange(self, messages: list[dict[str, Any]], *, with_tools: bool) -> list[dict[str, Any]]:
+        """``messages`` with results behind their calls."""
+        style = self._traits.styles[with_tools]
+        one_call = style is not None and self.tool_format.one_call and not style.several
+        return arrange_results(messages, self.ids, one_call=one_call)
 
     def _write_out(self, messages: list[dict[str, Any]], *, with_tools: bool) -> list[dict[str, Any]]:
         """Messages as the template supports them; the rest is written into their text."""
         style = self._traits.styles[with_tools]
-        ids = {} if self.ids is IdStyle.ANY else acceptable_ids(messages, self.ids)
-        if style is not None and self.tool_format.one_call and not style.several:
-            messages = _one_call_each(messages)
+        messages = self._arrange(messages, with_tools=with_tools)
+        orphans, splits = self._traits.roles[with_tools].orphans, style is not None and not style.lasts
+        last = max(
+            (i for i, m in enumerate(messages) if m["role"] == "assistant" and not m.get("tool_calls")), default=0
+        )
         ready: list[dict[str, Any]] = []
-        for m in messages:
+        for i, m in enumerate(messages):
+            if m.get("tool_calls") and m["content"] and splits and i < last:
+                ready.append({"role": m["role"], "content": m["content"]})
+                m |= {"content": "", "part": True}
             if thought := m.pop("reasoning_content", None):
                 self._write_thought(m, thought)
             if m.get("tool_calls"):
-                ready += self._write_calls(m, style, ids)
-            elif m["role"] != "tool":
-                ready.append(m)
-            elif self._traits.results:
-                identifier = m.get("tool_call_id")
-                ready.append({**m, "tool_call_id": ids.get(str(identifier), identifier)} if identifier else m)
+                ready += self._write_calls(m, style)
+                style = style if style is None or style.again else replace(style, with_text=False)
+            elif m["role"] == "tool" and not (self._traits.results and (orphans or not m.get("orphan"))):
+                ready.append(written("tool_response", m["content"]))
             else:
-                result = f"<tool_response>\n{m['content']}\n</tool_response>"
-                if ready and ready[-1].get("results"):
-                    ready[-1]["content"] += f"\n{result}"
-                else:
-                    ready.append({"role": "user", "content": result, "results": True})
-        return [{k: v for k, v in m.items() if k != "results"} for m in _join_results(ready)]
+                ready.append(m)
+        return ready
 
     def _write_thought(self, message: dict[str, Any], thought: str) -> None:
         field, delimiters = self._traits.field, self._traits.delimiters
@@ -157,9 +195,7 @@ class ChatTemplate:
         else:
             message[field] = thought
 
-    def _write_calls(
-        self, message: dict[str, Any], style: CallStyle | None, ids: Mapping[str, str]
-    ) -> list[dict[str, Any]]:
+    def _write_calls(self, message: dict[str, Any], style: CallStyle | None) -> list[dict[str, Any]]:
         calls, content = message["tool_calls"], message["content"]
         plain = {k: v for k, v in message.items() if k != "tool_calls"}
         fits = style is not None and (len(calls) == 1 or style.several)
@@ -171,16 +207,10 @@ class ChatTemplate:
             read = [ToolCall(c["function"]["name"], c["function"].get("arguments") or {}) for c in calls]
             written = self.tool_format.write(read)
             return [{**plain, "content": f"{content}\n{written}" if content else written}]
-        given = [
-            {
-                **style.write(call),
-                **({"id": ids.get(str(call.get("id")), call.get("id"))} if ids or "id" in call else {}),
-            }
-            for call in calls
-        ]
+        given = [style.write(call) for call in calls]
         if content and not style.with_text:
             thoughtless = {k: v for k, v in message.items() if k in ("role", "name")}
-            return [plain, {**thoughtless, "content": style.empty, "tool_calls": given}]
+            return [plain, {**thoughtless, "content": style.empty, "tool_calls": given, "part": True}]
         return [{**message, "content": content or style.empty, "tool_calls": given}]
 
     def _spell_out(self, tools: Sequence[Any]) -> str:
@@ -202,7 +232,7 @@ class ChatTemplate:
         function = {"name": calls[0]["function"]["name"], "description": "probe", "parameters": {"type": "object"}}
 
         def text(messages: Sequence[Mapping[str, Any]], *, generate: bool = False) -> str:
-            return self.render(messages, [{"type": "function", "function": function}], generate=generate)
+            return self._apply(messages, [{"type": "function", "function": function}], generate=generate)
 
         stops = sorted(self.stops)
         try:
@@ -220,7 +250,7 @@ class ChatTemplate:
         """Raise ValueError if the rendered text lacks a part of a conversation."""
         for messages in _CONVERSATIONS:
             try:
-                text = self.render(messages, None, generate=True)
+                text = self._apply(messages, None, generate=True)
             except PolicyRequestError:
                 continue  # not silent: a request with such messages gets the error
             for name, part in _parts(messages):
@@ -242,6 +272,7 @@ def _result(index: int) -> dict[str, Any]:
 
 _USER = {"role": "user", "content": "probe_user"}
 _CONVERSATIONS: list[list[dict[str, Any]]] = [
+    [_USER],
     [{"role": "system", "content": "probe_system"}, _USER],
     [_USER, {"role": "assistant", "content": "probe_answer"}, {"role": "user", "content": "probe_more"}],
     [_USER, {"role": "assistant", "content": "probe_text", "tool_calls": [_call(0)]}, _result(0)],
@@ -260,44 +291,3 @@ def _parts(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
     parts = [(names[m["role"]], m["content"]) for m in messages if m["content"]]
     calls = [call for m in messages for call in m.get("tool_calls", ())]
     return [*parts, *(("a tool call", call["function"]["arguments"]["probe_key"]) for call in calls)]
-
-
-def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages with several calls split into one for each, followed by its result."""
-    results = {m.get("tool_call_id"): m for m in messages if m["role"] == "tool"}
-    split: list[dict[str, Any]] = []
-    placed: set[Any] = set()
-    for m in messages:
-        calls = m.get("tool_calls") or []
-        if m["role"] == "tool" and m.get("tool_call_id") in placed:
-            continue
-        if len(calls) < 2:
-            split.append(m)
-            continue
-        for i, call in enumerate(calls):
-            split.append(
-                {**m, "tool_calls": [call]} if i == 0 else {"role": m["role"], "content": "", "tool_calls": [call]}
-            )
-            if (result := results.get(call.get("id"))) is not None:
-                split.append(result)
-                placed.add(call.get("id"))
-    return split
-
-
-def _join_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join a user message to the results before it: some templates require alternation."""
-    joined: list[dict[str, Any]] = []
-    for m in messages:
-        if joined and joined[-1].get("results") and m["role"] == "user":
-            joined[-1] = {**joined[-1], "content": f"{joined[-1]['content']}\n{m['content']}"}
-        else:
-            joined.append(m)
-    return joined
-
-
-def _fold_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Move the system message to the start of the first user message."""
-    system, *rest = messages
-    if rest and rest[0]["role"] == "user":
-        return [{**rest[0], "content": f"{system['content']}\n\n{rest[0]['content']}"}, *rest[1:]]
-    return [{"role": "user", "content": system["content"]}, *rest]

@@ -8,17 +8,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from typing import Any, Literal
 
 from lightning_core.chat.call_ids import IdStyle
 from lightning_core.chat.raw_template import RawTemplate
 from lightning_core.chat.reasoning import KNOWN, Delimiters, find_delimiters
+from lightning_core.chat.roles import RoleOrders, find_roles
+from lightning_core.chat.tool_definitions import find_forms
 from lightning_core.chat.tool_formats import FORMATS, ToolFormat
 from lightning_core.errors import ConfigError
 
 _USER: dict[str, Any] = {"role": "user", "content": "x"}
-_TOOL: dict[str, Any] = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "probe_tool",
@@ -45,8 +48,12 @@ class CallStyle:
     several: bool = False
     with_text: bool = False
     """Whether a message may have text before its calls."""
+    again: bool = True
+    """Whether later messages with calls may have text, too."""
     apart: bool = False
     """Whether the text before calls may be a separate message of the same turn."""
+    lasts: bool = True
+    """Whether the text before calls is still there after a later response."""
 
     def write(self, call: Mapping[str, Any]) -> dict[str, Any]:
         """``call`` with its arguments in this form."""
@@ -78,7 +85,6 @@ class Traits:
         known = f"{template.text}\n{vocabulary}"
         self.enders = self._find_enders(specials, template.eos)
         """The special tokens that end a response, as text."""
-        self.system = "probe_system" in self._try([{"role": "system", "content": "probe_system"}, _USER])
         self.declares = self._find_declaration()
         """The variable in which the template expects tools."""
         # Some tokenizers have another template for requests with tools.
@@ -109,6 +115,19 @@ class Traits:
         """The field of reasoning, if the template has one, and the texts around it."""
         self.joins_thought = self._joins_thought()
         """Whether a message with calls may have text or reasoning, but not both."""
+        self.forms = (
+            find_forms(lambda tools: "probe_tool" in self._try([_USER], tools=[*tools])) if self._tools(True) else []
+        )
+        """The changes of tool definitions that the template needs."""
+        self.roles = {False: self._find_roles(tools=False)}
+        """The orders of roles that the template renders, without tools and with them."""
+        self.roles[True] = self._find_roles(tools=True) if self._tools(True) else self.roles[False]
+
+    def _find_roles(self, *, tools: bool) -> RoleOrders:
+        style = self.styles[tools] or _STYLES[0]
+        call = {"role": "assistant", "content": style.empty, "tool_calls": [_probe_call(style)]}
+        render = partial(self._try, generate=True, tools=self._tools(tools))
+        return find_roles(render, self.enders, call, results=self.results)
 
     def _find_enders(self, specials: Sequence[str], eos: str | None) -> frozenset[str]:
         answer = {"role": "assistant", "content": "probe_answer"}
@@ -133,15 +152,15 @@ class Traits:
         return frozenset({min(candidates)[2]}) if candidates else frozenset()
 
     def _find_declaration(self) -> Declaration | None:
-        if "probe_tool" in self._try([_USER], generate=True, tools=[_TOOL]):
+        if "probe_tool" in self._try([_USER], generate=True, tools=[TOOL]):
             return "tools"
-        if "probe_tool" in self._try([_USER], generate=True, xml_tools=[_TOOL]):
+        if "probe_tool" in self._try([_USER], generate=True, xml_tools=[TOOL]):
             return "xml_tools"
-        listed = {"role": "system", "content": "x", "tools": json.dumps([_TOOL["function"]])}
+        listed = {"role": "system", "content": "x", "tools": json.dumps([TOOL["function"]])}
         return "system" if "probe_tool" in self._try([listed, _USER], generate=True) else None
 
     def _tools(self, tools: bool) -> list[Any] | None:
-        return [_TOOL] if tools and self.declares == "tools" else None
+        return [TOOL] if tools and self.declares == "tools" else None
 
     def _probe_calls(self, style: CallStyle, *, tools: bool, count: int = 1, text: str = "") -> str:
         """The rendered text of a response with ``count`` calls, up to its end."""
@@ -169,19 +188,27 @@ class Traits:
         several = _reads(form, self._probe_calls(style, tools=tools, count=2), 2)
         both = self._probe_calls(style, tools=tools, text="probe_text")
         with_text = "probe_text" in both.partition("probe_value")[0] and _reads(form, both)
-        text = {"role": "assistant", "content": "probe_text"}
-        calls = {
-            "role": "assistant",
-            "content": style.empty,
-            "tool_calls": [_probe_call(style)],
-        }
-        apart = self._try([_USER, text, calls], tools=self._tools(tools)).partition("probe_text")[2]
-        between, called, _ = apart.partition("probe_value")
+        said: dict[str, Any] = {"role": "assistant", "content": "probe_text"}
+        call = _probe_call(style)
+        calls: dict[str, Any] = {"role": "assistant", "content": style.empty, "tool_calls": [call]}
+        result = {"role": "tool", "tool_call_id": call["id"], "name": "probe_tool", "content": "x"}
+        answered = [result, {"role": "assistant", "content": "x"}, _USER]
+
+        def text(*messages: dict[str, Any]) -> str:
+            return self._try([_USER, *messages], tools=self._tools(tools))
+
+        between, called, _ = text(said, calls).partition("probe_text")[2].partition("probe_value")
+        both = {**calls, "content": "probe_text"}
+        twice, later = text({**calls, "content": "x"}, result, both, result), text(both, *answered)
         return replace(
             style,
             several=several,
             with_text=with_text,
-            apart=bool(called) and not any(ender in between for ender in self.enders),
+            again=not twice or "probe_text" in twice,
+            lasts=not later or "probe_text" in later,
+            apart=bool(called)
+            and not any(ender in between for ender in self.enders)
+            and "probe_text" in text(said, calls, *answered),
         )
 
     def _unread_call(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -58,13 +58,13 @@ class Family:
     """Stop tokens that only the generation config contains."""
     format: str = "hermes"
     system: bool = True
-    """Whether the template supports a system message."""
+    """Whether the template keeps a system message at its place."""
     reasons: bool = False
     opens_thought: bool = False
     """Whether the generation prompt opens the reasoning."""
     strips_thought: bool = False
-    moves: frozenset[Literal["tools", "system"]] = field(default_factory=frozenset)
-    """Text that the template adds to the last question only."""
+    moves_tools: bool = False
+    """Whether the template adds the tools to the last question only."""
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ FAMILIES = [
     ),
     Family(
         name="mistral_v3", eos="</s>", bos="<s>", specials=_MISTRAL, stops=("</s>",), format="mistral",
-        moves=frozenset({"tools", "system"}),
+        system=False, moves_tools=True,
     ),
     Family(name="mistral_v7", eos="</s>", bos="<s>", specials=_MISTRAL_7, stops=("</s>",), format="mistral"),
     Family(name="mistral_v13", eos="</s>", bos="<s>", specials=_MISTRAL_7, stops=("</s>",), format="mistral"),

@@ -31,7 +31,6 @@ RESULT: Any = {"role": "tool", "tool_call_id": "abcdefghi", "content": "  it is 
 NEED_REASONING = ("nemotron_3_5_lightning", "nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra", "minimax_m2")
 """Their generation prompt begins the reasoning, and a response without one is written without that."""
 NEVER = {
-    "mistral_v3": "as a continuation",  # it moves the system message to the last message of the user
     "deepseek_r1": "as a continuation",  # it leaves reasoning out of all messages
     "deepseek_r1_distill": "as a continuation",
     "deepseekv3": "as a continuation",

@@ -114,7 +114,7 @@ def test_sampled_ids_are_found_in_the_next_prompt(
         prompt = chat.render(messages, offered, memory)
         if prompt.context == "forked":
             # Only if the template rewrites earlier turns: everything is then encoded as rendered.
-            assert family.opens_thought or (tools and "tools" in family.moves)
+            assert family.opens_thought or (tools and family.moves_tools)
             assert prompt.reason
         else:
             # Hermes 3 ends the last result differently from earlier ones.
