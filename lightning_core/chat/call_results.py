@@ -35,7 +35,7 @@ def arrange_results(messages: Sequence[dict[str, Any]], style: IdStyle, *, one_c
         first, *rest = messages[start:stop]
         calls: list[dict[str, Any]] = first.get("tool_calls") or []
         own = {str(call.get("id")) for call in calls}
-        # The result of an earlier call belongs to no call here, whatever the order.
+        # The result of an earlier call belongs to no call here.
         late = [m["role"] == "tool" and str(m.get("tool_call_id")) in earlier.keys() - own for m in rest]
         results = [m for m, is_late in zip(rest, late, strict=True) if m["role"] == "tool" and not is_late]
         owners = iter(match_results(calls, results))

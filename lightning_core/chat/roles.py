@@ -15,7 +15,7 @@ from typing import Any
 
 from lightning_core.chat.raw_template import in_order
 
-Message = dict[str, Any]
+_Message = dict[str, Any]
 
 WRITTEN = "written"
 """The key of messages of the user that another role's text was written into. They are joined with the next message of the user."""
@@ -24,7 +24,7 @@ _MARKS = [f"probe_{i}" for i in range(6)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roles:
+class RoleOrders:
     """What a template renders as it is."""
 
     system: bool
@@ -50,8 +50,8 @@ class Roles:
 
 
 def find_roles(
-    render: Callable[[list[Message]], str], enders: frozenset[str], call: Message, *, results: bool
-) -> Roles:
+    render: Callable[[list[_Message]], str], enders: frozenset[str], call: _Message, *, results: bool
+) -> RoleOrders:
     """Render small conversations and search for their texts.
 
     ``render``: returns the text of messages, or "" for an error (`RawTemplate.attempt`). ``call``: a message with a call.
@@ -82,7 +82,7 @@ def find_roles(
     # Some templates leave it out after results.
     system = keeps("system", "user", "assistant", "user") and (not results or keeps("system", "user", "call", "tool"))
     user_after_calls = keeps("user", "call", "user") and (not results or keeps("user", "call", "tool", "user"))
-    return Roles(
+    return RoleOrders(
         system=keeps("system", "user") and system,
         systems=keeps("system", "system", "user"),
         late_system=ends("user", "assistant", "system", "user")
@@ -101,7 +101,7 @@ def find_roles(
     )
 
 
-def write_names(messages: Sequence[Message], roles: Roles) -> list[Message]:
+def write_names(messages: Sequence[_Message], roles: RoleOrders) -> list[_Message]:
     """``messages`` with the names of users in their text, if the template does not show them."""
     return [
         {**{k: v for k, v in m.items() if k != "name"}, "content": f"{m['name']}: {m['content']}".rstrip()}
@@ -111,9 +111,9 @@ def write_names(messages: Sequence[Message], roles: Roles) -> list[Message]:
     ]
 
 
-def write_systems(messages: Sequence[Message], roles: Roles) -> list[Message]:
+def write_systems(messages: Sequence[_Message], roles: RoleOrders) -> list[_Message]:
     """``messages`` with system messages where the template renders them; others are messages of the user with a label."""
-    ready: list[Message] = []
+    ready: list[_Message] = []
     for m in messages:
         if m["role"] != "system" or not ready:
             ready.append(m)
@@ -124,12 +124,12 @@ def write_systems(messages: Sequence[Message], roles: Roles) -> list[Message]:
     return ready
 
 
-def written(label: str, text: str) -> Message:
+def written(label: str, text: str) -> _Message:
     """A message of the user with ``text`` of another role."""
     return {"role": "user", "content": f"<{label}>\n{text}\n</{label}>", WRITTEN: True}
 
 
-def fold_system(messages: list[Message]) -> list[Message]:
+def fold_system(messages: list[_Message]) -> list[_Message]:
     """Move the system message to the start of the first message of the user, for templates without one."""
     system, *rest = messages
     if rest and rest[0]["role"] == "user":
@@ -137,12 +137,12 @@ def fold_system(messages: list[Message]) -> list[Message]:
     return [{"role": "user", "content": system["content"]}, *rest]
 
 
-def order_roles(messages: Sequence[Message], roles: Roles, *, generate: bool) -> list[Message]:
+def order_roles(messages: Sequence[_Message], roles: RoleOrders, *, generate: bool) -> list[_Message]:
     """``messages`` in an order that the template renders: texts of the user are joined, and empty messages are between others.
 
     ``generate``: a response follows.
     """
-    ready: list[Message] = []
+    ready: list[_Message] = []
     for m in messages:
         _append(ready, m, roles)
     if generate and _needs_user(ready, {"role": "assistant"}, roles):
@@ -150,7 +150,7 @@ def order_roles(messages: Sequence[Message], roles: Roles, *, generate: bool) ->
     return [{k: v for k, v in m.items() if k not in _FLAGS} for m in ready]
 
 
-def _append(ready: list[Message], m: Message, roles: Roles) -> None:
+def _append(ready: list[_Message], m: _Message, roles: RoleOrders) -> None:
     last = ready[-1] if ready else {"role": None}
     alternate = (last["role"], m["role"]) in (("user", "assistant"), ("assistant", "user"))
     if alternate and not last.get("tool_calls"):
@@ -165,7 +165,7 @@ def _append(ready: list[Message], m: Message, roles: Roles) -> None:
     ready.append(m)
 
 
-def _needs_user(ready: Sequence[Message], m: Message, roles: Roles) -> bool:
+def _needs_user(ready: Sequence[_Message], m: _Message, roles: RoleOrders) -> bool:
     """Whether the template renders ``m`` only after a message of the user, and ``ready`` ends with none."""
     if m["role"] in ("user", "system"):
         return False
@@ -178,19 +178,19 @@ def _needs_user(ready: Sequence[Message], m: Message, roles: Roles) -> bool:
     return not roles.answers and _answers(m) and any(_answers(earlier) for earlier in _turn(ready))
 
 
-def _turn(ready: Sequence[Message]) -> list[Message]:
+def _turn(ready: Sequence[_Message]) -> list[_Message]:
     """The messages of the assistant, and results, after the last one of the user."""
     return list(takewhile(lambda m: m["role"] not in ("user", "system"), reversed(ready)))
 
 
-def _answers(m: Message) -> bool:
+def _answers(m: _Message) -> bool:
     return m["role"] == "assistant" and not m.get("tool_calls")
 
 
-def _blank(role: str) -> Message:
+def _blank(role: str) -> _Message:
     return {"role": role, "content": ""}
 
 
-def _join(first: Message, second: Message, between: str = "\n\n") -> Message:
+def _join(first: _Message, second: _Message, between: str = "\n\n") -> _Message:
     texts = [m["content"] for m in (first, second) if m["content"]]
     return {**first, "content": between.join(texts), WRITTEN: bool(second.get(WRITTEN))}

@@ -7,12 +7,12 @@ in place of its texts, each of which must be there once and in order.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-_MARK = re.compile(r"probe_(?:text_\d{5}|argument_\d{5}_\d{3})")
+from lightning_core.chat.messages import Message
 
-Message = Mapping[str, Any]
+_MARK = re.compile(r"probe_(?:text_\d{5}|argument_\d{5}_\d{3})")
 
 
 def shapes(messages: Sequence[Message], *, tools: bool, generate: bool) -> frozenset[Hashable]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -176,6 +177,7 @@ class ChatTemplate:
                 self._write_thought(m, thought)
             if m.get("tool_calls"):
                 ready += self._write_calls(m, style)
+                style = style if style is None or style.again else replace(style, with_text=False)
             elif m["role"] == "tool" and not (self._traits.results and (orphans or not m.get("orphan"))):
                 ready.append(written("tool_response", m["content"]))
             else:

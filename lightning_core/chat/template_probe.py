@@ -15,7 +15,7 @@ from typing import Any, Literal
 from lightning_core.chat.call_ids import IdStyle
 from lightning_core.chat.raw_template import RawTemplate
 from lightning_core.chat.reasoning import KNOWN, Delimiters, find_delimiters
-from lightning_core.chat.roles import Roles, find_roles
+from lightning_core.chat.roles import RoleOrders, find_roles
 from lightning_core.chat.tool_definitions import find_forms
 from lightning_core.chat.tool_formats import FORMATS, ToolFormat
 from lightning_core.errors import ConfigError
@@ -48,6 +48,8 @@ class CallStyle:
     several: bool = False
     with_text: bool = False
     """Whether a message may have text before its calls."""
+    again: bool = True
+    """Whether later messages with calls may have text, too."""
     apart: bool = False
     """Whether the text before calls may be a separate message of the same turn."""
     lasts: bool = True
@@ -121,7 +123,7 @@ class Traits:
         """The orders of roles that the template renders, without tools and with them."""
         self.roles[True] = self._find_roles(tools=True) if self._tools(True) else self.roles[False]
 
-    def _find_roles(self, *, tools: bool) -> Roles:
+    def _find_roles(self, *, tools: bool) -> RoleOrders:
         style = self.styles[tools] or _STYLES[0]
         call = {"role": "assistant", "content": style.empty, "tool_calls": [_probe_call(style)]}
         render = partial(self._try, generate=True, tools=self._tools(tools))
@@ -201,7 +203,8 @@ class Traits:
         return replace(
             style,
             several=several,
-            with_text=with_text and (not twice or "probe_text" in twice),
+            with_text=with_text,
+            again=not twice or "probe_text" in twice,
             lasts=not later or "probe_text" in later,
             apart=bool(called)
             and not any(ender in between for ender in self.enders)

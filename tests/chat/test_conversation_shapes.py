@@ -51,7 +51,7 @@ similar_to_mistral_v13   =wwww========w=========w
 similar_to_phi4          ====w========wwwwwwwwwww
 similar_to_phi4_mini     ====w========wwwwwwww=ww
 similar_to_hermes3       ====w========wwwwwwww=ww
-deepseekv3               =ww=w========w=www=====w
+deepseekv3               =ww=w========w===w=====w
 diffusion_gemma          ======ww=====w=www==ww=w
 gemma4_v5                ======ww=====w=www==ww=w
 glm4moe                  =ww=w=ww=====w======w==w
