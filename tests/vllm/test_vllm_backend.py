@@ -208,6 +208,29 @@ def test_responses_under_way_live_through_a_push(backend: VllmBackend, model: Pa
     assert sum(len(v) > 1 for v in versions) >= 4
 
 
+def test_a_constrained_response_begins_again_after_a_push(backend: VllmBackend, other_model: Path):
+    """The server follows a constraint from the first token of a request on."""
+    schema = json.dumps({"type": "string", "minLength": 200})
+    constrained = SamplingParams(max_tokens=120, seed=5, json_schema=schema, stop_token_ids=frozenset({END}))
+
+    async def run() -> list[Delta]:
+        task = asyncio.create_task(collect(backend.generate(tokens(1, 30), constrained, model="policy", stream=True)))
+        count, push = 0, None
+        async for delta in backend.generate(tokens(0, 30), SamplingParams(max_tokens=40), model="policy", stream=True):
+            count += len(delta.token_ids)
+            if count >= 10 and push is None:
+                push = asyncio.create_task(asyncio.to_thread(backend.push, other_model, 1))
+        assert push is not None
+        await push
+        return await task
+
+    deltas = asyncio.run(run())
+    response = join(deltas)
+    assert {delta.version for delta in deltas} == {1}
+    assert len(response.token_ids) == 120
+    Reference(other_model).assert_logprobs(tokens(1, 30), response.token_ids, response.logprobs, constrained)
+
+
 def test_an_abort_by_another_program_is_an_error_and_not_a_shorter_response(backend: VllmBackend, server: str):
     async def run() -> None:
         deltas = backend.generate(tokens(1, 10), SamplingParams(max_tokens=4000), model="policy", stream=True)
