@@ -145,8 +145,9 @@ def _parts(content: Mapping[str, Any], path: str, *, check: bool) -> list[Mappin
         for i, part in enumerate(parts or ()):
             PART.check(part, f"{path}.{i}")
             for kind in ("functionCall", "functionResponse"):
-                if isinstance(part.get(kind), Mapping):
-                    text(part[kind], "id", f"{path}.{i}.{kind}")
+                called: Any = part.get(kind)
+                if isinstance(called, Mapping):
+                    text(called, "id", f"{path}.{i}.{kind}")
     return parts or []
 
 
