@@ -57,10 +57,8 @@ class LightningError(Exception):
         super().__init__(*(redact_urls(arg) if isinstance(arg, str) else arg for arg in args))
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        # Other constructors have other arguments than the message.
-        return (
-            super().__reduce__() if type(self).__init__ is LightningError.__init__ else (LightningError, (str(self),))
-        )
+        plain = type(self).__init__ is LightningError.__init__  # others have other arguments than the message
+        return super().__reduce__() if plain else (LightningError, (str(self),))
 
 
 class ConfigError(LightningError, ValueError):

@@ -1,4 +1,8 @@
-"""The recorded reasons of requests that did not go through the endpoint."""
+"""The requests that did not go through the endpoint, by agent, host and reason; and the reasons."""
+
+from __future__ import annotations
+
+from collections import Counter
 
 IGNORED = "ignored"
 """Its host is under `rollouts.ignore_hosts`."""
@@ -19,3 +23,19 @@ BYPASSED = "its integration was bypassed"
 """After `STRAY`: other code replaced the patches that name the agents of its framework."""
 WEBSOCKET = "over WebSocket"
 """After `STRAY`: a model call that the endpoint cannot answer."""
+_MAX_HOSTS = 100
+"""Hosts of a rollout with a separate span; a crawler's requests go to thousands."""
+OTHER_HOSTS = "others"
+"""The host of the requests of all hosts beyond these."""
+
+
+def most_frequent(counted: Counter[tuple[str | None, str, str]]) -> Counter[tuple[str | None, str, str]]:
+    """The requests by agent, host and reason, with all but the most frequent hosts summed up as `OTHER_HOSTS`."""
+    hosts: Counter[str] = Counter()
+    for (_, host, _), number in sorted(counted.items(), key=repr):
+        hosts[host] += number
+    kept = {host for host, _ in hosts.most_common(_MAX_HOSTS)}
+    summed: Counter[tuple[str | None, str, str]] = Counter()
+    for (agent, host, why), number in counted.items():
+        summed[agent, host if host in kept else OTHER_HOSTS, why] += number
+    return summed

@@ -20,6 +20,7 @@ from opentelemetry.trace import Span, Status, StatusCode
 
 from lightning_core import trace as tr
 from lightning_core.capture.address import Address
+from lightning_core.capture.elsewhere import most_frequent
 from lightning_core.capture.execution_context import current_worker, is_running, name_of
 from lightning_core.capture.mirror import Mirror
 from lightning_core.capture.selectors import matches
@@ -32,10 +33,6 @@ from lightning_core.trace import SpanRecord, Trace, spans_to_trace
 
 _MAX_FAILURES = 20
 """Failures kept with their text; all are counted."""
-_MAX_HOSTS = 100
-"""Hosts of a rollout with a separate span; a crawler's requests go to thousands."""
-OTHER_HOSTS = "others"
-"""The host of the requests of all hosts beyond these."""
 
 _live: dict[str, ActiveRollout] = {}
 
@@ -326,7 +323,7 @@ class ActiveRollout:
     def _write_elsewhere(self) -> None:
         """Write one span for each agent, host and reason; the least frequent hosts are one."""
         with self._lock:
-            counted = _most_frequent(self._elsewhere)
+            counted = most_frequent(self._elsewhere)
         for (agent, host, why), number in sorted(counted.items(), key=repr):
             attributes = {tr.HOST: host, tr.REASON: why, tr.REQUESTS: number}
             start_span(self.address, host, tr.ELSEWHERE, agent=agent, attributes=attributes).end()
@@ -342,18 +339,6 @@ class ActiveRollout:
                     "reward",
                     detail=f"there is no call {call!r} in this rollout; expected the id of one of its responses",
                 )
-
-
-def _most_frequent(counted: Counter[tuple[str | None, str, str]]) -> Counter[tuple[str | None, str, str]]:
-    """The requests by agent, host and reason, with all but the most frequent hosts summed up as `OTHER_HOSTS`."""
-    hosts: Counter[str] = Counter()
-    for (_, host, _), number in sorted(counted.items(), key=repr):
-        hosts[host] += number
-    kept = {host for host, _ in hosts.most_common(_MAX_HOSTS)}
-    summed: Counter[tuple[str | None, str, str]] = Counter()
-    for (agent, host, why), number in counted.items():
-        summed[agent, host if host in kept else OTHER_HOSTS, why] += number
-    return summed
 
 
 def _matched(selector: str, path: Sequence[str]) -> str | None:

@@ -8,9 +8,8 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from lightning_core.capture.elsewhere import IGNORED, IN_PROCESS, NO_MODEL_NAMED
+from lightning_core.capture.elsewhere import IGNORED, IN_PROCESS, NO_MODEL_NAMED, OTHER_HOSTS
 from lightning_core.capture.marks import marked_agents
-from lightning_core.capture.run import OTHER_HOSTS
 from lightning_core.capture.selectors import find_selector, is_pattern, matches
 from lightning_core.config import Config
 from lightning_core.config.checks_agents import chosen_agents

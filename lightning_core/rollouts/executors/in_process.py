@@ -331,7 +331,7 @@ async def _carry_async(work: Awaitable[Any], convert: Callable[[Any], Any]) -> A
 
 
 def _count_waiting() -> None:
-    """Count the requests that have no response when the agent fails: they may have one when the runner hears of it."""
+    """Count the requests that have no response when the agent fails: they may have one when the runner learns of it."""
     if (run := current_rollout()) is not None:
         run.count_waiting()
 
