@@ -366,7 +366,7 @@ def test_a_request_that_waits_for_a_thread_to_send_it_has_no_answer_either(endpo
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_an_answer_that_comes_after_the_agent_gave_up_changes_nothing(endpoint: PolicyEndpoint, is_async: bool) -> None:
-    """With many rollouts, an answer can arrive before the runner hears of the error."""
+    """With many rollouts, an answer can arrive before the runner learns of the error."""
     slow = threading.Event()
 
     class GaveUp(TimeoutError):
