@@ -73,7 +73,7 @@ def call(
     if ours:
         span = CallSpan(address, ChatRequest(model="policy", messages=asked, tools=given_tools, body={}), "policy")
         span.sampled(
-            RenderedPrompt(ids=tuple(prompt), text="", messages=(), tools="", context="clean"),
+            RenderedPrompt(ids=tuple(prompt), write=str, context="clean"),
             Choice(message=response, token_ids=output, logprobs=[-0.5] * len(output), finish_reason="stop"),
             SamplingParams(max_tokens=9),
         )

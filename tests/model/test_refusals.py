@@ -243,7 +243,7 @@ def test_a_prompt_with_an_id_that_the_model_does_not_have_is_refused(tiny_llama:
     [
         (None, {}, "has no chat template"),
         ("{% for m in messages %}", {}, "has a syntax error in line 1: TemplateSyntaxError"),
-        ("{% for m in messages %}{{ m.role }}<|im_end|>{% endfor %}", {}, "drops the system message"),
+        ("{% for m in messages %}{{ m.role }}<|im_end|>{% endfor %}", {}, "drops the text of the user"),
         (..., {"chat_template_kwargs": {"thinkng": True}}, "thinkng is not a variable"),
     ],
     ids=["none", "syntax error", "no text", "wrong variable"],
