@@ -341,9 +341,9 @@ class Chat:
         if not tools:
             return None
         written = json.dumps(list(tools))
-        if self._latest_tools[0] != written:
-            self._latest_tools = (written, self._quoting.quote(list(tools)))
-        return self._latest_tools[1]
+        if (latest := self._latest_tools)[0] != written:  # read once: other threads replace it
+            latest = self._latest_tools = (written, self._quoting.quote(list(tools)))
+        return latest[1]
 
     def _opens(self, prompt: str) -> bool:
         """Whether the rendered ``prompt`` begins the reasoning of its response."""

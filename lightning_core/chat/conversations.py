@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -104,26 +105,28 @@ class _Conversation:
 
 @dataclass(slots=True, kw_only=True)
 class Conversations:
-    """The latest conversations of one rollout, by agent."""
+    """The latest conversations of one rollout, by agent. Thread-safe."""
 
     rollout: str
     sampled: SampledConversations = field(default_factory=SampledConversations)
     """Of all rollouts."""
     _latest: dict[str | None, tuple[_Conversation, ...]] = field(default_factory=dict[Any, Any])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held to change ``_latest``."""
 
     def add(self, agent: str | None, prompt: RenderedPrompt, response: Place) -> None:
         """Record the place of a response (`Chat.remember`)."""
-        latest = self._latest.get(agent, ())
-        continued = None
-        if prompt.context != "new":
-            path = set(map(id, response.path()))
+        begins = prompt.context == "new"
+        path = set[int]() if begins else set(map(id, response.path()))
+        examples = len(_responses(prompt.messages)) if begins and cause_of(prompt.reason) not in CHANGES else None
+        with self._lock:
+            latest = self._latest.get(agent, ())
             continued = next((c for c in reversed(latest) if id(c.end) in path), None)
-        if prompt.context == "new" and cause_of(prompt.reason) not in CHANGES:
-            given = len(_responses(prompt.messages))
-        else:
-            given = min((c.given for c in latest if continued in (None, c)), default=0)
-        made = _Conversation(response, prompt.tools, given)
-        self._latest[agent] = (*(c for c in latest if c is not continued), made)[-_MOST_CONVERSATIONS:]
+            given = (
+                min((c.given for c in latest if continued in (None, c)), default=0) if examples is None else examples
+            )
+            made = _Conversation(response, prompt.tools, given)
+            self._latest[agent] = (*(c for c in latest if c is not continued), made)[-_MOST_CONVERSATIONS:]
         if response.turn is not None:
             self.sampled.add(response.conversation, self.rollout)
 
@@ -161,7 +164,8 @@ class Conversations:
     def _from_others(self, agent: str | None, prompt: RenderedPrompt) -> str | None:
         """The reason ``prompt`` has a response of another agent or of another rollout; None if it has none."""
         messages = _messages_of(prompt)
-        others = {shown: a for a, cs in self._latest.items() if a != agent for c in cs for shown in c.responses()}
+        latest = tuple(self._latest.items())  # other threads add agents
+        others = {shown: a for a, cs in latest if a != agent for c in cs for shown in c.responses()}
         for i in _responses(messages):
             if (shown := with_calls(messages[i])) in others:
                 who = "an agent without a name" if others[shown] is None else f"agent {others[shown]!r}"

@@ -37,10 +37,8 @@ class Place:
     turn: Turn | None = None
     """The tokens, if the message was sampled here."""
     attached: bool = False
-    sent: Any = None
-    """The message as a client sent it first, if that differs."""
-    renamed: Mapping[str, str] | None = None
-    """The ids of calls in ``sent`` that differ: the recorded ids."""
+    sent: tuple[Any, Mapping[str, str]] | None = None
+    """The message as a client sent it first, if that differs, and the ids of calls in it that differ: the recorded ids."""
     below: dict[bytes, tuple[Place, ...]] | None = None
     recorded: Place | None = field(init=False)
     """The last place up to this one with a recorded response."""
@@ -70,10 +68,9 @@ class Place:
 
     def only(self) -> Place | None:
         """The place after this one, if there is one only."""
-        if not self.below or len(self.below) > 1:
-            return None
-        (places,) = self.below.values()
-        return places[0] if len(places) == 1 else None
+        # A copy, since other threads add places.
+        below = tuple(self.below.values()) if self.below else ()
+        return below[0][0] if len(below) == 1 and len(below[0]) == 1 else None
 
 
 class FoundPlace(NamedTuple):
@@ -91,7 +88,10 @@ class _Candidate(NamedTuple):
 
 
 class Memory:
-    """The recorded turns of one rollout. Thread-safe."""
+    """The recorded turns of one rollout. Thread-safe.
+
+    The lock is held to change the tree. `find` reads it without: each place has its places below in tuples that are replaced as a whole.
+    """
 
     def __init__(self) -> None:
         self._roots: dict[bytes, Place] = {}
@@ -125,7 +125,7 @@ class Memory:
     def add(self, prompt: Place, response: Message, turn: Turn | None, quote: Quote) -> Place:
         """The place of ``response`` after the place of its prompt. ``turn``: its tokens; None: they cannot be continued."""
         checked = check_message(response, 0)
-        key = key_of(checked)
+        key, quoted = key_of(checked), _quoted(checked, quote)
         with self._lock:
             above = self._attach(prompt)
             if turn is None:
@@ -137,7 +137,7 @@ class Memory:
                     self._keep(place)
                     return place
             turn.order = self._order
-            place = Place(above, checked, _quoted(checked, quote), key, turn)
+            place = Place(above, checked, quoted, key, turn)
             _put(place)
             self._keep(place)
             return place
@@ -190,8 +190,8 @@ def _step(candidate: _Candidate, sent: Any, index: int, quote: Quote) -> list[_C
     if only is not None and recorded_id is None and _comparable(sent):
         if sent == only.message:
             return [_Candidate(only, renamed)]
-        if sent == only.sent:
-            return [_Candidate(only, {**renamed, **only.renamed} if only.renamed else renamed)]
+        if (first := only.sent) is not None and sent == first[0]:
+            return [_Candidate(only, {**renamed, **first[1]} if first[1] else renamed)]
     message = check_message(sent, index)
     if recorded_id is not None:
         message["tool_call_id"] = recorded_id
@@ -202,14 +202,14 @@ def _step(candidate: _Candidate, sent: Any, index: int, quote: Quote) -> list[_C
     if not found:
         place = Place(above, message, _quoted(message, quote), key)
         if sent != message:
-            place.sent = copy.deepcopy(sent)
+            place.sent = (copy.deepcopy(sent), {})
         return [_Candidate(place, renamed)]
     results: list[_Candidate] = []
     for place in found:
         pairs = zip(_call_ids(message), _call_ids(place.message), strict=True)
         ids = {old: new for old, new in pairs if isinstance(old, str) and new is not None and old != new}
         if place.sent is None and recorded_id is None:
-            place.renamed, place.sent = ids, copy.deepcopy(sent)
+            place.sent = (copy.deepcopy(sent), ids)
         results.append(_Candidate(place, {**renamed, **ids} if ids else renamed))
     return results
 

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 _MAY_BE_INFINITE = re.compile(rb"\d(?:[eE]\+?\d{3}|\d{299})")
 """Matches every number that may overflow a float."""
+_UPGRADE = re.compile(rb"^upgrade(?=[ \t]*:)", re.IGNORECASE | re.MULTILINE)
 
 
 async def read_body(request: Request, *, most_bytes: int, seconds: float) -> bytes:
@@ -106,7 +107,7 @@ def connection_class(limits: Limits) -> type[asyncio.Protocol]:
             self._expect()
 
         def data_received(self, data: bytes) -> None:
-            super().data_received(data)
+            super().data_received(self._without_upgrade(data))
             if self._answering():
                 self._forget()
                 return
@@ -124,6 +125,16 @@ def connection_class(limits: Limits) -> type[asyncio.Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             self._forget()
             super().connection_lost(exc)
+
+        def _without_upgrade(self, data: bytes) -> bytes:
+            """``data`` with another name for the Upgrade header, which a server may ignore: httptools then skips the body.
+
+            JDK's client sends it. The name is as long, so that no length changes.
+            """
+            if self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete:
+                return data
+            head, end, body = data.partition(b"\r\n\r\n")
+            return _UPGRADE.sub(b"ignored", head) + end + body if _UPGRADE.search(head) else data
 
         def _answering(self) -> bool:
             return self.cycle is not None and not self.cycle.response_complete

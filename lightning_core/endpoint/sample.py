@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 from lightning_core.backends.backend import Backend, Delta, SamplingParams, sampling_digest
@@ -211,8 +212,7 @@ def _recorded(job: SamplingJob, span: CallSpan) -> Call | None:
     if job.session.recorded is None:
         return None
     asked = (job.address.agent, job.model, job.prompt.ids)
-    recorded = job.session.recorded.take(*asked)
-    if recorded is not None:
+    if (recorded := job.session.recorded.take(*asked)) is not None:
         span.replays(recorded.replays or recorded.id)
     elif (forked := job.session.recorded.reach(*asked)) is not None:
         span.forks(forked)
@@ -249,6 +249,6 @@ def _seed(session: Session, prompt: RenderedPrompt) -> int | None:
         return None
     seeded_by = str(session.seed).encode() + pack(prompt.ids, "<u4")
     digest = hashlib.blake2b(seeded_by, digest_size=8).hexdigest()
-    session.seen[digest] += 1
+    times = next(session.seen.setdefault(digest, count(1)))  # in one step, since other threads count too
     # `seeded` adds the index of the choice, so the seeds of repeats are further apart.
-    return (int(digest, 16) + 65536 * session.seen[digest]) % (1 << 62)
+    return (int(digest, 16) + 65536 * times) % (1 << 62)

@@ -156,6 +156,7 @@ class PolicyEndpoint:
             http=connection_class(limits),
             h11_max_incomplete_event_size=limits.header_bytes,
             ws="none",
+            proxy_headers=False,
             log_level="warning",
             access_log=False,
             backlog=_BACKLOG,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import Counter, defaultdict
-from collections.abc import Generator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,7 +40,7 @@ class Session:
     seed: int | None
     secret: str | None = field(default=None, repr=False)
     """The rollout's secret. None: the rollout is not in this process, and its requests have no origin."""
-    seen: Counter[str] = field(default_factory=Counter[str])
+    seen: dict[str, Iterator[int]] = field(default_factory=dict[str, Iterator[int]])
     memory: Memory = field(default_factory=Memory)
     conversations: dict[str, Sequence[Message]] = field(default_factory=dict[str, Sequence[Message]])
     """The messages up to each response that a later request can name, by the id of the response's call."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lightning_core.chat.turns import squeeze
 from lightning_core.errors import ContextOverflowError
 from lightning_core.trace import Call
 
@@ -33,7 +34,10 @@ def _named(refusal: Call) -> Mapping[str, Any] | None:
 
 
 def _is_most(messages: Sequence[Mapping[str, Any]], responses: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether ``responses`` are most of the text in ``messages`` from the first of them on."""
+    """Whether ``responses`` are most of the text in ``messages`` from the first of them on.
+
+    White space does not count: clients strip responses.
+    """
     sampled = {_text(response) for response in responses}
     texts = [(_text(message), message.get("role") == "assistant") for message in messages]
     own = [is_answer and text in sampled for text, is_answer in texts]
@@ -43,11 +47,11 @@ def _is_most(messages: Sequence[Mapping[str, Any]], responses: Sequence[Mapping[
 
 
 def _text(message: Mapping[str, Any]) -> str:
-    """What a message adds to a prompt: its text and its calls, without reasoning, which the next prompt may leave out."""
+    """What a message adds to a prompt, squeezed: its text and its calls, without reasoning, which the next prompt may leave out."""
     content = message.get("content") or ""
     if not isinstance(content, str):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    return content + "".join(f"{name}{arguments}" for name, arguments in _calls(message))
+    return squeeze(content + "".join(f"{name}{arguments}" for name, arguments in _calls(message)))
 
 
 def _calls(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

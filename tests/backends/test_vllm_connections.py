@@ -112,6 +112,22 @@ def test_a_server_that_closes_every_connection_is_an_error():
     asyncio.run(run())
 
 
+def test_a_response_is_not_sampled_twice(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lightning_core.backends.vllm.connections._CLOSED_SECONDS", 0.05)
+
+    async def closing(server: Server, writer: asyncio.StreamWriter) -> bool:
+        await asyncio.sleep(0.1)
+        return False
+
+    async def run() -> None:
+        async with serving(closing) as server:
+            with pytest.raises(InfrastructureError, match="no response from the vLLM server"):
+                await sample(server)
+            assert server.requests == 1
+
+    asyncio.run(run())
+
+
 def test_closing_a_stream_disconnects():
     async def endless(server: Server, writer: asyncio.StreamWriter) -> bool:
         event = json.dumps({"choices": [{**CHOICE, "finish_reason": None}]}).encode()

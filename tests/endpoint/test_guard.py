@@ -126,6 +126,12 @@ def test_a_client_beyond_its_rate_gets_retry_after():
         assert client.get(client.base_url.join("/health")).status_code == 200
 
 
+def test_a_client_does_not_choose_its_address():
+    with serving(requests_per_minute=1) as (_, client):
+        sent = [client.post(CHAT, json=LEAST[CHAT], headers={"x-forwarded-for": f"10.0.0.{i}"}) for i in range(2)]
+        assert [response.status_code for response in sent] == [200, 429]
+
+
 def test_clients_do_not_share_a_rate_and_regain_it():
     rate = RateLimit(60)
     assert [rate.seconds_left("a", 100.0) for _ in range(60)] == [0.0] * 60

@@ -132,6 +132,7 @@ BLOCKS = {"role": "assistant", "content": [{"type": "tool_use", "name": "add", "
     [
         ([wrote(LONG), overflow("hi", LONG, "result")], "failed"),
         ([wrote(LONG), overflow(LONG * 9, LONG, "result")], "failed"),
+        ([wrote(f"{LONG} {LONG}\n\n"), overflow("hi", f"{LONG}\n{LONG}", "result")], "failed"),
         ([wrote("short"), overflow("hi", "short", LONG)], "overflow"),
         ([wrote("short"), wrote(LONG), overflow("hi", "short", "result", LONG, "ok")], "failed"),
         ([wrote(LONG, trained=False), overflow("hi", LONG, "result")], "overflow"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from ssl import SSLContext
 
@@ -12,6 +13,8 @@ _IDLE_SECONDS = 2.0
 """Seconds after which an idle connection is not used again. Shorter than servers keep one (vLLM: 5 s): a request that is sent while the
 server closes the connection is lost."""
 _CONNECT_SECONDS = 30.0
+_CLOSED_SECONDS = 1.0
+"""Seconds from sending a request to the error if the connection was already closed: a round trip, with room for a busy event loop."""
 _JSON = {"content-type": "application/json"}
 _OMITTED = ("Accept", "Accept-Encoding", "User-Agent")
 
@@ -33,12 +36,16 @@ class Connections:
         Raises `aiohttp.ClientError` without one.
         """
         session = await self._session()
+        sent = time.monotonic()
         try:
             return await session.post(url, data=body, headers=_JSON)
         except aiohttp.ClientConnectorError:
             raise
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            # Most likely the server closed the idle connection at this moment. Sampling twice has no effect.
+            # At first, most likely the server closed the idle connection at this moment. Later it has begun to sample, which would
+            # take as long again, and end the same way if the server fails at this request.
+            if time.monotonic() - sent > _CLOSED_SECONDS:
+                raise
             return await session.post(url, data=body, headers=_JSON)
 
     async def _session(self) -> aiohttp.ClientSession:
