@@ -90,7 +90,12 @@ def content(ended: Rollout) -> Any:
         (c.agent, c.digest, c.context, c.finish_reason, tuple(c.messages), c.response, c.policy_version)
         for c in ended.trace.calls
     ]
-    return ended.status, ended.trace.reward, calls, sorted(spans, key=repr)
+    return (
+        ended.status,
+        ended.trace.reward,
+        calls,
+        sorted(spans, key=lambda s: repr((s[0], sorted(s[1].items()), s[2]))),
+    )
 
 
 def arrays(trace: Trace) -> list[np.ndarray[Any, Any]]:
