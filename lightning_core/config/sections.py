@@ -90,7 +90,8 @@ class UpstreamSection(Section):
     api_key_env: str | None = None
     """Name of the environment variable that holds the API key; null: no key is sent."""
     connections: Count = 100
-    """Maximum number of calls to the server at the same time. Further calls wait, which is not time of their agents."""
+    """Maximum number of calls to the server at the same time. Further calls wait, which is not time of their agents.
+    With `endpoint.workers` above 1, each worker has an equal part of it, at least 1."""
     timeout_seconds: Positive = 120.0
     """Longest time in which the server may send nothing: until the first byte of a response, and between two. A call
     that exceeds it fails, and may be repeated by its client; it is not a failure of the agent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import socket
 import subprocess
 import threading
@@ -18,6 +19,8 @@ from lightning_core.errors import ConfigError, InfrastructureError
 from lightning_core.propagation.children.frames import Channel, command, framed, receive_bytes
 from lightning_core.trace import SpanRecord
 
+logger = logging.getLogger(__name__)
+
 _MODULE = "lightning_core.endpoint.shard_process"
 _START_SECONDS = 120.0
 _END_SECONDS = 10.0
@@ -30,11 +33,10 @@ Handle = Callable[["Shard", str, Sequence[Any], SpanRecord | None], None]
 class Shard:
     """A worker process, and the keys that it answers. Thread-safe."""
 
-    def __init__(self, settings: bytes, handle: Handle, lost: Callable[[Shard], None]) -> None:
-        """Start the process. ``handle`` gets its messages but replies; ``lost`` is called when it has ended.
+    url: str
 
-        Raises `ConfigError` if it cannot listen at the host, and `InfrastructureError` if it does not start.
-        """
+    def __init__(self, handle: Handle, lost: Callable[[Shard], None]) -> None:
+        """Start the process. ``handle`` gets its messages but replies; ``lost`` is called when it has ended."""
         self._keys: set[str] = set()
         self._handle_other = handle
         self._lost = lost
@@ -52,11 +54,18 @@ class Shard:
                 start_new_session=True,
             )
         self._channel = Channel(ours, self._handle)
+
+    def begin(self, settings: bytes) -> None:
+        """Wait until the process answers requests.
+
+        Raises `ConfigError` if it cannot listen at the host, and `InfrastructureError` if it does not start.
+        """
+        connection = self._channel.connection
         try:
-            self.url = self._begin(ours, settings)
+            self.url = self._begin(connection, settings)
         except BaseException:
             self.end()
-            ours.close()
+            connection.close()
             raise
         threading.Thread(target=self._read, name="lightning-endpoint-worker", daemon=True).start()
 
@@ -122,6 +131,10 @@ class Shard:
         code = self._process.wait()
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
+    def kill(self) -> None:
+        """End the process without waiting for it."""
+        self._process.kill()
+
     def end(self) -> None:
         """End the process."""
         with suppress(OSError):
@@ -166,6 +179,14 @@ class Shard:
                 future.set_result(None)
 
     def _handle(self, data: bytes) -> None:
+        try:
+            self._handle_message(data)
+        except Exception:
+            logger.exception("a worker of the policy endpoint is ended, because a message of it cannot be read")
+            with suppress(OSError):
+                self._channel.connection.shutdown(socket.SHUT_RDWR)
+
+    def _handle_message(self, data: bytes) -> None:
         kind, values, span = decode(data)
         if kind == "lag":
             self._lag = (values[0], time.monotonic() + _USUAL_LAG)

@@ -188,6 +188,8 @@ class ShardEndpoint(PolicyEndpoint):
             recorded=message.recorded,
             max_calls=message.max_calls,
         )
+        if (session := self._sessions.get(message.key)) is not None:
+            session.secret = message.secret  # without one in the run, the rollout here has another one
 
     def _on_begin(self, key: str) -> None:
         self.begin(key)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from lightning_core.backends.gate import SharedBackend
@@ -72,6 +72,8 @@ class ShardedEndpoint:
     ) -> None:
         """Arguments as of `PolicyEndpoint`; ``chats``: for each model."""
         self._gate = backend.gate
+        if upstream is not None:
+            upstream = replace(upstream, connections=max(1, upstream.connections // workers))
         settings = ShardSettings(
             open_backend=backend.opener(),
             chats=chats,
@@ -84,6 +86,9 @@ class ShardedEndpoint:
         self._settings = dump("settings", settings)
         self._workers = workers
         self._shards: list[Shard] = []
+        self._starting: set[Shard] = set()
+        self._not_replaced: list[Shard] = []
+        """Workers that have ended, and whose replacement failed."""
         self._places: dict[str, Shard] = {}
         """The worker of each key."""
         self._open: dict[str, _Open] = {}
@@ -96,8 +101,12 @@ class ShardedEndpoint:
         """What the threads that read from workers must not wait for."""
 
     def __enter__(self) -> Self:
-        with ThreadPoolExecutor(self._workers) as threads:
-            starts = [threads.submit(self._start) for _ in range(self._workers)]
+        try:
+            with ThreadPoolExecutor(self._workers) as threads:
+                starts = [threads.submit(self._start) for _ in range(self._workers)]
+        except BaseException:
+            self.__exit__()
+            raise
         self._shards = [start.result() for start in starts if start.exception() is None]
         if len(self._shards) < self._workers:
             self.__exit__()
@@ -107,6 +116,8 @@ class ShardedEndpoint:
 
     def __exit__(self, *_: object) -> None:
         self._closing = True
+        for shard in tuple(self._starting):
+            shard.kill()
         self._chores.shutdown(cancel_futures=True)
         for shard in self._shards:
             self._gate.detach(shard.follow)
@@ -124,6 +135,9 @@ class ShardedEndpoint:
 
     def new_key(self) -> str:
         """See `Endpoint.new_key`. It belongs to the worker with the fewest rollouts."""
+        with suppress(IndexError, RuntimeError):  # none is left, or the endpoint is being closed
+            while True:
+                self._chores.submit(self._replace, self._not_replaced.pop())
         key, turn = Sessions.new_key(), next(self._turns)
         shards = [self._shards[(turn + i) % self._workers] for i in range(self._workers)]
         self._places[key] = min(shards, key=lambda shard: (shard.ended, len(shard.keys)))
@@ -233,8 +247,17 @@ class ShardedEndpoint:
 
     def _start(self) -> Shard:
         with outside_rollout():
-            shard = Shard(self._settings, self._handle, self._lost)
+            shard = Shard(self._handle, self._lost)
+            self._starting.add(shard)
+            try:
+                if self._closing:
+                    shard.kill()
+                shard.begin(self._settings)
+            finally:
+                self._starting.discard(shard)
         self._gate.attach(shard.follow)
+        if shard.ended:  # perhaps `_lost` has already detached it
+            self._gate.detach(shard.follow)
         with suppress(InfrastructureError):
             shard.send("learn", self._known_agents.facts())
         return shard
@@ -288,17 +311,28 @@ class ShardedEndpoint:
         if self._closing:
             return
         keys = sorted(shard.keys)
-        why = f"a worker of the policy endpoint ended ({shard.exit_text()})"
-        logger.error("%s, with %d rollouts; another one is started", why, len(keys))
         for key in keys:
             opened = self._open.get(key)
             if opened is not None and opened.run is not None:
-                opened.run.count_infrastructure_failure(why)
+                opened.run.count_infrastructure_failure("a worker of the policy endpoint ended")
+        ending = shard.exit_text()  # it may wait
+        logger.error(
+            "a worker of the policy endpoint ended (%s), with %d rollouts; another one is started", ending, len(keys)
+        )
         with suppress(RuntimeError):
             self._chores.submit(self._replace, shard)
 
     def _replace(self, shard: Shard) -> None:
         try:
-            self._shards[self._shards.index(shard)] = self._start()
-        except InfrastructureError as error:
-            logger.error("the policy endpoint goes on with fewer workers: %s", describe(error))
+            place = self._shards.index(shard)
+            self._shards[place] = self._start()
+        except Exception as error:
+            if self._closing:
+                return
+            known = isinstance(error, InfrastructureError | ConfigError)
+            logger.error(
+                "the policy endpoint goes on with fewer workers until the next rollout, which starts one again: %s",
+                describe(error),
+                exc_info=not known,
+            )
+            self._not_replaced.append(shard)

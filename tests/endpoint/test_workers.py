@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,16 @@ from lightning_core import load_config, rollout, trace_to_transitions, transitio
 from lightning_core.backends.scripted import ByteTokenizer
 from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.capture import scope
+from lightning_core.capture.address import Address
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
+from lightning_core.endpoint.shard import Shard
+from lightning_core.endpoint.shard_messages import load
 from lightning_core.endpoint.sharded import ShardedEndpoint
-from lightning_core.errors import ConfigError
+from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.errors import ConfigError, InfrastructureError
+from lightning_core.propagation.children.keys import KeyAddress, bind_key
 from lightning_core.rollouts.attempt import Attempt, Rollout
 from lightning_core.rollouts.local_agents import open_endpoint, patched
 from lightning_core.testing.recording_server import RecordingServer
@@ -84,7 +90,12 @@ def content(ended: Rollout) -> Any:
         (c.agent, c.digest, c.context, c.finish_reason, tuple(c.messages), c.response, c.policy_version)
         for c in ended.trace.calls
     ]
-    return ended.status, ended.trace.reward, calls, sorted(spans, key=repr)
+    return (
+        ended.status,
+        ended.trace.reward,
+        calls,
+        sorted(spans, key=lambda s: repr((s[0], sorted(s[1].items()), s[2]))),
+    )
 
 
 def arrays(trace: Trace) -> list[np.ndarray[Any, Any]]:
@@ -119,8 +130,19 @@ def test_rollouts_of_all_workers_are_as_of_one_endpoint(
 
 
 def test_a_worker_that_ends_costs_its_own_rollouts_one_attempt(
-    model: ModelServer, endpoint: ShardedEndpoint, caplog: pytest.LogCaptureFixture
+    model: ModelServer,
+    endpoint: ShardedEndpoint,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    lost, counted = endpoint._shards[0], list[list[str]]()
+    exit_text = lost.exit_text
+
+    def wait_for_the_end() -> str:
+        counted.extend(o.run._infrastructure for o in endpoint._open.values() if o.shard is lost and o.run)
+        return exit_text()
+
+    monkeypatch.setattr(lost, "exit_text", wait_for_the_end)
     attempts: list[Attempt] = []
     before, asked = endpoint.pids, model.asked
     model.let_answer.clear()
@@ -135,16 +157,80 @@ def test_a_worker_that_ends_costs_its_own_rollouts_one_attempt(
         wait_until(lambda: len(attempts) == 2)
         model.let_answer.set()
         run.join()
-    assert [attempt.rollout.error for attempt in attempts[:2]] == [
-        "a worker of the policy endpoint ended (signal 9)"
-    ] * 2
+    assert [attempt.rollout.error for attempt in attempts[:2]] == ["a worker of the policy endpoint ended"] * 2
+    assert counted == [["a worker of the policy endpoint ended"]] * 2
     assert [attempt.rollout.status for attempt in attempts[:2]] == ["infrastructure"] * 2
     assert [(r.status, r.reward, len(r.trace.calls)) for r in ended] == [("ok", 1.0, 1)] * 4
-    assert "with 2 rollouts; another one is started" in caplog.text
+    assert "a worker of the policy endpoint ended (signal 9), with 2 rollouts; another one is started" in caplog.text
     wait_until(lambda: endpoint.pids[0] != before[0])
     assert endpoint.pids[1] == before[1]
     with running(endpoint, one_turn, settings=HERE) as runner:
         assert [r.status for r in finish(runner, numbered(4), routing=WRITER)] == ["ok"] * 4
+
+
+def test_a_worker_is_replaced_until_one_works(
+    served: tuple[ModelServer, VllmBackend, ShardedEndpoint],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, backend, endpoint = served
+    before, attach, begin = endpoint.pids, backend.gate.attach, Shard.begin
+
+    def refuse(shard: Shard, _: bytes) -> None:
+        shard.end()
+        raise ConfigError("no port is free")
+
+    def attach_late(follower: Any) -> None:
+        monkeypatch.setattr(backend.gate, "attach", attach)
+        os.kill(follower.__self__.pid, signal.SIGKILL)
+        wait_until(lambda: follower.__self__._gone)
+        attach(follower)
+
+    monkeypatch.setattr(Shard, "begin", refuse)
+    endpoint._shards[0]._handle(b"no message")
+    wait_until(lambda: endpoint._not_replaced)
+    assert "because a message of it cannot be read" in caplog.text
+    assert "Traceback" in caplog.text
+    assert "another one is started" in caplog.text
+    assert "until the next rollout, which starts one again: ConfigError: no port is free" in caplog.text
+    assert endpoint.pids == before
+    monkeypatch.setattr(Shard, "begin", begin)
+    monkeypatch.setattr(backend.gate, "attach", attach_late)
+    assert endpoint._places[endpoint.new_key()].pid == before[1]
+    wait_until(lambda: endpoint.pids[0] != before[0] and not endpoint._shards[0].ended)
+    assert len(backend.gate._followers) == 2
+    with running(endpoint, one_turn, settings=HERE) as runner:
+        assert [r.status for r in finish(runner, numbered(2), routing=WRITER)] == ["ok"] * 2
+
+
+def test_an_interrupt_ends_workers_that_start(
+    served: tuple[ModelServer, VllmBackend, ShardedEndpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_core.endpoint.shard.command", lambda *_: ["sleep", "600"])
+    upstream = UpstreamServer(base_url="http://127.0.0.1:1/v1", connections=5)
+    endpoint = ShardedEndpoint(served[1], {}, workers=2, upstream=upstream)
+    divided = load(endpoint._settings)[1][0].upstream
+    assert divided == UpstreamServer(base_url=upstream.base_url, connections=2)
+    with ThreadPoolExecutor(1) as threads:
+        entered = threads.submit(endpoint.__enter__)
+        wait_until(lambda: len(endpoint._starting) == 2)
+        pids = [shard.pid for shard in endpoint._starting]
+        endpoint.__exit__()
+        with pytest.raises(InfrastructureError, match="ended, or did not start in time"):
+            entered.result()
+    wait_until_gone(pids)
+
+
+def test_a_bound_key_of_a_rollout_elsewhere_names_its_agent(endpoint: ShardedEndpoint) -> None:
+    """Its secret is unknown, as in one process."""
+    key = endpoint.new_key()
+    endpoint.open(key, Address(rollout="0" * 31 + "1", span="0" * 15 + "1"), WRITER)
+    bound = bind_key(key, KeyAddress(agent="writer"), secret="of another process")
+    url = f"{endpoint.url_of(key)}/chat/completions"
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    answer = httpx.post(url, json=body, headers={"authorization": f"Bearer {bound}"}, timeout=60)
+    endpoint.close(key)
+    assert answer.status_code == 200, answer.text
 
 
 def test_new_weights_are_those_of_all_workers(
