@@ -184,8 +184,10 @@ class _Calls:
             return [text]
         begin = self.syntax.begin
         never = [mark for mark in form.opens if mark not in begin]
-        rest = self.write(calls).removeprefix(lark.literal(begin))
-        return [text, f"{lark.text_until(begin, *never)}{rest}"]
+        # Text ends at the mark, not at all of `begin`: with the mark in it, only a call could follow, not the end.
+        first = min((begin.index(mark) + len(mark) for mark in form.opens if mark in begin), default=len(begin))
+        rest = f"{lark.literal(begin[first:])}{self.write(calls).removeprefix(lark.literal(begin))}"
+        return [text, f"{lark.text_until(begin[:first], *never)}{rest}"]
 
     def _call(self, tool: Mapping[str, Any]) -> str:
         function, syntax, lark = tool["function"], self.syntax, self.lark

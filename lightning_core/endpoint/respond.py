@@ -129,9 +129,9 @@ class Responder:
         """Render the prompt, sample each response from the backend, and record it."""
         warn_of_hosted_tools(incoming.session, incoming.address.agent, request)
         prepare = partial(self._prepare, incoming, request, model, trained=trained)
-        compiles = request.requirements.schema is not None or request.requirements.tool is not None
-        prepared = await incoming.off_loop(prepare, size=UNKNOWN if compiles else 0)
-        chat, (spans, prompts, jobs) = self._chats[model], prepared
+        required, chat = request.requirements, self._chats[model]
+        compiles = required.schema is not None or required.tool is not None or required.one_call
+        spans, prompts, jobs = await incoming.off_loop(prepare, size=UNKNOWN if compiles else 0)
         context = ResponseContext(
             request=request,
             call=spans[0].id,

@@ -85,6 +85,14 @@ def test_others_are_answered_while_a_schema_is_compiled():
     assert any("shorter-work" in name for name in backend.threads)
 
 
+@pytest.mark.parametrize("required", [{"parallel_tool_calls": False}, {"tool_choice": "required"}])
+def test_a_constraint_on_calls_is_compiled_off_the_event_loop(required: dict[str, Any]):
+    with slow_endpoint() as (backend, endpoint, _), client_in_rollout(endpoint) as (_, client):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+        assert client.post(CHAT, json={**LEAST[CHAT], "tools": tools, **required}).status_code == 200
+    assert {name.partition("_")[0] for name in backend.threads} == {"lightning-shorter-work"}
+
+
 def test_a_client_that_leaves_while_its_request_is_prepared_leaves_no_open_call():
     with slow_endpoint() as (backend, endpoint, pool):
         with client_in_rollout(endpoint) as (run, client):

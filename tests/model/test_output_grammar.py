@@ -362,6 +362,21 @@ def test_at_most_one_call_beside_free_text(name: str) -> None:
     assert not walker(name).accepts(params, encode(family(name), f"{form.answer}{text}{call}{call}"))
 
 
+@pytest.mark.parametrize("name", ["minimax_m2", "deepseek_v3_2", "similar to chatml", "similar to qwen2_5"])
+def test_the_mark_of_a_call_is_in_no_text_so_any_text_can_end(name: str) -> None:
+    """Whether the vocabulary has a token for it or not."""
+    chat = walker(name).chat
+    grammar = chat.output_grammar(None, AllowedCalls(tools=TOOLS, required=False, one=True), "")
+    params = SamplingParams(max_tokens=9, stop_token_ids=chat.stop_token_ids, grammar=grammar)
+    (mark,) = chat.tool_format.opens
+    call = chat.template._probe_response([example_call(chat)])  # pyright: ignore[reportPrivateUsage]
+    (end, *_) = chat.stop_token_ids
+    for text in ("Use < tags >", f"Use {call}"):
+        assert walker(name).accepts(params, [*encode(family(name), text), end]), text
+    for text in (f"Use {mark} tags", f"{mark}{{}}"):
+        assert not walker(name).accepts(params, encode(family(name), text)), text
+
+
 def example_call(chat: Chat) -> dict[str, Any]:
     function = {"name": "set_it", "arguments": {"count": 3}}
     return {"id": chat.template.ids.example("set_it", 0), "type": "function", "function": function}
