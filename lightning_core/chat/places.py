@@ -87,7 +87,7 @@ class FoundPlace(NamedTuple):
 class _Candidate(NamedTuple):
     place: Place
     renamed: Mapping[str, str]
-    """Ids of calls as the client sent them: the recorded ids."""
+    """Ids in the latest message with calls, as the client sent them: the recorded ids. Clients repeat ids from turn to turn."""
 
 
 class Memory:
@@ -189,9 +189,9 @@ def _step(candidate: _Candidate, sent: Any, index: int, quote: Quote) -> list[_C
     recorded_id = renamed.get(answers) if isinstance(answers, str) else None
     if only is not None and recorded_id is None and _comparable(sent):
         if sent == only.message:
-            return [_Candidate(only, renamed)]
+            return [_Candidate(only, {} if sent.get("tool_calls") else renamed)]
         if sent == only.sent:
-            return [_Candidate(only, {**renamed, **only.renamed} if only.renamed else renamed)]
+            return [_Candidate(only, only.renamed or {} if sent.get("tool_calls") else renamed)]
     message = check_message(sent, index)
     if recorded_id is not None:
         message["tool_call_id"] = recorded_id
@@ -203,14 +203,14 @@ def _step(candidate: _Candidate, sent: Any, index: int, quote: Quote) -> list[_C
         place = Place(above, message, _quoted(message, quote), key)
         if sent != message:
             place.sent = copy.deepcopy(sent)
-        return [_Candidate(place, renamed)]
+        return [_Candidate(place, {} if "tool_calls" in message else renamed)]
     results: list[_Candidate] = []
     for place in found:
         pairs = zip(_call_ids(message), _call_ids(place.message), strict=True)
         ids = {old: new for old, new in pairs if isinstance(old, str) and new is not None and old != new}
         if place.sent is None and recorded_id is None:
             place.renamed, place.sent = ids, copy.deepcopy(sent)
-        results.append(_Candidate(place, {**renamed, **ids} if ids else renamed))
+        results.append(_Candidate(place, ids if "tool_calls" in message else renamed))
     return results
 
 
