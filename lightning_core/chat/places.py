@@ -102,7 +102,7 @@ class Memory:
         """The place before the first message of all conversations with ``setting``."""
         key = _digest(setting)
         with self._lock:
-            return self._roots.setdefault(key, Place(None, {}, {}, key, attached=True))
+            return self._roots.get(key) or Place(None, {}, {}, key, attached=True)
 
     def find(self, root: Place, messages: Sequence[Any], quote: Quote, *, offset: int = 0) -> FoundPlace:
         """The place of ``messages``; those that are not known get places that only `add` attaches.
@@ -123,13 +123,13 @@ class Memory:
         return FoundPlace(place, _doubt(places) if len(places) > 1 else None)
 
     def add(self, prompt: Place, response: Message, turn: Turn | None, quote: Quote) -> Place:
-        """The place of ``response`` after the place of its prompt. ``turn``: its tokens; None: they cannot be continued."""
+        """The place of ``response`` after the place of its prompt. ``turn``: its tokens; None: they cannot be continued, and nothing is kept."""
         checked = check_message(response, 0)
         key = key_of(checked)
+        if turn is None:
+            return Place(prompt, checked, checked, key)
         with self._lock:
             above = self._attach(prompt)
-            if turn is None:
-                return Place(above, checked, checked, key)
             self._order += 1
             for place in above.under(key):
                 if (known := place.turn) is not None and known.same(turn):

@@ -286,7 +286,9 @@ def test_a_client_that_gives_an_id_in_each_turn_may_edit_a_later_call(name: str)
         prompt = chat.render(history, TOOLS, memory)
         assert prompt.context != "new"
         assert [m["tool_call_id"] for m in prompt.messages if m["role"] == "tool"] == [sampled["id"], "call_0"]
-        ids = re.findall(r'"id": ?"(\w{9})"|"call_id": ?"(\w{9})"|\[CALL_ID\](\w{9})|\[TOOL_RESULTS\](\w{9})', prompt.text)
+        ids = re.findall(
+            r'"id": ?"(\w{9})"|"call_id": ?"(\w{9})"|\[CALL_ID\](\w{9})|\[TOOL_RESULTS\](\w{9})', prompt.text
+        )
         called, answered, called_again, answered_again = ("".join(found) for found in ids)
         assert called == answered == sampled["id"]
         assert called_again == answered_again != called
