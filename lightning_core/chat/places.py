@@ -37,7 +37,7 @@ class Place:
     turn: Turn | None = None
     """The tokens, if the message was sampled here."""
     attached: bool = False
-    sent: tuple[Any, Mapping[str, str]] | None = None
+    sent: tuple[Any, Mapping[str, tuple[str, ...]]] | None = None
     """The message as a client sent it first, if that differs, and the ids of calls in it that differ: the recorded ids."""
     below: dict[bytes, tuple[Place, ...]] | None = None
     recorded: Place | None = field(init=False)
@@ -83,8 +83,9 @@ class FoundPlace(NamedTuple):
 
 class _Candidate(NamedTuple):
     place: Place
-    renamed: Mapping[str, str]
-    """Ids of calls as the client sent them: the recorded ids."""
+    renamed: Mapping[str, tuple[str, ...]]
+    """Ids in the latest message with calls, as the client sent them: the recorded ids of the calls that have them, whose results come next.
+    Clients repeat ids from turn to turn, and within a message."""
 
 
 class Memory:
@@ -102,7 +103,7 @@ class Memory:
         """The place before the first message of all conversations with ``setting``."""
         key = _digest(setting)
         with self._lock:
-            return self._roots.setdefault(key, Place(None, {}, {}, key, attached=True))
+            return self._roots.get(key) or Place(None, {}, {}, key, attached=True)
 
     def find(self, root: Place, messages: Sequence[Any], quote: Quote, *, offset: int = 0) -> FoundPlace:
         """The place of ``messages``; those that are not known get places that only `add` attaches.
@@ -123,13 +124,14 @@ class Memory:
         return FoundPlace(place, _doubt(places) if len(places) > 1 else None)
 
     def add(self, prompt: Place, response: Message, turn: Turn | None, quote: Quote) -> Place:
-        """The place of ``response`` after the place of its prompt. ``turn``: its tokens; None: they cannot be continued."""
+        """The place of ``response`` after that of its prompt. ``turn``: its tokens; None: they cannot be continued, and nothing is kept."""
         checked = check_message(response, 0)
-        key, quoted = key_of(checked), _quoted(checked, quote)
+        key = key_of(checked)
+        if turn is None:
+            return Place(prompt, checked, checked, key)
+        quoted = _quoted(checked, quote)
         with self._lock:
             above = self._attach(prompt)
-            if turn is None:
-                return Place(above, checked, checked, key)
             self._order += 1
             for place in above.under(key):
                 if (known := place.turn) is not None and known.same(turn):
@@ -186,15 +188,17 @@ def _step(candidate: _Candidate, sent: Any, index: int, quote: Quote) -> list[_C
     above, renamed = candidate
     only = above.only()
     answers = sent.get("tool_call_id") if renamed and isinstance(sent, Mapping) else None
-    recorded_id = renamed.get(answers) if isinstance(answers, str) else None
-    if only is not None and recorded_id is None and _comparable(sent):
+    recorded_ids = renamed.get(answers, ()) if isinstance(answers, str) else ()
+    if recorded_ids:  # results of calls with one id are in the order of the calls; further ones are of the last call
+        renamed = {**renamed, str(answers): recorded_ids[1:] or recorded_ids}
+    if only is not None and not recorded_ids and _comparable(sent):
         if sent == only.message:
-            return [_Candidate(only, renamed)]
+            return [_Candidate(only, {} if sent.get("tool_calls") else renamed)]
         if (first := only.sent) is not None and sent == first[0]:
-            return [_Candidate(only, {**renamed, **first[1]} if first[1] else renamed)]
+            return [_Candidate(only, first[1] if sent.get("tool_calls") else renamed)]
     message = check_message(sent, index)
-    if recorded_id is not None:
-        message["tool_call_id"] = recorded_id
+    if recorded_ids:
+        message["tool_call_id"] = recorded_ids[0]
     if only is not None and "tool_calls" not in message and only.message == message:
         return [_Candidate(only, renamed)]
     key = key_of(message)
@@ -203,14 +207,13 @@ def _step(candidate: _Candidate, sent: Any, index: int, quote: Quote) -> list[_C
         place = Place(above, message, _quoted(message, quote), key)
         if sent != message:
             place.sent = (copy.deepcopy(sent), {})
-        return [_Candidate(place, renamed)]
+        return [_Candidate(place, {} if "tool_calls" in message else renamed)]
     results: list[_Candidate] = []
     for place in found:
-        pairs = zip(_call_ids(message), _call_ids(place.message), strict=True)
-        ids = {old: new for old, new in pairs if isinstance(old, str) and new is not None and old != new}
-        if place.sent is None and recorded_id is None:
+        ids = _renamed(_call_ids(message), _call_ids(place.message))
+        if place.sent is None and not recorded_ids:
             place.sent = (copy.deepcopy(sent), ids)
-        results.append(_Candidate(place, {**renamed, **ids} if ids else renamed))
+        results.append(_Candidate(place, ids if "tool_calls" in message else renamed))
     return results
 
 
@@ -231,6 +234,15 @@ def _matching(places: Sequence[Place], message: Message) -> list[Place]:
     if found:
         return found
     return ([p for p in given if _call_ids(p.message) == ids] or given)[:1]
+
+
+def _renamed(sent: Sequence[Any], recorded: Sequence[Any]) -> dict[str, tuple[str, ...]]:
+    """The recorded ids of the calls with each id that the client changed, or gave to several calls."""
+    ids: dict[str, tuple[str, ...]] = {}
+    for old, new in zip(sent, recorded, strict=True):
+        if isinstance(old, str) and isinstance(new, str):
+            ids[old] = (*ids.get(old, ()), new)
+    return {old: new for old, new in ids.items() if new != (old,)}
 
 
 def _call_ids(message: Message) -> list[Any]:

@@ -261,6 +261,64 @@ def test_the_reasoning_that_came_back_tells_which_of_two_equal_answers_is_contin
     assert "hm, no" in edited.text
 
 
+@pytest.mark.parametrize("name", ["mistral_v3", "mistral_v7"])
+def test_a_client_that_gives_an_id_in_each_turn_may_edit_a_later_call(name: str) -> None:
+    """The first call was sampled and has a recorded id, the second was edited: its result keeps the id of its own call."""
+    family = next(family for family in FAMILIES if family.name == name)
+    chat, memory = make_chat(family), Memory()
+
+    def sample(prompt: RenderedPrompt, text: str) -> Message:
+        output = encode(family, f"{text}</s>", letter_by_letter=True)
+        response = chat.parse(output, tools=True)
+        chat.remember(prompt, output, response, memory)
+        return response
+
+    def turn(arguments: str, result: str) -> list[Message]:
+        call = {"id": "call_0", "type": "function", "function": {"name": "add", "arguments": arguments}}
+        called = {"role": "assistant", "content": "", "tool_calls": [call]}
+        return [called, {"role": "tool", "name": "add", "tool_call_id": "call_0", "content": result}]
+
+    history: list[Message] = [{"role": "user", "content": "go"}]
+    prompt = chat.render(history, TOOLS, memory)
+    (sampled,) = sample(prompt, '[TOOL_CALLS][{"name": "add", "arguments": {"x": 1}, "id": "abcdefghi"}]')["tool_calls"]
+    history += [*turn('{"x": 1}', "first result"), *turn('{"x": 2}', "second result")]
+    for _ in range(2):  # the messages are new, then they are known
+        prompt = chat.render(history, TOOLS, memory)
+        assert prompt.context != "new"
+        assert [m["tool_call_id"] for m in prompt.messages if m["role"] == "tool"] == [sampled["id"], "call_0"]
+        ids = re.findall(
+            r'"id": ?"(\w{9})"|"call_id": ?"(\w{9})"|\[CALL_ID\](\w{9})|\[TOOL_RESULTS\](\w{9})', prompt.text
+        )
+        called, answered, called_again, answered_again = ("".join(found) for found in ids)
+        assert called == answered == sampled["id"]
+        assert called_again == answered_again != called
+        history.append(sample(prompt, "done"))
+        history.append({"role": "user", "content": "more"})
+
+
+@pytest.mark.parametrize("ids", [("x", "x", "x"), ("ls", "ls", "cat"), ("", "", "")])
+def test_results_of_calls_with_one_id_are_in_the_order_of_the_calls(ids: tuple[str, ...]) -> None:
+    """Some clients take the name of a function as the id of its calls."""
+    family = next(family for family in FAMILIES if family.name == "qwen2_5")
+    chat, memory = make_chat(family), Memory()
+    history: list[Message] = [{"role": "user", "content": "go"}]
+    prompt = chat.render(history, TOOLS, memory)
+    written = [f'<tool_call>\n{{"name": "add", "arguments": {{"x": {n}}}}}\n</tool_call>' for n in range(3)]
+    output = encode(family, "\n".join(written) + "<|im_end|>", letter_by_letter=True)
+    response = chat.parse(output, tools=True)
+    chat.remember(prompt, output, response, memory)
+    calls = [{**call, "id": sent} for call, sent in zip(response["tool_calls"], ids, strict=True)]
+    results = [{"role": "tool", "tool_call_id": sent, "content": f"result {n}"} for n, sent in enumerate(ids)]
+    history += [{**response, "tool_calls": calls}, *results]
+    for _ in range(2):  # the messages are new, then they are known
+        prompt = chat.render(history, TOOLS, memory)
+        assert prompt.context != "new"
+        answered = [m["tool_call_id"] for m in prompt.messages if m["role"] == "tool"]
+        assert answered == [call["id"] for call in response["tool_calls"]]
+        assert "[no result]" not in prompt.text
+        assert re.findall(r"result (\d)", prompt.text) == ["0", "1", "2"]
+
+
 def test_each_message_and_token_of_a_long_conversation_is_kept_once() -> None:
     """40 turns of about 750 tokens each; the messages are parsed anew for each request."""
     family = next(family for family in FAMILIES if family.name == "qwen2_5")

@@ -21,6 +21,7 @@ from lightning_core import fit, load_config
 from lightning_core.backends.scripted import ByteTokenizer, ScriptedBackend
 from lightning_core.capture.signatures import ORIGIN
 from lightning_core.chat.chat import Chat
+from lightning_core.chat.places import Place
 from lightning_core.endpoint.server import Routing
 from lightning_core.errors import ConfigError
 from lightning_core.tools import serving
@@ -201,6 +202,36 @@ def test_what_is_forgotten_first():
     assert [known(memory, text) for text in "abc"] == [True, False, True]
     ask(memory, "longer than all" * size)
     assert not any(known(memory, text) for text in ("a", "c", "longer than all" * size))
+
+
+def test_responses_that_cannot_be_continued_keep_no_memory():
+    """A stop string began inside a token. Other tools in each request: not even the settings are kept."""
+    chat, response = Chat(ByteTokenizer()), {"role": "assistant", "content": "x" * 40}
+    tools = [{"type": "function", "function": {"name": f"f{n}", "parameters": {"type": "object"}}} for n in range(10)]
+
+    def places() -> int:
+        gc.collect()
+        return sum(isinstance(one, Place) for one in gc.get_objects())
+
+    before = places()
+
+    def ask(memory: RecentMemory, messages: list[dict[str, str]], tool: int = 0, *, cut: bool = True) -> int:
+        prompt = chat.render(messages, tools[tool : tool + 1], memory)
+        chat.remember(prompt, b"x" * 40, response, memory, stopped="y" if cut else None)
+        return len(prompt.ids) + 40
+
+    memory = RecentMemory(10_000)
+    for n in range(10):
+        ask(memory, [{"role": "user", "content": f"question {n}"}], n)
+    assert places() == before
+    first = {"role": "user", "content": "question0"}
+    size = ask(RecentMemory(1000), [first], cut=False)
+    memory = RecentMemory(size)
+    for n in range(10):
+        question = {"role": "user", "content": f"question{n}"}
+        ask(memory, [question], cut=False)
+        ask(memory, [question, response, {"role": "user", "content": "more"}])
+    assert places() - before == 3  # the setting, and the latest question with its response
 
 
 def test_a_conversation_continues_its_tokens_until_it_is_evicted(monkeypatch: pytest.MonkeyPatch):

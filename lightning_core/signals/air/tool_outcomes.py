@@ -93,9 +93,10 @@ def _match(events: list[Event], requests: list[_Request], ids: Set[str]) -> dict
                 matched[event.id] = request
                 left.remove(request)
     for event in events:  # a framework may execute one request again
-        again = None if event.id in matched else _latest(event, [r for r in requests if _same_id(event, r)])
-        if again is not None:
-            matched[event.id] = again
+        for fits in _BY_ID:
+            again = None if event.id in matched else _latest(event, [r for r in requests if fits(event, r)])
+            if again is not None:
+                matched[event.id] = again
     return matched
 
 
@@ -110,6 +111,10 @@ def _same_id(event: Event, request: _Request) -> bool:
     return request.id is not None and request.id == event.attributes.get(TOOL_CALL_ID)
 
 
+def _same_agent(event: Event, request: _Request) -> bool:
+    return event.agent == request.call.agent
+
+
 def _same_content(event: Event, request: _Request) -> bool:
     arguments = event.attributes.get(TOOL_ARGUMENTS)
     return (
@@ -120,12 +125,17 @@ def _same_content(event: Event, request: _Request) -> bool:
 
 
 _Tests = tuple[Callable[[Event, _Request], bool], ...]
-_BY_ID: _Tests = (lambda event, request: _same_id(event, request) and _same_content(event, request), _same_id)
+_BY_ID: _Tests = (
+    lambda event, request: _same_id(event, request) and _same_agent(event, request) and _same_content(event, request),
+    lambda event, request: _same_id(event, request) and _same_agent(event, request),
+    lambda event, request: _same_id(event, request) and _same_content(event, request),
+    _same_id,
+)
 _BY_CONTENT: _Tests = (
-    lambda event, request: event.agent == request.call.agent and _same_content(event, request),
+    lambda event, request: _same_agent(event, request) and _same_content(event, request),
     _same_content,
 )
-"""Whether an event executes a request, strictest first. Ids may repeat within a rollout."""
+"""Whether an event executes a request, strictest first. Ids may repeat within a rollout, also among agents that run in parallel."""
 
 
 def _requests(call: Call) -> list[_Request]:

@@ -195,6 +195,22 @@ def test_a_retry_belongs_to_its_own_request_and_not_to_an_equal_one_that_never_r
     assert [(o.call, o.status) for o in tool_outcomes(trace)] == [("c1", "error"), ("c1", "ok"), ("c2", "unused")]
 
 
+@pytest.mark.parametrize("arguments", ["{}", '{"changed": 1}'], ids=["the content", "changed content"])
+def test_agents_in_parallel_that_give_the_same_id_keep_their_own_outcomes(arguments: str) -> None:
+    """Both request ``call_0`` before a tool runs; the tool of each runs, and that of the first runs again."""
+    calls = (call(1, "a", [1], [2], response=look("call_0")), call(2, "b", [1], [2], response=look("call_0")))
+    events = tuple(
+        replace(
+            event := tool_event(i, "look", "call_0"),
+            agent=agent,
+            attributes={**event.attributes, "gen_ai.tool.call.arguments": arguments},
+        )
+        for i, agent in ((3, "a"), (4, "b"), (5, "a"))
+    )
+    trace = Trace(rollout="r", task_id="t", task=None, calls=calls, events=events, rewards=())
+    assert [(o.call, o.agent) for o in tool_outcomes(trace)] == [("c1", "a"), ("c2", "b"), ("c1", "a")]
+
+
 @pytest.mark.parametrize("identity", [None, "x", "y"])
 def test_a_discarded_call_requests_no_tools(identity: str | None) -> None:
     """A node is interrupted after its call, and runs again: the tool belongs to the second call, unless its id is of the first."""
