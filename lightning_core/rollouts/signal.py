@@ -35,7 +35,7 @@ class TokenScorer(Protocol):
     """Scores tokens under some weights."""
 
     def logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
-        """The logprobs of the sampled tokens of ``rows``: float32 [T] by call id, as at sampling."""
+        """The logprobs of the sampled tokens of ``rows``: float32 [T] by call id, as at sampling. It may leave out constrained calls."""
         ...
 
     def candidates(self, rows: Sequence[Row], count: int) -> Mapping[str, Candidates]:

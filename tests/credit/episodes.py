@@ -100,7 +100,7 @@ def from_calls(
             output_ids=IDS if c.output_ids is None else c.output_ids,
             logprobs=np.zeros(1 if c.output_ids is None else len(c.output_ids), dtype="<f4"),
             temperature=1.0,
-            constraint=None,
+            constraint=c.constraint,
             digest="",
             finish_reason=c.finish_reason,
         )

@@ -90,6 +90,35 @@ def test_tokens_get_the_difference_to_the_teacher() -> None:
     assert streams.counts == {"tokens_distilled": 2, "teacher_kl_sum": 1.75}
 
 
+@dataclass(frozen=True, slots=True)
+class Unconstrained(Raised):
+    """Leaves out constrained calls."""
+
+    def logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
+        scored = Raised.logprobs(self, rows)
+        return {s.call: scored[s.call] for row in rows for s in row.segments if s.constraint is None}
+
+
+def test_calls_that_the_teacher_leaves_out_are_counted_and_keep_their_advantage() -> None:
+    ids = np.array([7, 8], dtype="<u4")
+    calls = [
+        call(name, "r", "taught", i, output_ids=ids, constraint=constraint)
+        for i, (name, constraint) in enumerate({"a": None, "b": "{}"}.items())
+    ]
+    one = from_calls(calls, 0)
+    teacher = Teacher(
+        settings=Distill(teacher="http://teacher"),
+        scorer=Unconstrained(by=[0.25, -2.0]),
+        chat=Chat(ByteTokenizer()),
+        max_context=100,
+    )
+    streams = teacher.streams([one])
+    assert streams.counts == {"tokens_distilled": 2, "teacher_kl_sum": 1.75, "tokens_distill_constrained": 2}
+    _, second = to_rows(Algorithm(), [one], Credit(values={}, advantages={"a": 0.5, "b": -1.0}), streams)
+    assert second.advantages is not None
+    assert second.advantages[second.mask].tolist() == [-1.0, -1.0]
+
+
 @pytest.mark.long
 def test_the_policy_comes_closer_to_another_model(model: Path, other: Path, tmp_path: Path) -> None:
     """Without any difference in rewards."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +83,26 @@ def test_a_server_teaches_as_the_same_model_here(
     assert divergences(f"{server}/v1", "server") == pytest.approx(divergences(str(model), "here"), abs=1e-3)
 
 
+def test_constrained_responses_are_left_out_with_one_warning(
+    server: str, backend: VllmBackend, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    teacher = scorer(server, model, 5)
+    free, row = (make_row(([1, 2], False), ([3], True), ([4], False), ([5, 6], True)) for _ in range(2))
+    first, last = row.segments
+    mixed = replace(row, segments=(first, replace(last, constraint="{}")))
+    none = make_row(([1, 2], False), ([3], True), constraint="{}")
+    kept = [s.call for s in free.segments] + [first.call]
+    assert [*teacher.logprobs([free, mixed, none])] == kept
+    assert [*teacher.candidates([free, mixed, none], 5)] == kept
+    (warning,) = [record.getMessage() for record in caplog.records if "algorithm.distill" in record.getMessage()]
+    assert "constrained to a JSON schema or to tool calls" in warning
+    assert "first of ['writer']" in warning
+
+
 def test_what_a_server_cannot_score_is_an_error(server: str, backend: VllmBackend, model: Path, tmp_path: Path) -> None:
     teacher = scorer(server, model)
     with pytest.raises(TrainingError, match=r"sampled at \[0.5\]; set rollouts.temperature: 1.0"):
         teacher.logprobs([make_row(([1, 2], False), ([3], True), temperature=0.5)])
-    with pytest.raises(TrainingError, match="constrained to a JSON schema"):
-        teacher.logprobs([make_row(([1, 2], False), ([3], True), constraint="{}")])
     with pytest.raises(InfrastructureError, match="returned status 400"):
         teacher.logprobs([make_row(([1] * 5000, False), ([3], True))])
     other = make_tiny_model(tmp_path / "other", texts=["The quick brown fox of another language"] * 20)

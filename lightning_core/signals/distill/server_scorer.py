@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -14,7 +15,9 @@ from lightning_core.endpoint.api_key import read_api_key
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError, describe
 from lightning_core.signals.distill.section import Distill
 from lightning_core.trace import Floats
-from lightning_core.transitions import Candidates, Row
+from lightning_core.transitions import Candidates, Row, Segment
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 CONNECTIONS = 16
@@ -55,6 +58,7 @@ class ServerScorer:
         self._count = count
         self._vocabulary = vocabulary
         self._connections = connections
+        self._warned = False
         self._client = httpx.Client(
             base_url=self.url,
             headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
@@ -84,22 +88,23 @@ class ServerScorer:
     def logprobs(self, rows: Sequence[Row]) -> dict[str, Floats]:
         """The logprobs of the sampled tokens of ``rows``: float32 [T] by call id.
 
-        Raises `TrainingError` for tokens that were not sampled at temperature 1 from all tokens, which the server cannot score.
+        Constrained calls are left out: the server knows no distribution over the allowed tokens. Raises `TrainingError` for tokens
+        that were not sampled at temperature 1.
         """
 
         def read(row: Row, entries: Sequence[PlaceLogprobs]) -> dict[str, Floats]:
             scored = (entry[str(token)]["logprob"] for token, entry in zip(row.token_ids[1:], entries, strict=True))
             logprobs_L = np.array([0.0, *scored], dtype=np.float32)
-            return {segment.call: logprobs_L[segment.start : segment.stop] for segment in row.segments}
+            return {segment.call: logprobs_L[segment.start : segment.stop] for segment in _scored(row)}
 
         return self._by_call(rows, read)
 
     def candidates(self, rows: Sequence[Row], count: int) -> dict[str, Candidates]:
-        """The ``count`` most likely tokens at the sampled tokens of ``rows``, by call id; errors as of `logprobs`."""
+        """The ``count`` most likely tokens at the sampled tokens of ``rows``, by call id; calls and errors as of `logprobs`."""
 
         def read(row: Row, entries: Sequence[PlaceLogprobs]) -> dict[str, Candidates]:
             return {
-                s.call: _most_likely(entries[s.start - 1 : s.stop - 1], count, self._vocabulary) for s in row.segments
+                s.call: _most_likely(entries[s.start - 1 : s.stop - 1], count, self._vocabulary) for s in _scored(row)
             }
 
         return self._by_call(rows, read)
@@ -110,9 +115,22 @@ class ServerScorer:
         """The results of ``read`` on the server's answers, by call id. Answers are large, so each is read on its own thread."""
         for row in rows:
             _check(row)
+        self._warn(rows)
+        rows = [row for row in rows if any(_scored(row))]
         with ThreadPoolExecutor(self._connections) as threads:
             found = threads.map(lambda row: read(row, self._prompt_logprobs(row.token_ids.tolist())), rows)
             return {call: value for of_row in found for call, value in of_row.items()}
+
+    def _warn(self, rows: Sequence[Row]) -> None:
+        agents = sorted({row.agent for row in rows if len([*_scored(row)]) < len(row.segments)})
+        if agents and not self._warned:
+            self._warned = True
+            logger.warning(
+                "algorithm.distill: a teacher on a server cannot score a response that was constrained to a JSON schema or to tool "
+                "calls. Such responses have no term of the teacher, first of %s; use a teacher in this process, or leave them out of "
+                "algorithm.distill.agents. The metric tokens_distill_constrained counts their tokens from now on",
+                agents,
+            )
 
     def _prompt_logprobs(self, ids: Sequence[int]) -> list[PlaceLogprobs]:
         """The server's logprobs at each of ``ids`` but the first, of that token and of the most likely ones."""
@@ -187,15 +205,15 @@ def _most_likely(entries: Sequence[PlaceLogprobs], count: int, vocabulary: int |
     )
 
 
+def _scored(row: Row) -> Iterator[Segment]:
+    """The calls of ``row`` that were sampled from all tokens."""
+    return (segment for segment in row.segments if segment.constraint is None)
+
+
 def _check(row: Row) -> None:
     if not (row.temperatures[row.mask] == 1).all():
         found = sorted({float(t) for t in row.temperatures[row.mask]})
         raise TrainingError(
             f"algorithm.distill: a teacher on a server scores tokens at temperature 1, but these were sampled at {found}; set "
             "rollouts.temperature: 1.0"
-        )
-    if any(segment.constraint is not None for segment in row.segments):
-        raise TrainingError(
-            "algorithm.distill: a teacher on a server cannot score a response that was constrained to a JSON schema or to tool "
-            "calls; use a teacher in this process, or leave the agent out of algorithm.distill.agents"
         )

@@ -56,17 +56,18 @@ class Teacher:
         rows = transitions_to_rows([self._read_by_teacher(t, calls[t.call]) for t in chosen.values()])
         if settings.divergence == "forward":
             proposed = self.scorer.candidates(rows, settings.candidate_count)
+            counts = (
+                {"tokens_distilled": sum(len(found.token_ids_TK) for found in proposed.values())} if proposed else {}
+            )
             return Streams(
                 candidates={call: replace(found, weight=settings.weight) for call, found in proposed.items()},
-                counts={"tokens_distilled": sum(len(found.token_ids_TK) for found in proposed.values())}
-                if proposed
-                else {},
+                counts=counts | _count_left(chosen, proposed),
             )
         scored = self.scorer.logprobs(rows)
-        differences = {call: (scored[call] - t.logprobs).astype(np.float32) for call, t in chosen.items()}
+        differences = {call: (scored_T - chosen[call].logprobs).astype(np.float32) for call, scored_T in scored.items()}
         return Streams(
             advantages={call: settings.weight * difference_T for call, difference_T in differences.items()},
-            counts=_count(differences),
+            counts=_count(differences) | _count_left(chosen, scored),
         )
 
     def _read_by_teacher(self, transition: Transition, call: Call) -> Transition:
@@ -98,3 +99,9 @@ def _count(differences: Mapping[str, Floats]) -> dict[str, float]:
         return {}
     total = -math.fsum(float(values_T.sum()) for values_T in differences.values())
     return {"tokens_distilled": sum(map(len, differences.values())), "teacher_kl_sum": total}
+
+
+def _count_left(chosen: Mapping[str, Transition], scored: Collection[str]) -> dict[str, float]:
+    """The tokens of the calls that the scorer left out."""
+    left = sum(len(t.output_ids) for call, t in chosen.items() if call not in scored)
+    return {"tokens_distill_constrained": left} if left else {}
