@@ -124,7 +124,7 @@ class Memory:
         return FoundPlace(place, _doubt(places) if len(places) > 1 else None)
 
     def add(self, prompt: Place, response: Message, turn: Turn | None, quote: Quote) -> Place:
-        """The place of ``response`` after that of its prompt. ``turn``: its tokens; None: they cannot be continued, and nothing is kept."""
+        """The place of ``response`` after the place of its prompt. ``turn``: its tokens; None: nothing of them is kept."""
         checked = check_message(response, 0)
         key = key_of(checked)
         if turn is None:
