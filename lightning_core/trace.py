@@ -181,7 +181,7 @@ class Call:
 
 
 class _UnreadField:
-    """Descriptor of a field that contains a value, its JSON text until it is first read, or a `partial` that returns it."""
+    """Descriptor of a field that contains a value, its JSON text until it is first read, or a `partial` that each read calls."""
 
     def __init__(self, slot: Any, parse: Callable[[str], Any]) -> None:
         self.slot, self._parse = slot, parse

@@ -73,6 +73,13 @@ class _Latest(NamedTuple):
     node: int = 0
 
 
+class _Text(NamedTuple):
+    """A text to add: its digest and, unless it is known, what `SharedContent.texts` has of it."""
+
+    digest: bytes
+    packed: bytes
+
+
 class SharedContent:
     """What the calls of one rollout have in common. Thread-safe."""
 
@@ -98,8 +105,6 @@ class SharedContent:
         """The index of each text, by its digest."""
         self._nodes: dict[int, int] = {}
         """The node of a message after another: ``node << 32 | text``."""
-        self._values: dict[int, Any] = {}
-        """The values of the texts that were read, by their index."""
         self._latest: dict[bytes, _Latest] = {}
         """The latest prompt of each conversation, by the digest of its first messages."""
 
@@ -115,7 +120,15 @@ class SharedContent:
 
     def add_messages(self, messages: Sequence[Any]) -> References:
         """Keep the messages of a prompt, any JSON values."""
-        return self._add(lambda: NOTHING._replace(messages=self._node_of(messages)))
+        after, texts, name, latest = self._since_latest(messages)
+
+        def add() -> References:
+            node = self._node(after, texts)
+            if name is not None:
+                self._latest[name] = latest._replace(node=node)
+            return NOTHING._replace(messages=node)
+
+        return self._add(add)
 
     def add_call(
         self,
@@ -127,23 +140,26 @@ class SharedContent:
         ids: tuple[bytes, bytes] | None = None,
     ) -> References:
         """Keep what a call has: JSON texts, and the packed ids of its prompt and response. Returns ``to`` with what is added."""
+        asked = None if messages is None else self._packed(messages)
+        answer, given = (None if text is None else self._packed([text])[0] for text in (response, tools))
+        tokens = None if ids is None else np.frombuffer(b"".join(ids), "<u4")
 
         def add() -> References:
             added: dict[str, int] = {}
-            if messages is not None:
-                added["messages"] = self._node(0, messages)
-            if response is not None:
-                added["response"] = self._index(response)
-            if tools is not None:
-                added["tools"] = self._index(tools)
-            if ids is not None:
-                branch = self.tokens.add(np.frombuffer(b"".join(ids), "<u4"))
-                added |= {"branch": branch, "prompt": len(ids[0]) // 4, "output": len(ids[1]) // 4}
+            if asked is not None:
+                added["messages"] = self._node(0, asked)
+            if answer is not None:
+                added["response"] = self._index(answer)
+            if given is not None:
+                added["tools"] = self._index(given)
+            if ids is not None and tokens is not None:
+                added |= {"branch": self.tokens.add(tokens), "prompt": len(ids[0]) // 4, "output": len(ids[1]) // 4}
             return to._replace(**added)
 
         return self._add(add, to)
 
     def _add(self, add: Callable[[], References], instead: References = NOTHING) -> References:
+        """Run ``add``, which only looks up and appends: an event loop may wait for the lock."""
         with self._lock:
             if self._is_adding:  # the garbage collector interrupted this thread while it added something
                 return instead
@@ -153,26 +169,36 @@ class SharedContent:
             finally:
                 self._is_adding = False
 
-    def _node_of(self, messages: Sequence[Any]) -> int:
-        """The node of the last of ``messages``. Of a conversation that goes on, only the new messages become JSON."""
+    def _since_latest(self, messages: Sequence[Any]) -> tuple[int, Sequence[_Text], bytes | None, _Latest]:
+        """The node that ``messages`` go on after, the texts after it, and the conversation and its latest prompt then, without its node.
+
+        Of a conversation that goes on, only the new messages become JSON. The conversation is None if it has no name.
+        """
         if len(messages) <= _START:
-            return self._node(0, map(encode, messages))
+            return 0, self._packed(map(encode, messages)), None, _Latest()
         try:
             start = _marshalled(messages[:_START])
             data = _marshalled(messages)
         except ValueError:  # an object that JSON may still be able to express
-            return self._node(0, map(encode, messages))
+            return 0, self._packed(map(encode, messages)), None, _Latest()
         name = _hash(start).digest()
         known = self._latest.get(name, _Latest())
         digest = _hash(data[: known.size])
         if known.length > len(messages) or digest.digest() != known.digest:
             known, digest = _Latest(), _hash(b"")
-        node = self._node(known.node, map(encode, messages[known.length :]))
         digest.update(data[known.size :])
-        self._latest[name] = _Latest(len(messages), len(data), digest.digest(), node)
-        return node
+        latest = _Latest(len(messages), len(data), digest.digest())
+        return known.node, self._packed(map(encode, messages[known.length :])), name, latest
 
-    def _node(self, node: int, texts: Iterable[str]) -> int:
+    def _packed(self, texts: Iterable[str]) -> list[_Text]:
+        found: list[_Text] = []
+        for text in texts:
+            data = text.encode(errors="surrogatepass")
+            digest = _hash(data).digest()
+            found.append(_Text(digest, b"" if digest in self._known else _pack(data)))
+        return found
+
+    def _node(self, node: int, texts: Iterable[_Text]) -> int:
         """The node of the last of ``texts``, messages after those of ``node``."""
         for text in texts:
             content = self._index(text)
@@ -185,13 +211,11 @@ class SharedContent:
             node = following
         return node
 
-    def _index(self, text: str) -> int:
-        data = text.encode(errors="surrogatepass")
-        digest = _hash(data).digest()
-        index = self._known.get(digest)
+    def _index(self, text: _Text) -> int:
+        index = self._known.get(text.digest)
         if index is None:
-            index = self._known[digest] = len(self.texts)
-            self.texts.append(_pack(data))
+            index = self._known[text.digest] = len(self.texts)
+            self.texts.append(text.packed)
         return index
 
     def text(self, references: References, key: str) -> str:
@@ -201,10 +225,7 @@ class SharedContent:
         return f"[{', '.join(map(self._text, self._contents_of(references, key)))}]"
 
     def value(self, references: References, key: str) -> Any:
-        """The value of the attribute ``key``, not to be changed: token ids, messages, a response, or tools.
-
-        Equal messages of several calls are one object.
-        """
+        """The value of the attribute ``key``: token ids, which are read-only, messages, a response, or tools, which are parsed anew."""
         if key == PROMPT_IDS:
             return self.tokens.read(references.branch, 0, references.prompt)
         if key == OUTPUT_IDS:
@@ -229,9 +250,7 @@ class SharedContent:
         return unpack(self.texts[index]).decode(errors="surrogatepass")
 
     def _value(self, index: int) -> Any:
-        if index not in self._values:
-            self._values[index] = json.loads(self._text(index))
-        return self._values[index]
+        return json.loads(self._text(index))
 
     def share(self, span: SpanRecord) -> SpanRecord:
         """``span``, a call's, with attributes that refer to this content; other spans as they are."""

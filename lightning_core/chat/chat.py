@@ -196,7 +196,7 @@ class Chat:
         quoted_tools = self._quoting.quote(list(tools)) if tools else None
         with self._encoder.lock:
             text, places = take_spans(self.template.render(marked, quoted_tools, generate=True))
-        tail = prompt.text if prompt.tail is None else prompt.tail
+        tail = text if prompt.tail is None else prompt.tail
         if text != prompt.text or not text.endswith(tail):
             return None
         characters = self._encoder.spans(tail, start=prompt.tail is None)

@@ -52,7 +52,8 @@ class RawTemplate:
     """The unmodified chat template of the model.
 
     ``variables``: for all renderings. Raises `ConfigError` if the tokenizer has no template, or one with a syntax error, or the template
-    does not have one of the variables or renders no message. Not thread-safe, because tokenizers are not.
+    does not have one of the variables or renders no message. Thread-safe with a fast tokenizer; with others, all of their users take turns
+    (``Encoder.lock``).
     """
 
     def __init__(self, tokenizer: Tokenizer, variables: Mapping[str, Any]) -> None:

@@ -38,8 +38,8 @@ class ChatTemplate:
     """Renders messages, with arguments as objects, and knows the format of responses.
 
     ``variables``: of the template, for all renderings. Raises `ConfigError` if the tokenizer has no template, or one that fails (see
-    `RawTemplate`), has no end of a response (see `Traits`), drops text of messages, or writes calls that cannot be read. Not thread-safe,
-    because tokenizers are not.
+    `RawTemplate`), has no end of a response (see `Traits`), drops text of messages, or writes calls that cannot be read. `render` is
+    thread-safe with a fast tokenizer; with others, all of their users take turns (``Encoder.lock``).
     """
 
     def __init__(

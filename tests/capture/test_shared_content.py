@@ -6,6 +6,7 @@ import gc
 import json
 import pickle
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,13 +24,14 @@ from lightning_core import trace as tr
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.capture import ActiveRollout, current_address
 from lightning_core.capture.address import Address
-from lightning_core.capture.shared_content import SharedAttributes, SharedContent
+from lightning_core.capture.shared_content import References, SharedAttributes, SharedContent
 from lightning_core.capture.spans import add_span_processor, deliver, remove_span_processor
+from lightning_core.capture.token_tree import TokenTree
 from lightning_core.chat.chat import RenderedPrompt
 from lightning_core.dialects.exchange import ChatRequest, Choice
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.records.store import Store
-from lightning_core.trace import SpanRecord, spans_to_trace
+from lightning_core.trace import SpanRecord, TokenIds, spans_to_trace
 from lightning_core.transitions import trace_to_transitions
 from tests.records.test_store import record
 
@@ -216,19 +218,53 @@ def test_calls_of_one_conversation_are_parts_of_one_read_only_array() -> None:
 
 def test_a_span_that_ends_while_another_one_is_added_keeps_its_own_content() -> None:
     """The garbage collector may end a span on the thread that adds one."""
-    content = SharedContent()
     (ended,) = conversation(SharedContent(), 1)
     plain = replace(ended, attributes=dict(ended.attributes))
     inner: list[SpanRecord] = []
 
-    class Messages(list[str]):
-        def __iter__(self) -> Iterator[str]:
+    class Tokens(TokenTree):
+        def add(self, ids: TokenIds) -> int:
             inner.append(content.share(plain))
-            return super().__iter__()
+            return super().add(ids)
 
-    content.add_call(messages=Messages(["1"]))
+    content = SharedContent(Tokens())
+    content.add_call(ids=(b"", b""))
     assert not isinstance(inner[0].attributes, SharedAttributes)
     assert inner[0].attributes == ended.attributes
+
+
+@pytest.mark.parametrize("added", ["messages", "call"])
+def test_a_large_request_is_prepared_while_others_are_added(added: str) -> None:
+    """An event loop adds the others: it must not wait for the JSON and the compression of the large one."""
+    content, others = SharedContent(), list[References]()
+
+    class Messages(list[Any]):
+        """While it is read, another thread adds a message."""
+
+        def __iter__(self) -> Iterator[Any]:
+            other = threading.Thread(
+                target=lambda: others.append(content.add_messages([{"role": "user"}])), daemon=True
+            )
+            other.start()
+            other.join(timeout=10)
+            assert others, "the other thread waits"
+            return super().__iter__()
+
+    if added == "messages":
+        found = content.add_messages(Messages(["a", "b"]))
+    else:
+        found = content.add_call(messages=Messages(['"a"', '"b"']))
+    assert content.value(found, tr.INPUT_MESSAGES) == ("a", "b")
+    assert content.value(others[0], tr.INPUT_MESSAGES) == ({"role": "user"},)
+
+
+def test_a_call_has_messages_of_its_own_which_are_not_kept() -> None:
+    """A change of the messages of one call, by a reward function, is in no other call."""
+    first, *_, last = map(tr.span_to_call, conversation(SharedContent(), 3))
+    said: Any = last.messages[0]
+    said["content"] = "changed"
+    assert first.messages[0] == {"role": "user", "content": "start"}
+    assert last.messages[0] == first.messages[0]
 
 
 def test_a_trace_that_is_read_during_the_rollout_stays_as_it_was() -> None:

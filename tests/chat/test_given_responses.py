@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,6 +71,8 @@ def test_a_response_is_read_back_from_its_tokens(own: Family) -> None:
             later = chat.render([*PROMPT, response, RESULT], tools, memory)
             assert later.context == "clean"
             assert list(later.ids[: len(prompt.ids) + len(ids)]) == [*prompt.ids, *ids]
+            if (delimiters := chat.template.delimiters) is not None:
+                assert delimiters.thought(later.outline or "") == delimiters.thought(later.text)
             spans = chat.message_spans(later, tools)
             assert spans is not None
             start, stop = spans[3]
@@ -80,7 +83,14 @@ def test_a_response_is_read_back_from_its_tokens(own: Family) -> None:
 def test_messages_of_a_whole_prompt_have_places(own: Family) -> None:
     chat, tokenizer = make_chat(own), make_tokenizer(own)
     prompt = chat.render(PROMPT, None, Memory())
-    spans = chat.message_spans(prompt, None)
+    written: list[str] = []
+
+    def write() -> str:
+        written.append(prompt.text)
+        return written[-1]
+
+    spans = chat.message_spans(replace(prompt, write=write), None)
+    assert len(written) == 1
     assert spans is not None
     start, stop = spans[1]
     assert tokenizer.decode(list(prompt.ids[start:stop])).strip() == "look there"

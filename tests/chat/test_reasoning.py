@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from anthropic import Anthropic
 
+from lightning_core.backends.backend import SamplingParams
+from lightning_core.capture.address import Address
+from lightning_core.chat.chat import Memory
 from lightning_core.chat.reasoning import THINK
+from lightning_core.dialects.exchange import ChatRequest
+from lightning_core.dialects.requirements import OutputRequirements
+from lightning_core.endpoint.constraints import constrain
+from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.sessions import Session
 from lightning_core.endpoint.streaming import HeldText, cut
-from tests.chat.chat_families import FAMILIES, Family, encode, make_chat
+from tests.chat.chat_families import FAMILIES, Family, FamilyBackend, encode, make_chat
 from tests.chat.test_templates import BY_NAME, CALLS, TOOLS, USER, every_family, serve, trained_tokens
 
 THOUGHT = "<think>\nlet me see\n</think>\n\n"
@@ -193,3 +202,19 @@ def test_generation_config_names_stop_tokens(tmp_path: Any):
             config = json.loads((folder / "config.json").read_text())
             (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
         assert eos_token_ids(load_model(folder, torch.float32)) == expected
+
+
+def test_a_constraint_does_not_render_the_prompt_again() -> None:
+    own = FAMILIES[0]
+    chat, messages = make_chat(own), [{"role": "user", "content": "x"}]
+    prompt = chat.render(messages, None, Memory())
+    required = OutputRequirements(schema={"type": "string"})
+    request = ChatRequest(model="policy", messages=messages, requirements=required, body={})
+    session = Session(root=Address(rollout="1" * 32, span="2" * 16), routing=Routing(), seed=None)
+
+    def write() -> str:
+        raise AssertionError
+
+    backend, params = FamilyBackend(own, str), SamplingParams(max_tokens=9)
+    constrained = constrain(params, backend, session, request, chat, replace(prompt, write=write))
+    assert constrained.json_schema == '{"type": "string"}'
