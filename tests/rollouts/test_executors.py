@@ -374,9 +374,9 @@ def test_of_the_agents_on_a_blocked_loop_only_the_one_that_blocks_it_is_blamed(e
 
 def test_nobody_is_blamed_for_a_loop_that_a_callback_blocks(endpoint: PolicyEndpoint, tmp_path: Path) -> None:
     tasks = [{"id": str(n), "file": str(tmp_path / "blocked") if n == 0 else None} for n in range(4)]
-    rollouts = run(endpoint, agents.blocks_once_in_a_callback, tasks, executor="task", timeout_seconds=2)
+    rollouts = run(endpoint, agents.blocks_once_in_a_callback, tasks, executor="task", timeout_seconds=4)
     # The client that they share belongs to the old loop: one that runs again may not reach the endpoint with it.
-    assert {r.status for r in rollouts} <= {"ok", "infrastructure"}
+    assert {r.status for r in rollouts} <= {"ok", "infrastructure"}, [(r.status, r.error) for r in rollouts]
 
 
 def test_the_time_that_another_agent_blocks_the_loop_is_not_an_agents_own(endpoint: PolicyEndpoint) -> None:
