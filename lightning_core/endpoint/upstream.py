@@ -74,7 +74,7 @@ class UpstreamServer:
 
 
 def upstream_target(
-    base_url: str, api_key_env: str | None, *, connections: int = 100, timeout_seconds: float = 120.0
+    base_url: str, api_key_env: str | None, *, connections: int, timeout_seconds: float
 ) -> UpstreamServer:
     """The configured upstream.
 

@@ -358,4 +358,4 @@ def test_a_compressed_request_in_another_wire_format_is_forwarded_as_it_is(progr
 def test_a_key_that_no_header_can_contain_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UPSTREAM_KEY", "“sk-1”")
     with pytest.raises(ConfigError, match=r"'UPSTREAM_KEY' \(policy.upstream.api_key_env\) has characters other than"):
-        upstream_target("http://localhost", "UPSTREAM_KEY")
+        upstream_target("http://localhost", "UPSTREAM_KEY", connections=1, timeout_seconds=1)

@@ -17,7 +17,7 @@ from lightning_core.chat.chat import Chat
 from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
-from lightning_core.endpoint.upstream import upstream_target
+from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.rollouts.runner import Runner
@@ -51,7 +51,7 @@ def running(solve: Callable[[Any], Any], model: Model | None = None, **options: 
     with (
         patched(()),
         ServingEndpoint(other, Chat(other.tokenizer), routing=Routing(max_tokens=100)) as upstream,
-        PolicyEndpoint(backend, Chat(backend.tokenizer), upstream=upstream_target(upstream.url, None)) as endpoint,
+        PolicyEndpoint(backend, Chat(backend.tokenizer), upstream=UpstreamServer(base_url=upstream.url)) as endpoint,
         Runner(
             solve, endpoint=endpoint, settings=settings, agent_name=f"tests.signals.forked_agents:{solve.__name__}"
         ) as runner,
