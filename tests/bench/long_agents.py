@@ -10,6 +10,9 @@ other alphabets, of which the model answers a third. Two runs:
   *spans* were allocated by the modules that record calls, *index* by `lightning_core.chat`, which finds the calls that a prompt continues;
   the rest are connections and caches. The store is a file with this rollout alone, less an empty one;
 - CPU: user and system time of the endpoint's process for each of the last five turns: HTTP, JSON, rendering, tokenising and recording.
+  Below it, the parts of it: the time of the functions in `PHASES`, each without the others in it; *HTTP and the loop* is the rest.
+
+With ``--template NAME``, the tokenizer has that chat template of `tests.chat.native_templates`, and each response calls a tool.
 
 At the end, the memory that a rollout with one request of 8,192 and 512 tokens keeps. Nothing else should run: the CPU is not a median.
 """
@@ -18,16 +21,19 @@ from __future__ import annotations
 
 import argparse
 import contextvars
+import functools
 import gc
+import importlib
 import json
 import os
 import platform
 import random
 import sys
 import tempfile
+import threading
 import time
 import tracemalloc
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +46,9 @@ from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.records.store import RolloutRecord, Store
 from lightning_core.trace import SpanRecord
-from tests.bench.our_gateway import load_tokenizer
+from tests.bench import our_gateway
 from tests.bench.processes import process, read_line
+from tests.chat import native_templates
 
 DOCS = Path(__file__).parents[2] / "docs"
 OTHER_ALPHABETS = (
@@ -52,10 +59,76 @@ OTHER_ALPHABETS = (
 )
 LONG = 8
 """Rollouts with one long request."""
+MEASURED = 5
+"""Turns that the CPU is a mean of."""
 WARM = 5
 """Turns before the first measurement, in a rollout of their own."""
 ASKED, ANSWERED = 505, 250
 """Tokens of a turn, without those of the template."""
+
+
+TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "read",
+        "description": "Reads a page.",
+        "parameters": {"type": "object", "properties": {"page": {"type": "string"}}, "required": ["page"]},
+    },
+}
+PHASES: Sequence[tuple[str, str, str]] = (
+    ("JSON of the request", "lightning_core.endpoint.request", "read_json"),
+    ("its digest", "lightning_core.endpoint.request", "RequestHandler._parse"),
+    ("agent and route", "lightning_core.endpoint.respond", "Responder._decide"),
+    ("fields", "lightning_core.endpoint.respond", "Responder._parse"),
+    ("span", "lightning_core.endpoint.record", "CallSpan.__init__"),
+    ("span", "lightning_core.endpoint.record", "CallSpan.sampled"),
+    ("continuation", "lightning_core.chat.places", "Memory.find"),
+    ("rendering", "lightning_core.chat.outline", "Outlines.write"),
+    ("tokenizing", "lightning_core.chat.encoding", "Encoder.encode"),
+    ("prompt", "lightning_core.endpoint.respond", "Responder._prepare"),
+    ("response and record", "lightning_core.endpoint.sample", "Sampler._finish"),
+    ("response and record", "lightning_core.dialects.openai_chat", "write_response"),
+)
+"""Names of parts of a turn, and the functions whose time they are."""
+
+
+class Phases:
+    """Measures the CPU time of `PHASES`, each function without those that it calls."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys((name for name, _, _ in PHASES), 0.0)
+        self._threads: dict[int, list[float]] = {}
+        """For each thread, the time of inner functions, for each function that is being called."""
+        for name, module, path in PHASES:
+            owner: Any = importlib.import_module(module)
+            *outer, last = path.split(".")
+            for part in outer:
+                owner = getattr(owner, part)
+            setattr(owner, last, self._timed(name, getattr(owner, last)))
+
+    def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            inner = self._threads.setdefault(threading.get_ident(), [])
+            inner.append(0.0)
+            start = time.thread_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                used = time.thread_time() - start
+                self.seconds[name] += used - inner.pop()
+                if inner:
+                    inner[-1] += used
+
+        return call
+
+
+def load_tokenizer(name: str, template: str | None) -> Any:
+    """The tokenizer, with a chat template of `native_templates` if there is one."""
+    loaded = our_gateway.load_tokenizer(name, 0)
+    if template is not None:
+        loaded.chat_template = native_templates.family(template).source
+    return loaded
 
 
 def paragraphs() -> Iterator[str]:
@@ -89,8 +162,10 @@ class Backend:
     models = ("policy",)
     max_context = 1 << 20
 
-    def __init__(self, texts: Texts) -> None:
+    def __init__(self, texts: Texts, tokenizer: Any, *, calls: bool) -> None:
         self._texts = texts
+        self._tokenizer = tokenizer
+        self._calls = calls
         self._rng = random.Random(1)
 
     def check(self, params: SamplingParams) -> None:
@@ -99,7 +174,11 @@ class Backend:
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
-        ids = [*self._texts.take(params.max_tokens - 1)[1], min(params.stop_token_ids)]
+        text, ids = self._texts.take(params.max_tokens - 1)
+        if self._calls:
+            call = json.dumps({"name": "read", "arguments": {"page": text}}, ensure_ascii=False)
+            ids = self._tokenizer.encode(f"<tool_call>\n{call}\n</tool_call>", add_special_tokens=False)
+        ids = [*ids, min(params.stop_token_ids)]
         logprobs = [-self._rng.expovariate(2.0) for _ in ids]
         yield Delta(token_ids=ids, logprobs=logprobs, version=0, finish_reason="stop")
 
@@ -136,11 +215,13 @@ def held() -> Mapping[str, int]:
     return parts
 
 
-def serve(tokenizer: str, *, memory: bool) -> None:
+def serve(tokenizer: str, template: str | None, *, memory: bool) -> None:
     """Serve until stdin is closed; print a measurement for each line, which is the number of a rollout."""
-    loaded = load_tokenizer(tokenizer, 0)
+    loaded = load_tokenizer(tokenizer, template)
+    phases = None if memory else Phases()
     routing = Routing(trained=frozenset(), temperature=1.0, max_tokens=1024)
-    with PolicyEndpoint(Backend(Texts(loaded)), Chat(loaded)) as endpoint:
+    backend = Backend(Texts(loaded), loaded, calls=template is not None)
+    with PolicyEndpoint(backend, Chat(loaded)) as endpoint:
         runs = [
             contextvars.copy_context().run(rollout({"id": str(i)}, strict=False).__enter__) for i in range(2 + LONG)
         ]
@@ -160,6 +241,7 @@ def serve(tokenizer: str, *, memory: bool) -> None:
                 "held": held() if memory else {},
                 "store": store_bytes(run.spans, run) if memory and run.spans else 0,
                 "context": [call.context for call in calls],
+                "phases": {} if phases is None else phases.seconds,
             }
             # What measuring itself takes is between the two.
             print(json.dumps(found | {"answered": time.process_time()}), flush=True)
@@ -168,14 +250,18 @@ def serve(tokenizer: str, *, memory: bool) -> None:
 class Agent:
     """A client that sends its whole conversation in each turn."""
 
-    def __init__(self, url: str, key: str, texts: Texts) -> None:
-        self._url, self._key, self._texts = url, key, texts
+    def __init__(self, url: str, key: str, texts: Texts, *, tools: bool) -> None:
+        self._url, self._key, self._texts, self._tools = url, key, texts, tools
         self._messages: list[Any] = [{"role": "system", "content": "You maintain this repository."}]
         self.tokens = 0
 
     def turn(self, asked: int = ASKED, answered: int = ANSWERED) -> None:
-        self._messages.append({"role": "user", "content": self._texts.take(asked)[0]})
-        body = {"model": "policy", "messages": self._messages, "max_tokens": answered}
+        calls = self._messages[-1].get("tool_calls")
+        sender = {"role": "tool", "tool_call_id": calls[0]["id"]} if calls else {"role": "user"}
+        self._messages.append({**sender, "content": self._texts.take(asked)[0]})
+        body: dict[str, Any] = {"model": "policy", "messages": self._messages, "max_tokens": answered}
+        if self._tools:
+            body["tools"] = [TOOL]
         answer = httpx.post(
             f"{self._url}/chat/completions", json=body, headers={"authorization": f"Bearer {self._key}"}, timeout=600
         )
@@ -185,14 +271,15 @@ class Agent:
 
 
 def measure(
-    tokenizer: str, turns: Sequence[int], *, memory: bool
+    tokenizer: str, template: str | None, turns: Sequence[int], *, memory: bool
 ) -> Iterator[tuple[int, int, Mapping[str, Any], Mapping[str, Any]]]:
     """The turn, the tokens of the conversation, and two measurements: for memory at the start and now, for CPU of the last five turns.
 
     The last one is of the long requests: turn 0.
     """
-    texts = Texts(load_tokenizer(tokenizer, 0))
+    texts = Texts(load_tokenizer(tokenizer, None))
     command = [sys.executable, "-m", "tests.bench.long_agents", "--tokenizer", tokenizer]
+    command += ["--template", template] if template else []
     with process([*command, "--serve", "memory" if memory else "cpu"]) as child:
         ready = json.loads(read_line(child))
 
@@ -201,12 +288,12 @@ def measure(
             return json.loads(read_line(child))
 
         ask(0)
-        warm, agent, *others = (Agent(ready["url"], key, texts) for key in ready["keys"])
+        warm, agent, *others = (Agent(ready["url"], key, texts, tools=template is not None) for key in ready["keys"])
         for _ in range(WARM):
             warm.turn()
         before = ask(0)
         for turn in range(1, max(turns) + 1):
-            if not memory and turn + 4 in turns:
+            if not memory and turn + MEASURED - 1 in turns:
                 before = ask(1)
             agent.turn()
             if turn in turns:
@@ -221,24 +308,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, nargs="+", default=[25, 50, 100, 200])
     parser.add_argument("--tokenizer", default="smollm2-135m-instruct", help="a model's folder or name")
+    parser.add_argument("--template", help="the chat template, of an agent with tools")
+    parser.add_argument("--only", choices=["memory", "cpu"], help="one of the two runs")
     parser.add_argument("--serve", choices=["memory", "cpu"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
-        return serve(options.tokenizer, memory=options.serve == "memory")
+        return serve(options.tokenizer, options.template, memory=options.serve == "memory")
     print(
         f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {options.tokenizer}"
     )
+    if options.only != "cpu":
+        print_memory(options)
+    if options.only != "memory":
+        print_cpu(options)
+    return None
+
+
+def print_memory(options: argparse.Namespace) -> None:
     print(f"{'turns':>6s}{'tokens':>9s}{'RAM':>24s}{'spans':>24s}{'index':>24s}{'store.db':>24s}", flush=True)
-    for turn, tokens, before, after in measure(options.tokenizer, options.turns, memory=True):
+    for turn, tokens, before, after in measure(options.tokenizer, options.template, options.turns, memory=True):
         shared = LONG if turn == 0 else 1
         parts = [(after["held"][part] - before["held"][part]) / shared for part in ("total", "spans", "index")]
         cells = "".join(f"{size / 1024:10.1f} KiB{size / tokens:6.1f} B/t" for size in (*parts, after["store"]))
         print(f"{turn or 'one':>6}{tokens:9d}{cells}", flush=True)
-    for turn, tokens, before, after in measure(options.tokenizer, options.turns, memory=False):
-        if turn:
-            used = (after["asked"] - before["answered"]) / 5 * 1000
-            print(f"{turn:6d}{tokens:9d}{used:9.1f} ms of CPU a turn, {', '.join(after['context'])}", flush=True)
-    return None
+
+
+def print_cpu(options: argparse.Namespace) -> None:
+    for turn, tokens, before, after in measure(options.tokenizer, options.template, options.turns, memory=False):
+        if not turn:
+            continue
+        used = (after["asked"] - before["answered"]) / MEASURED * 1000
+        print(f"{turn:6d}{tokens:9d}{used:9.2f} ms of CPU a turn, {', '.join(after['context'])}")
+        phases = {name: (after["phases"][name] - before["phases"][name]) / MEASURED * 1000 for name in after["phases"]}
+        phases["HTTP and the loop"] = used - sum(phases.values())
+        print("".join(f"{time_:24.2f} ms {name}\n" for name, time_ in phases.items()), end="")
+        print(f"{used - phases['tokenizing']:24.2f} ms without tokenizing", flush=True)
 
 
 if __name__ == "__main__":
