@@ -28,7 +28,7 @@ import numpy as np
 
 from lightning_core.chat.encoding import Encoder
 from lightning_core.chat.messages import Message, check_message, extend_system
-from lightning_core.chat.outline import Context, Outlines, context_of
+from lightning_core.chat.outline import Context, Outline, Outlines, context_of
 from lightning_core.chat.output_grammar import AllowedCalls, output_grammar
 from lightning_core.chat.places import Memory as Memory
 from lightning_core.chat.places import Place
@@ -37,7 +37,7 @@ from lightning_core.chat.teacher_response import continuation
 from lightning_core.chat.template import ChatTemplate
 from lightning_core.chat.template import Tokenizer as Tokenizer
 from lightning_core.chat.tool_formats import ToolFormat, read_message
-from lightning_core.chat.turns import PackedIds, TextPrint, Turn
+from lightning_core.chat.turns import PackedIds, Turn
 from lightning_core.errors import PolicyRequestError
 
 
@@ -48,8 +48,8 @@ class RenderedPrompt:
     ids: Sequence[int]
     write: Callable[[], str]
     """Returns `text`."""
-    outline: str | None = None
-    """The text with marks in place of recorded responses; None: there are none."""
+    outline: Outline | None = None
+    """The text with marks in place of recorded responses; None: no chat."""
     messages: tuple[Message, ...] = ()
     """The messages as rendered, with the reasoning of recorded responses."""
     tools: str = ""
@@ -64,13 +64,16 @@ class RenderedPrompt:
     """The index of the first message that is a recorded response."""
     place: Place | None = None
     """In the `Memory` of the rollout; None: no chat."""
-    unmarked: frozenset[int] = frozenset()
-    """The recorded responses that ``outline`` has as they are, by number."""
 
     @property
     def text(self) -> str:
         """The text that the template renders, quoted (see ``quoting.py``). ``ids`` may hold recorded tokens instead."""
         return self.write()
+
+    @property
+    def ending(self) -> str:
+        """The end of the text, as long as it may have a part of the response."""
+        return self.text if self.outline is None else self.outline.ending
 
 
 class Chat:
@@ -146,36 +149,35 @@ class Chat:
         variables = quote(variables) if variables else None
         write = partial(self._outlines.write, [p.quoted for p in path], quoted_tools, variables)
         context: Context = "new"
-        reason = tail = None
+        reason: str | None = None
         ids: Sequence[int] | None = None
-        unmarked: frozenset[int] = frozenset()
         if (last := place.recorded) is not None and last.turn is not None:
-            outline, unmarked, tail, reason = self._outlines.follow(path, last, last.turn, quoted_tools, variables)
-            if tail is None:
+            outline = self._outlines.follow(path, last, last.turn, quoted_tools, variables)
+            reason = outline.reason
+            if outline.tail is None:
                 context = "forked"
             else:
                 at = path.index(last)
                 context, reason = context_of(last, check_message(sent[at], at), at, reason or doubt)
                 ids = PackedIds(
-                    np.concatenate([last.turn.ids(), PackedIds(self._encoder.encode(tail, start=False)).array])
+                    np.concatenate([last.turn.ids(), PackedIds(self._encoder.encode(outline.tail, start=False)).array])
                 )
         else:
-            outline = write()
+            outline = self._outlines.first(write(), variables)
             if any(p.message["role"] == "assistant" for p in path):
                 reason = "the prompt has assistant messages that were not sampled in this rollout, or not after the same messages and tools"
         return RenderedPrompt(
-            ids=PackedIds(self._encoder.encode(write() if place.recorded else outline)) if ids is None else ids,
+            ids=PackedIds(self._encoder.encode(write() if place.recorded else outline.ending)) if ids is None else ids,
             write=write,
             outline=outline,
             messages=tuple(p.message for p in path),
             tools=setting,
             context=context,
             reason=reason,
-            thinking=self._opens(outline),
-            tail=tail,
+            thinking=self._opens(outline.ending),
+            tail=outline.tail,
             first_recorded=next((i for i, p in enumerate(path) if p.turn is not None), None),
             place=place,
-            unmarked=unmarked,
         )
 
     @property
@@ -276,6 +278,7 @@ class Chat:
         ``stopped``: the text of the tokens before a stop string, which ended it. If these have no such start, none are continued.
         """
         assert prompt.place is not None
+        assert prompt.outline is not None
         output, recorded = list(output_ids), prompt.place.recorded
         if stopped is not None:
             size = bisect_left(range(len(output)), len(stopped), key=lambda n: len(self.text(output[:n])))
@@ -283,12 +286,13 @@ class Chat:
             if self.text(output) != stopped:
                 return memory.add(prompt.place, response, None, self._quoting.quote)
         earlier = recorded.turn if recorded else None
-        text = prompt.text if prompt.outline is None else prompt.outline
+        if earlier is not None:
+            earlier.text.stop_growing()
         turn = Turn.after(
             earlier,
             np.concatenate([np.asarray(prompt.ids, "<u4"), np.array(output, "<u4")]),
-            text=TextPrint(text, earlier.text if earlier and earlier.text.starts(text) else None),
-            unmarked=prompt.unmarked,
+            text=prompt.outline.print,
+            unmarked=prompt.outline.unmarked,
             thinking=prompt.thinking,
             ended=bool(output) and output[-1] in self.stop_token_ids,
             stopped=stopped is not None,

@@ -1,23 +1,39 @@
 """Renders a conversation once, and finds the text after its last recorded response.
 
 An outline is the rendered text with a mark in place of each recorded response. It has the same start as the outline of the last recorded
-prompt if the template writes earlier turns as it did; what follows the last mark is all that is new.
+prompt if the template writes earlier turns as it did; what follows the last mark is all that is new. Where it is known that the
+template does (``locality.py``), only that is rendered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from lightning_core.chat.encoding import Encoder
+from lightning_core.chat.locality import Locality, Window
 from lightning_core.chat.messages import Message, excerpt, functions_of, text_of, with_calls
 from lightning_core.chat.places import Place
 from lightning_core.chat.quoting import has_mark, mark
 from lightning_core.chat.template import ChatTemplate, Tokenizer
-from lightning_core.chat.turns import Turn, squeeze
+from lightning_core.chat.turns import TextPrint, Turn, squeeze
 from lightning_core.errors import PolicyRequestError
 
 Context = Literal["new", "clean", "realigned", "forked"]
+
+
+class Outline(NamedTuple):
+    """The outline of a prompt."""
+
+    print: TextPrint
+    ending: str
+    """Its end, with all that follows the outline of the last recorded prompt."""
+    unmarked: frozenset[int] = frozenset()
+    """The recorded responses, by number, that are written out in it."""
+    tail: str | None = None
+    """The text after the last recorded response; None if the ids before it cannot be reused."""
+    reason: str | None = None
+    """Why earlier turns are rendered differently."""
 
 
 class Outlines:
@@ -28,6 +44,7 @@ class Outlines:
         self._encoder = encoder
         self._tokenizer = tokenizer
         self._stops = stops
+        self._locality = Locality(template)
         delimiters = template.delimiters
         self._around = (delimiters.open, delimiters.close) if delimiters else ()
 
@@ -52,6 +69,10 @@ class Outlines:
         ]
         return self.write(marked, tools, variables)
 
+    def first(self, text: str, variables: Mapping[str, Any] | None) -> Outline:
+        """The outline of a prompt without recorded responses."""
+        return Outline(TextPrint(text, self._locality.setting(variables)), text)
+
     def follow(
         self,
         path: Sequence[Place],
@@ -59,32 +80,58 @@ class Outlines:
         turn: Turn,
         tools: Sequence[Any] | None,
         variables: Mapping[str, Any] | None,
-    ) -> tuple[str, frozenset[int], str | None, str | None]:
-        """The outline of ``path``, what is not marked in it, the text after ``last``, and why earlier turns are rendered differently.
-
-        The text after it is None if earlier turns differ in more than white space, so the recorded ids cannot be reused.
-        """
+    ) -> Outline:
+        """The outline of ``path``, which has ``last`` as its last recorded response, with the tokens ``turn``."""
+        setting = self._locality.setting(variables)
+        comparable = turn.text.grows and turn.text.setting == setting and not turn.unmarked
+        window = self._locality.window(path, path.index(last), setting, tools=bool(tools)) if comparable else None
+        keeps = None if window is None else self._locality.find(window)
+        # The whole is compared with it a few times in each conversation.
+        if window and keeps and last.number & (last.number - 1):
+            added = self._added(window, tools, variables)
+            if added is not None:
+                return Outline(
+                    TextPrint(added, setting, turn.text), added, frozenset(), *self._tail(added, last, turn, same=True)
+                )
+        unmarked = turn.unmarked
         try:
-            outline = self._outline(path, turn.unmarked, tools, variables)
-        except PolicyRequestError:
-            unmarked = turn.unmarked | {last.number}
             outline = self._outline(path, unmarked, tools, variables)
-            return outline, unmarked, None, "the template does not render this conversation without what was said"
-        return outline, turn.unmarked, *self._tail(outline, last, turn)
+        except PolicyRequestError:
+            unmarked = unmarked | {last.number}
+            outline = self._outline(path, unmarked, tools, variables)
+            reason = "the template does not render this conversation without what was said"
+            return Outline(TextPrint(outline, setting), outline, unmarked, None, reason)
+        same = turn.text.starts(outline)
+        added = outline[turn.text.length :] if same else None
+        if window and keeps is not False:
+            self._locality.learn(window, keeps=same and self._added(window, tools, variables) == added)
+        known = turn.text if same and turn.text.grows else None
+        written = outline if added is None else added
+        whole = TextPrint(written, setting, known) if known else TextPrint(outline, setting)
+        return Outline(whole, outline, unmarked, *self._tail(written, last, turn, same=same))
 
-    def _tail(self, outline: str, last: Place, turn: Turn) -> tuple[str | None, str | None]:
+    def _added(self, window: Window, tools: Sequence[Any] | None, variables: Mapping[str, Any] | None) -> str | None:
+        """The text that the short conversation adds; None if the template changes what was before it, or raises."""
+        try:
+            earlier = self._outline(window.earlier, frozenset(), tools, variables)
+            now = self._outline(window.now, frozenset(), tools, variables)
+        except PolicyRequestError:
+            return None
+        return now[len(earlier) :] if now.startswith(earlier) else None
+
+    def _tail(self, written: str, last: Place, turn: Turn, *, same: bool) -> tuple[str | None, str | None]:
+        """The tail and the reason of an outline. ``same``: ``written`` is what follows the outline of the prompt of ``last``."""
         response, thought = last.quoted, _mark("thought", last.number)
         calls = response.get("tool_calls") or ()
         if self._template.tool_format.one_call and len(calls) > 1:
             return None, "the template writes one tool call a message, and the response has several"
-        before, here, after = outline.partition(_mark("response", last.number))
+        before, here, after = written.partition(_mark("response", last.number))
         if not here:
             return None, "the template leaves out earlier turns"
         if response.get("reasoning_content") and thought not in before:
             return None, "the template leaves out earlier reasoning"
-        same = turn.text.starts(before)
         # The model may have written the text between prompt and response: reasoning tags, the start of a call.
-        lead = squeeze(before[turn.text.length :]) if same else turn.text.after(before)
+        lead = squeeze(before) if same else turn.text.after(before)
         for written in (thought, *self._template.tool_format.frame, *self._around):
             lead = lead and lead.replace(squeeze(written), "")
         ends = [(at, -len(stop)) for stop in self._stops if (at := after.find(stop)) >= 0]

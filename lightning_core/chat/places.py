@@ -40,6 +40,8 @@ class Place:
     sent: tuple[Any, Mapping[str, tuple[str, ...]]] | None = None
     """The message as a client sent it first, if that differs, and the ids of calls in it that differ: the recorded ids."""
     below: dict[bytes, tuple[Place, ...]] | None = None
+    features: Any = None
+    """What a template may depend on in the messages up to this place (``locality.py``), once it is needed."""
     recorded: Place | None = field(init=False)
     """The last place up to this one with a recorded response."""
     number: int = field(init=False)

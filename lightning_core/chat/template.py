@@ -91,6 +91,16 @@ class ChatTemplate:
         """The ids of calls that the template accepts."""
         return self._traits.ids
 
+    @property
+    def name(self) -> str:
+        """The name or folder of its tokenizer."""
+        return self._raw.name
+
+    @property
+    def source(self) -> str:
+        """The text of the template."""
+        return self._raw.text
+
     def has_variable(self, name: str) -> bool:
         """Whether the template uses the variable ``name``."""
         return self._raw.has_variable(name)

@@ -53,23 +53,32 @@ class PackedIds(Sequence[int]):
 class TextPrint:
     """The length and digest of a text, and of the text without white space."""
 
-    __slots__ = ("_growing", "digest", "length", "squeezed_digest", "squeezed_length")
+    __slots__ = ("_growing", "digest", "length", "setting", "squeezed_digest", "squeezed_length")
 
-    def __init__(self, text: str, start: TextPrint | None = None) -> None:
-        """``start``: of a start of ``text``, which is then not read again."""
-        growing = None
-        if start is not None:
-            growing, start._growing = start._growing, None
-        if growing is None:
-            start, growing = None, (blake2b(digest_size=16), blake2b(digest_size=16))
-        more = text[start.length if start else 0 :]
-        squeezed = squeeze(more)
-        growing[0].update(text_bytes(more))
+    def __init__(self, text: str, setting: str = "", start: TextPrint | None = None) -> None:
+        """``setting``: what it was rendered with. ``start``: of the text before ``text``; it grows (`stop_growing`)."""
+        known = start and start._growing
+        assert known or start is None
+        growing = (
+            tuple(digest.copy() for digest in known) if known else (blake2b(digest_size=16), blake2b(digest_size=16))
+        )
+        squeezed = squeeze(text)
+        growing[0].update(text_bytes(text))
         growing[1].update(text_bytes(squeezed))
-        self._growing = growing
-        self.length, self.digest = len(text), growing[0].digest()
+        self._growing: tuple[Any, ...] | None = growing
+        self.setting = setting
+        self.length, self.digest = len(text) + (start.length if start else 0), growing[0].digest()
         self.squeezed_length = len(squeezed) + (start.squeezed_length if start else 0)
         self.squeezed_digest = growing[1].digest()
+
+    @property
+    def grows(self) -> bool:
+        """Whether it can be the start of another one."""
+        return self._growing is not None
+
+    def stop_growing(self) -> None:
+        """Free what only longer texts need."""
+        self._growing = None
 
     def starts(self, text: str) -> bool:
         """Whether ``text`` starts with it."""

@@ -57,9 +57,7 @@ def _with_grammar(
     schema, field = request.requirements.schema, request.requirements.schema_field
     whole = None if schema is None else schema or _ANY_OBJECT
     try:
-        # The outline ends as the text does, which would be rendered once more.
-        written = prompt.text if prompt.outline is None else prompt.outline
-        grammar = None if whole is None and calls is None else chat.output_grammar(whole, calls, written)
+        grammar = None if whole is None and calls is None else chat.output_grammar(whole, calls, prompt.ending)
     except ValueError as error:
         if schema is None:
             raise ConstraintError(str(error)) from error

@@ -22,8 +22,10 @@ from lightning_core.propagation.compression import SUPPORTED, decompress, encodi
 
 logger = logging.getLogger(__name__)
 
-_MAY_BE_INFINITE = re.compile(rb"\d(?:[eE]\+?\d{3}|\d{299})")
-"""Matches every number that may overflow a float."""
+_ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
+_MAY_BE_INFINITE = (b"0e000", b"0" * 300)
+"""Every number that may overflow a float has one of these, with `_ZEROS` and without plus signs. A regular expression takes several times
+as long as parsing."""
 _UPGRADE = re.compile(rb"^upgrade(?=[ \t]*:)", re.IGNORECASE | re.MULTILINE)
 
 
@@ -82,7 +84,8 @@ def read_json(data: bytes) -> Any:
     """
     try:
         value = from_json(data, allow_inf_nan=False)
-        if _MAY_BE_INFINITE.search(data):
+        zeros = data.translate(_ZEROS, b"+")
+        if any(part in zeros for part in _MAY_BE_INFINITE):
             json.dumps(value, allow_nan=False)
     except ValueError as error:
         raise PolicyRequestError(f"the request body is not JSON: {error}") from None

@@ -72,7 +72,7 @@ def test_a_response_is_read_back_from_its_tokens(own: Family) -> None:
             assert later.context == "clean"
             assert list(later.ids[: len(prompt.ids) + len(ids)]) == [*prompt.ids, *ids]
             if (delimiters := chat.template.delimiters) is not None:
-                assert delimiters.thought(later.outline or "") == delimiters.thought(later.text)
+                assert delimiters.thought(later.ending) == delimiters.thought(later.text)
             spans = chat.message_spans(later, tools)
             assert spans is not None
             start, stop = spans[3]
