@@ -70,8 +70,9 @@ class Place:
 
     def only(self) -> Place | None:
         """The place after this one, if there is one only."""
-        # A copy, since other threads add places.
-        below = tuple(self.below.values()) if self.below else ()
+        if self.below is None or len(self.below) != 1:
+            return None
+        below = tuple(self.below.values())  # a copy, since other threads add places
         return below[0][0] if len(below) == 1 and len(below[0]) == 1 else None
 
 
@@ -112,8 +113,9 @@ class Memory:
 
         ``offset``: what is added to an index in errors. Raises `PolicyRequestError` for a message that is not supported.
         """
-        candidates = [_Candidate(root, {})]
-        for i, message in enumerate(messages):
+        known, start = _as_sent(root, messages)
+        candidates = [_Candidate(known, {})]
+        for i, message in enumerate(messages[start:], start):
             steps = [_step(candidate, message, i + offset, quote) for candidate in candidates]
             recorded = [c for step in steps for c in step if c.place.turn is not None]
             candidates = recorded or [c for step in steps for c in step]
@@ -183,6 +185,18 @@ class Memory:
 def key_of(message: Message) -> bytes:
     """The digest of what the place of ``message`` depends on; of a response without its reasoning."""
     return _digest(json.dumps(compared(message), sort_keys=True))
+
+
+def _as_sent(place: Place, messages: Sequence[Any]) -> tuple[Place, int]:
+    """The place after the first ``messages`` that are as they were, with the only places there are, and the number of these messages."""
+    for i, sent in enumerate(messages):
+        only = place.only()
+        if only is None or type(sent) is not dict or ("tool_calls" in sent and not _comparable(sent)):
+            return place, i
+        if sent != only.message and (only.sent is None or only.sent[1] or sent != only.sent[0]):
+            return place, i
+        place = only
+    return place, len(messages)
 
 
 def _step(candidate: _Candidate, sent: Any, index: int, quote: Quote) -> list[_Candidate]:

@@ -76,10 +76,20 @@ TOOL_CHOICES = {
 _TEXTS = ("name", "tool_call_id", "refusal")
 
 
+_SPEAKERS = frozenset({"system", "user", "assistant"})
+
+
 def check_messages(messages: Sequence[Any]) -> None:
     """Raise `PolicyRequestError` for the first message that is not supported."""
     ids: set[str] = set()
     for i, message in enumerate(messages):
+        if (
+            type(message) is dict
+            and len(message) == 2
+            and message.get("role") in _SPEAKERS
+            and type(message.get("content")) is str
+        ):
+            continue
         path = f"messages.{i}"
         if not isinstance(message, dict):
             raise PolicyRequestError(f"{path} is {message!r}; expected an object", param=path)
@@ -223,10 +233,16 @@ def with_functions(messages: Sequence[Any]) -> Sequence[Any]:
     """``messages`` with calls of free-form tools as calls of functions."""
     return [
         {**message, "tool_calls": [_as_function(call) for call in calls]}
-        if isinstance(message, dict) and isinstance(calls := message.get("tool_calls"), list)
+        if isinstance(message, dict)
+        and isinstance(calls := message.get("tool_calls"), list)
+        and any(map(_is_custom, calls))
         else message
         for message in messages
     ]
+
+
+def _is_custom(call: Any) -> bool:
+    return isinstance(call, dict) and call.get("type") == "custom"
 
 
 def _as_function(call: Any) -> Any:

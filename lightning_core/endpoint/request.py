@@ -6,7 +6,6 @@ If the client disconnects, the rollout closes or an error is raised, sampling is
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -60,7 +59,7 @@ class IncomingRequest:
     data: bytes = field(repr=False)
     """The body as it arrived."""
     digest: bytes
-    """The digest of ``data``."""
+    """The hash of ``data`` in this process, which finds retries."""
     size: int
     """The number of bytes of the body when decompressed."""
     operation: str
@@ -197,10 +196,10 @@ class RequestHandler:
             pass
 
     def _parse(self, data: bytes, request: Request) -> tuple[Any, int, bytes]:
-        """The body, its size when decompressed, and the digest of ``data``."""
+        """The body, its size when decompressed, and the hash of ``data``."""
         plain = plain_body(data, request.headers.get("content-encoding", ""), most_bytes=self._limits.body_bytes)
         body = self._complete(read_json(plain), request)
-        return body, len(plain), hashlib.blake2b(data, digest_size=16).digest()
+        return body, len(plain), hash(data).to_bytes(8, "little", signed=True)
 
     async def _run(self, incoming: IncomingRequest, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer ``incoming`` until it is answered, its client disconnects, or its rollout closes."""
