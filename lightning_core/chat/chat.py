@@ -153,12 +153,11 @@ class Chat:
         ids: Sequence[int] | None = None
         if (last := place.recorded) is not None and last.turn is not None:
             outline = self._outlines.follow(path, last, last.turn, quoted_tools, variables)
-            reason = outline.reason
             if outline.tail is None:
-                context = "forked"
+                context, reason = "forked", outline.reason
             else:
                 at = path.index(last)
-                context, reason = context_of(last, check_message(sent[at], at), at, reason or doubt)
+                context, reason = context_of(last, check_message(sent[at], at), at, outline.reason or doubt)
                 ids = PackedIds(
                     np.concatenate([last.turn.ids(), PackedIds(self._encoder.encode(outline.tail, start=False)).array])
                 )
@@ -286,8 +285,6 @@ class Chat:
             if self.text(output) != stopped:
                 return memory.add(prompt.place, response, None, self._quoting.quote)
         earlier = recorded.turn if recorded else None
-        if earlier is not None:
-            earlier.text.stop_growing()
         turn = Turn.after(
             earlier,
             np.concatenate([np.asarray(prompt.ids, "<u4"), np.array(output, "<u4")]),

@@ -59,7 +59,7 @@ class Locality:
         self._tests: tuple[frozenset[str], tuple[str, ...]] | None = None
         """The words and the other texts that the template compares with texts of messages."""
         self._usable: bool | None = None
-        self._has_clock = "strftime_now" in template.source
+        self._has_clock = "strftime_now" in template.raw.text
         self._kinds: dict[Hashable, bool] = {}
 
     def setting(self, variables: Mapping[str, Any] | None) -> str:
@@ -103,7 +103,7 @@ class Locality:
             logger.warning(
                 "the chat template of %s rendered a turn in another way in its conversation than after few messages; whole conversations "
                 "are rendered from now on, which takes more time",
-                self._template.name,
+                self._template.raw.name,
             )
         if len(self._kinds) >= _MOST_KINDS:
             self._kinds.clear()
@@ -161,7 +161,7 @@ class Locality:
 
     def _read_template(self) -> bool:
         """Find what the template tests. Returns whether it may render short conversations."""
-        source = self._template.source
+        source = self._template.raw.text
         formats = "".join(_CLOCK.findall(source))
         clock = not self._has_clock or not _TIME.search(formats)
         self._tests = _tests_in(source)

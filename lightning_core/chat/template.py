@@ -45,8 +45,8 @@ class ChatTemplate:
     def __init__(
         self, tokenizer: Tokenizer, specials: Sequence[str], variables: Mapping[str, Any] | None = None
     ) -> None:
-        self._raw = RawTemplate(tokenizer, variables or {})
-        self._traits = Traits(self._raw, specials)
+        self.raw = RawTemplate(tokenizer, variables or {})
+        self._traits = Traits(self.raw, specials)
         self.tool_format: ToolFormat = self._traits.format or HERMES
         """The format of tool calls in responses."""
         self._proven: frozenset[Hashable] = frozenset()
@@ -91,19 +91,9 @@ class ChatTemplate:
         """The ids of calls that the template accepts."""
         return self._traits.ids
 
-    @property
-    def name(self) -> str:
-        """The name or folder of its tokenizer."""
-        return self._raw.name
-
-    @property
-    def source(self) -> str:
-        """The text of the template."""
-        return self._raw.text
-
     def has_variable(self, name: str) -> bool:
         """Whether the template uses the variable ``name``."""
-        return self._raw.has_variable(name)
+        return self.raw.has_variable(name)
 
     def render(
         self,
@@ -122,7 +112,7 @@ class ChatTemplate:
             render = partial(self._apply, tools=tools and [TOOL], generate=generate, variables=variables)
             if (loss := find_loss(messages, partial(self._arrange, with_tools=bool(tools)), render)) is not None:
                 raise PolicyRequestError(
-                    f"the chat template of {self._raw.name} {loss}. Send these messages in another order or under another role, or set "
+                    f"the chat template of {self.raw.name} {loss}. Send these messages in another order or under another role, or set "
                     "tokenizer.chat_template to a template that renders them",
                     param="messages",
                 )
@@ -149,11 +139,11 @@ class ChatTemplate:
             ready = [{"role": "system", "content": first["content"], "tools": listed}, *rest]
         if not roles.system and ready[0]["role"] == "system":
             ready = fold_system(ready)
-        more = self._raw.with_variables(variables) if variables else {}
+        more = self.raw.with_variables(variables) if variables else {}
         if tools and declares == "xml_tools":
             more["xml_tools"] = list(tools)
         try:
-            return self._raw.apply(
+            return self.raw.apply(
                 order_roles(ready, roles, generate=generate),
                 tools=in_forms(tools, self._traits.forms) if tools and declares == "tools" else None,
                 generate=generate,
@@ -161,7 +151,7 @@ class ChatTemplate:
             )
         except Exception as error:  # templates may raise anything: errors of jinja2, TypeError, their own
             raise PolicyRequestError(
-                f"the chat template of {self._raw.name} cannot render these messages: {error}", param="messages"
+                f"the chat template of {self.raw.name} cannot render these messages: {error}", param="messages"
             ) from error
 
     def _arrange(self, messages: list[dict[str, Any]], *, with_tools: bool) -> list[dict[str, Any]]:

@@ -129,9 +129,10 @@ class Turn:
 
     @classmethod
     def after(cls, earlier: Turn | None, ids: NDArray[np.uint32], **facts: Any) -> Self:
-        """A turn with ``ids``, which shares the tokens that it starts with with ``earlier``."""
+        """A turn with ``ids``, which shares the tokens that it starts with with ``earlier``. The text of that grows no more."""
         shared = 0
         if earlier is not None:
+            earlier.text.stop_growing()
             known = earlier.ids()
             size = min(len(known), len(ids))
             differs = np.flatnonzero(known[:size] != ids[:size])

@@ -101,7 +101,7 @@ def state(chat: Chat, messages: list[Any], tools: Any) -> str:
         {**m, "tool_calls": [style.write(c) for c in m["tool_calls"]]} if style and m.get("tool_calls") else m
         for m in messages
     ]
-    return "=" if chat.template._raw.attempt(raw, tools=tools, generate=True) == text else "w"
+    return "=" if chat.template.raw.attempt(raw, tools=tools, generate=True) == text else "w"
 
 
 @every_template

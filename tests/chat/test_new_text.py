@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
 from lightning_core.chat.tool_formats import ToolCall
@@ -52,16 +54,15 @@ def parts(prompt: RenderedPrompt) -> tuple[Any, ...]:
 class Conversation:
     """An agent that sends its whole history in each turn."""
 
-    def __init__(self, own: Family, chat: Chat, rng: random.Random, *, tools: bool) -> None:
+    def __init__(self, own: Family, chat: Chat, rng: random.Random, *, tools: bool, compare: bool = True) -> None:
+        self.compare = compare
         self.own, self.chat, self.rng = own, chat, rng
         self.tools = TOOLS if tools else None
         self.memory = Memory()
         self.messages: list[Any] = [{"role": "system", "content": "s"}][: rng.randint(0, 1)]
         self.messages.append({"role": "user", "content": "u"})
-        self.short = 0
-        """Turns of which only the new text was rendered."""
 
-    def turn(self, wild: float = 0.2) -> None:
+    def turn(self, wild: float = 0.2, texts: Sequence[str] = TEXTS) -> None:
         """Render the prompt, sample a response, and compare the prompt with one that is rendered as a whole."""
         rng, variables = self.rng, {"enable_thinking": False} if self.rng.random() < wild / 4 else None
         try:
@@ -69,9 +70,7 @@ class Conversation:
         except PolicyRequestError:
             self.messages.pop()
             return
-        assert prompt.outline is not None
-        self.short += len(prompt.outline.ending) < prompt.outline.print.length
-        text, calls = rng.choice(TEXTS), 0
+        text = rng.choice(texts)
         if self.tools and rng.random() < 0.7:
             calls = 1 if rng.random() > wild else 2
             text = self.chat.tool_format.write([ToolCall("add", {"a": rng.choice(TEXTS)}) for _ in range(calls)])
@@ -81,12 +80,16 @@ class Conversation:
         output = encode(self.own, f"{text}{self.own.stops[-1]}")
         response = self.chat.parse(output, tools=bool(self.tools), thinking=prompt.thinking)
         self.chat.remember(prompt, output, response, self.memory)
+        if self.compare:
+            self._compare(prompt, variables)
+        self._continue(response, wild)
+
+    def _compare(self, prompt: RenderedPrompt, variables: Any) -> None:
         # The earlier turn is continued for the second time, which renders all of it.
         again = self.chat.render(self.messages, self.tools, self.memory, variables=variables)
         assert again.outline is not None
         assert len(again.outline.ending) == again.outline.print.length
         assert parts(prompt) == parts(again)
-        self._continue(response, wild)
 
     def _continue(self, response: dict[str, Any], wild: float) -> None:
         rng = self.rng
@@ -121,5 +124,30 @@ def test_prompts_are_as_if_the_whole_conversation_were_rendered(name: str, seeds
     for seed in range(seeds):
         rng = random.Random(f"{name} {seed}")
         conversation = Conversation(own, chat, rng, tools=seed % 2 == 0)
-        for _ in range(8 if seeds == 2 else 24):
+        for _ in range(7 if seeds == 2 else 24):
             conversation.turn(wild=rng.choice([0, 0.2, 0.5]) if seed % 3 else 0)
+
+
+class _Counting(PreTrainedTokenizerFast):
+    """Counts the messages that its template renders."""
+
+    rendered = 0
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        type(self).rendered += len(conversation)
+        return super().apply_chat_template(conversation, **options)
+
+
+def test_a_turn_of_a_long_conversation_renders_few_messages():
+    own = family("similar to qwen2_5")
+    made = make_tokenizer(own)
+    tokenizer = _Counting(tokenizer_object=made.backend_tokenizer, eos_token=own.eos, bos_token=own.bos)
+    tokenizer.chat_template = made.chat_template
+    conversation = Conversation(own, Chat(tokenizer), random.Random(0), tools=False, compare=False)
+    counts: list[int] = []
+    for _ in range(60):
+        before = tokenizer.rendered
+        conversation.turn(wild=0, texts=("x",))
+        counts.append(tokenizer.rendered - before)
+    # The 32nd response is the last one after which the whole is rendered too.
+    assert max(counts[-20:]) <= 12

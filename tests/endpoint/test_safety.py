@@ -304,6 +304,7 @@ NONSENSE: dict[str, bytes] = {
     "Infinity": b'{"model": "base", "temperature": Infinity}',
     "an overflow": b'{"model": "base", "metadata": 1e999}',
     "a long overflow": b'{"model": "base", "metadata": ' + b"9" * 400 + b".0}",
+    "a longer overflow": b'{"model": "base", "metadata": ' + b"9" * 299 + b"e10}",
     "no UTF-8": b'{"model": "\xff\xfe"}',
     "UTF-16": '{"model": "base"}'.encode("utf-16"),
     "half a surrogate pair": b'{"model": "\\ud800"}',
