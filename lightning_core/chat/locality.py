@@ -112,11 +112,10 @@ class Locality:
     def _features(self, place: Place) -> _Features:
         """The features of ``place``, which are computed once."""
         new: list[Place] = []
-        at: Place | None = place
-        while at is not None and at.features is None and at.above is not None:
-            new.append(at)
-            at = at.above
-        features: _Features = at.features if at is not None and at.features is not None else _START
+        while place.features is None and place.above is not None:
+            new.append(place)
+            place = place.above
+        features: _Features = place.features or _START
         for one in reversed(new):
             one.features = features = self._after(features, one)
         return features

@@ -120,7 +120,8 @@ class Conversation:
 @pytest.mark.parametrize("seeds", [2, pytest.param(12, marks=pytest.mark.long)], ids=["short", "long"])
 def test_prompts_are_as_if_the_whole_conversation_were_rendered(name: str, seeds: int):
     own = family(name)
-    chat = Chat(make_tokenizer(own))
+    tokenizer: Any = make_tokenizer(own)
+    chat = Chat(tokenizer)
     for seed in range(seeds):
         rng = random.Random(f"{name} {seed}")
         conversation = Conversation(own, chat, rng, tools=seed % 2 == 0)
@@ -133,21 +134,21 @@ class _Counting(PreTrainedTokenizerFast):
 
     rendered = 0
 
-    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+    def apply_chat_template(self, conversation: Any, *more: Any, **options: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         type(self).rendered += len(conversation)
-        return super().apply_chat_template(conversation, **options)
+        return super().apply_chat_template(conversation, *more, **options)
 
 
 def test_a_turn_of_a_long_conversation_renders_few_messages():
     own = family("similar to qwen2_5")
     made = make_tokenizer(own)
-    tokenizer = _Counting(tokenizer_object=made.backend_tokenizer, eos_token=own.eos, bos_token=own.bos)
+    tokenizer: Any = _Counting(tokenizer_object=made.backend_tokenizer, eos_token=own.eos, bos_token=own.bos)
     tokenizer.chat_template = made.chat_template
     conversation = Conversation(own, Chat(tokenizer), random.Random(0), tools=False, compare=False)
     counts: list[int] = []
     for _ in range(60):
-        before = tokenizer.rendered
+        before = _Counting.rendered
         conversation.turn(wild=0, texts=("x",))
-        counts.append(tokenizer.rendered - before)
+        counts.append(_Counting.rendered - before)
     # The 32nd response is the last one after which the whole is rendered too.
     assert max(counts[-20:]) <= 12
