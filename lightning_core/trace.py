@@ -59,6 +59,7 @@ TOOL_RESULT = "gen_ai.tool.call.result"
 NODE = "lightning.node"
 TASK = "lightning.task"
 TASK_ID = "lightning.task.id"
+SEED = "lightning.seed"  # of the job that the rollout is an attempt at
 ANSWER = "lightning.answer"  # what the agent returned, as JSON, if a reward function scores it
 SEQUENCE = "lightning.sequence"
 PROMPT_IDS = "lightning.prompt_token_ids"

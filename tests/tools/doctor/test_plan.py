@@ -71,8 +71,8 @@ def test_the_run_is_its_steps_and_evaluations() -> None:
 
 
 def test_a_disk_that_is_too_small_for_the_checkpoints_is_a_problem() -> None:
-    """Two kept and a new one, the frozen weights once, and two optimizer states while the old one is not deleted."""
-    assert disk_needed(MEASURED) == (3 + 1 + 4) * GIB
+    """Two kept and a new one, the frozen weights once, and three optimizer states while an old one is not deleted."""
+    assert disk_needed(MEASURED) == (3 + 1 + 6) * GIB
     (disk,) = named(examine(replace(MEASURED, disk_bytes=7 * GIB)), "checkpoints")
     assert disk.level == "problem"
     assert disk.found == "4.0 GiB for the newest, up to 8.0 GiB at the same time; 7.0 GiB free"
