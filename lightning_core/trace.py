@@ -352,9 +352,10 @@ def span_to_call(span: SpanRecord) -> Call:
     )
 
 
-def _is_measured(name: str, attributes: Mapping[str, Any]) -> bool:
-    sampled = name in (PROMPT_IDS, OUTPUT_IDS, LOGPROBS)
-    return name.startswith("lightning.") and not sampled and isinstance(attributes[name], bytes)
+def _is_measured(name: str, a: Mapping[str, Any]) -> bool:
+    return (
+        name.startswith("lightning.") and name not in (PROMPT_IDS, OUTPUT_IDS, LOGPROBS) and isinstance(a[name], bytes)
+    )
 
 
 _EVENTS: Mapping[str, tuple[Literal["agent", "count", "tool", "elsewhere"], str | None]] = {
