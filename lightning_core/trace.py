@@ -6,8 +6,7 @@ A rollout is one OpenTelemetry trace. `spans_to_trace` reads its spans into
 - `Event`: any other span: an agent, a graph node, a tool;
 - `Reward`: a scalar reward, attached to the episode, an agent or a call.
 
-Attribute names follow OpenTelemetry's GenAI semantic conventions, with ``lightning.`` for the rest. The GenAI names are defined
-here, not imported from ``opentelemetry.semconv``, where they are private (``_incubating``) and deprecated (see decision 0012).
+Attribute names follow OpenTelemetry's GenAI conventions, with ``lightning.`` for the rest; why they are defined here: decision 0012.
 """
 
 from __future__ import annotations
@@ -352,10 +351,9 @@ def span_to_call(span: SpanRecord) -> Call:
     )
 
 
-def _is_measured(name: str, a: Mapping[str, Any]) -> bool:
-    return (
-        name.startswith("lightning.") and name not in (PROMPT_IDS, OUTPUT_IDS, LOGPROBS) and isinstance(a[name], bytes)
-    )
+def _is_measured(name: str, attributes: Mapping[str, Any]) -> bool:
+    sampled = name in (PROMPT_IDS, OUTPUT_IDS, LOGPROBS)
+    return name.startswith("lightning.") and not sampled and isinstance(attributes[name], bytes)
 
 
 _EVENTS: Mapping[str, tuple[Literal["agent", "count", "tool", "elsewhere"], str | None]] = {
