@@ -9,7 +9,7 @@ from pathlib import Path
 from lightning_core.config import Config, dump_config
 from lightning_core.errors import ConfigError, did_you_mean, need_path
 from lightning_core.model.folders import remove_leftovers
-from lightning_core.records.checkpoints import checkpoint_step, newest_sound, set_aside_newer
+from lightning_core.records.checkpoints import checkpoint_step, checkpoints, newest_sound, set_aside_newer
 from lightning_core.records.commit import record_commit
 from lightning_core.records.configs import record_config
 from lightning_core.records.manifest import write_run_id
@@ -50,7 +50,7 @@ def open_run_folder(config: Config) -> tuple[Path, Path | None]:
                 f"run.resume: {str(folder)!r} is a run of `lightning-rl sft`, which cannot be resumed; start a run from its weights, "
                 "with policy.model (see docs/sft.md)"
             )
-        if not is_run(folder):
+        if not is_run(folder) and not checkpoints(folder):
             raise ConfigError(_nothing_to_resume(folder, runs))
         return folder, newest_sound(folder, training=True)
     text = dump_config(config)

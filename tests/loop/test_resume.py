@@ -147,6 +147,7 @@ def test_recorded_rollouts_of_a_killed_step_or_evaluation_are_used(
     assert lines(tmp_path / "run") == lines(finished)
 
 
+@pytest.mark.long
 def test_recorded_rollouts_are_not_used_after_a_change(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -187,6 +188,7 @@ def test_an_evaluation_before_training_never_measures_trained_weights(
     assert "the evaluation before training is not recorded, and cannot be made" in caplog.text
 
 
+@pytest.mark.long
 def test_a_run_without_updates_does_not_continue_with_other_weights(model: Path, tmp_path: Path) -> None:
     with default_handlers(), pytest.raises(Interrupted):
         fit(signalled(2, signal.SIGINT), config=config(model, tmp_path), eval_tasks=HELD_OUT, progress=False)
@@ -296,7 +298,7 @@ def test_sigusr1_saves_a_checkpoint_and_the_run_goes_on(model: Path, tmp_path: P
     assert "checkpoint saved after step 2, as SIGUSR1 asked" in progress.texts
 
 
-@pytest.mark.parametrize(("grace", "saved"), [(60.0, ["step-000001"]), (0.0, [])])
+@pytest.mark.parametrize(("grace", "saved"), [(60.0, ["step-000001"]), pytest.param(0.0, [], marks=pytest.mark.long)])
 def test_a_run_has_time_to_complete_its_step_after_sigterm(
     model: Path, tmp_path: Path, grace: float, saved: list[str]
 ) -> None:
@@ -317,6 +319,7 @@ def test_the_time_after_sigterm_ends() -> None:
         step()
 
 
+@pytest.mark.long
 def test_a_run_is_moved_without_the_model_after_full_tuning(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
