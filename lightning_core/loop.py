@@ -62,8 +62,8 @@ def train(plan: Plan) -> None:
     """The algorithm with agents and trainer in this process."""
     inputs = plan.inputs
     with open_session(plan) as session:
-        record_resume(plan.config, plan.folder, plan.checkpoint)
         session.start()
+        record_resume(plan.config, plan.folder, plan.checkpoint)
         with session.saving_progress():
             session.evaluate_if_due()  # a resumed run may have been interrupted before or during it
             while not session.done():

@@ -16,6 +16,7 @@ from lightning_core.records.steps import StepLog
 from lightning_core.rollouts.attempt import Group, Rollout, Task
 from lightning_core.rollouts.counts import counts_to_metrics, seconds_to_metrics
 from lightning_core.rollouts.evaluations import Evaluations
+from lightning_core.rollouts.interrupts import end_if_asked, save_asked
 from lightning_core.rollouts.refill import spare_tasks, without_gradient
 from lightning_core.trainers.checkpoint_keeper import CheckpointKeeper
 from lightning_core.trainers.logprob_change import LogprobChange
@@ -47,25 +48,41 @@ class TrainingSession:
             background=run.background,
             store=store,
             observers=plan.observers,
+            recorded=run.agents,
         )
         self._stopped: str | None = None
         self._picked = 0
         """Number of tasks of the current step, without those that `refill` adds."""
         self._began = self._collected = 0.0
         """When the current step began, and when its rollouts were trained on, by the monotonic clock."""
-        self._folder = plan.folder
+        self._plan = plan
+        self._initial = run.initial
+        self._agents = run.agents
         self._collector = run.collector
         self._background = run.background
         self._checkpoints = CheckpointKeeper(learner, config.trainer, plan.folder, store, step=run.steps)
         self._change = LogprobChange(learner, store, rollouts=config.trainer.measure_change)
 
     def start(self) -> None:
-        """Evaluate before the first step. What was recorded after the loaded checkpoint is dropped."""
-        self._log = StepLog(self._folder, self.store, self.observers, after=self.steps)
-        self.evaluations.before(self.steps)
+        """Evaluate the initial weights, unless that is recorded, and load the checkpoint to continue from.
+
+        What was recorded after it is dropped, except rollouts of an interrupted step or evaluation under the same weights.
+        """
+        folder, before = self._plan.folder, self.evaluations.lacks_before()
+        keep = () if before and self.steps else self._agents.find(folder, self.config, self.steps)
+        if keep:
+            self.observers.message(f"continues after step {self.steps}, with {len(keep)} rollouts recorded since")
+        self._log = StepLog(folder, self.store, self.observers, after=self.steps, keep=keep)
+        if (before or not self.steps) and self._initial.confirm(self.steps) and before:
+            self.evaluations.before()
+        if self._plan.checkpoint is not None:
+            self.learner.load(self._plan.checkpoint)
+        if self.steps >= self.config.trainer.steps and self.evaluations.has_after(self.steps):
+            self.observers.message(f"the run is complete after step {self.steps}: raise trainer.steps to train on")
 
     def done(self) -> bool:
-        """Whether all steps are done, or an observer ends the run."""
+        """Whether all steps are done, or an observer ends the run. Raises `Interrupted` if a signal asked for the end after the step."""
+        end_if_asked()
         self._stopped = self.observers.stop_reason()
         return self._stopped is not None or self.steps >= self.config.trainer.steps
 
@@ -140,6 +157,7 @@ class TrainingSession:
                 *(self.steps + 1, counts["calls_truncated"], counts.get("rollouts_masked", 0)),
             )
         fitted = self._collector.fit(credit)
+        self._agents.forget()
         seconds = seconds_to_metrics(
             counts, rollouts=self._collected - self._began, update=time.monotonic() - self._collected
         )
@@ -150,6 +168,9 @@ class TrainingSession:
         """After a recorded step: measure its change, and save a checkpoint and evaluate at the configured intervals."""
         self._change.measure(rows, self.steps)
         self._checkpoints.save_if_due(self.steps)
+        if save_asked():
+            self._checkpoints.save(self.steps)
+            self.observers.message(f"checkpoint saved after step {self.steps}, as SIGUSR1 asked")
         self.evaluate_if_due()
 
     def evaluate_if_due(self) -> None:
@@ -161,6 +182,7 @@ class TrainingSession:
         """Show why the run ended early, evaluate, and save the last checkpoint."""
         if self._stopped is not None:
             self.observers.message(f"stopped after step {self.steps} of {self.config.trainer.steps}: {self._stopped}")
+        end_if_asked()
         self.evaluations.after(self.steps)
         self._checkpoints.save(self.steps)
         self._checkpoints.keep_best(self.steps)

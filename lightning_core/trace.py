@@ -6,8 +6,7 @@ A rollout is one OpenTelemetry trace. `spans_to_trace` reads its spans into
 - `Event`: any other span: an agent, a graph node, a tool;
 - `Reward`: a scalar reward, attached to the episode, an agent or a call.
 
-Attribute names follow OpenTelemetry's GenAI semantic conventions, with ``lightning.`` for the rest. The GenAI names are defined
-here, not imported from ``opentelemetry.semconv``, where they are private (``_incubating``) and deprecated (see decision 0012).
+Attribute names follow OpenTelemetry's GenAI conventions, with ``lightning.`` for the rest; why they are defined here: decision 0012.
 """
 
 from __future__ import annotations
@@ -59,6 +58,7 @@ TOOL_RESULT = "gen_ai.tool.call.result"
 NODE = "lightning.node"
 TASK = "lightning.task"
 TASK_ID = "lightning.task.id"
+SEED = "lightning.seed"  # of the job that the rollout is an attempt at
 ANSWER = "lightning.answer"  # what the agent returned, as JSON, if a reward function scores it
 SEQUENCE = "lightning.sequence"
 PROMPT_IDS = "lightning.prompt_token_ids"

@@ -105,6 +105,8 @@ class ActiveRollout:
         """Infrastructure failures that another attempt cannot avoid, such as a wrong API key."""
         self.kinds: dict[str, str] = {}
         """The statuses of rollouts for infrastructure failures that have one of their own, by their text."""
+        self.seed: int | None = None
+        """The seed of the job that it is an attempt at."""
         self.answer: str | None = None
         """What the agent returned, as JSON; None if no reward function scores it."""
         self._infrastructure: list[str] = []
@@ -152,6 +154,8 @@ class ActiveRollout:
         self._write_elsewhere()
         if self._declared:
             self._root.set_attribute(tr.DECLARED_AGENTS, sorted(self._declared))
+        if self.seed is not None:
+            self._root.set_attribute(tr.SEED, self.seed)
         if self.answer is not None:
             self._root.set_attribute(tr.ANSWER, self.answer)
         self._root.end()

@@ -311,7 +311,10 @@ class RunSection(Section):
     seed: int = 0
     """Seed for sampling, the order of tasks and the trainer."""
     resume: bool = False
-    """Resume the run called `name` (without a name, the newest run) from its last checkpoint."""
+    """Resume the run called `name` (without a name, the newest run) from its last checkpoint, or from its beginning."""
+    grace_seconds: NotNegative = 0.0
+    """Seconds after SIGTERM within which the run may complete its step, before it saves a checkpoint and ends; then the
+    step is interrupted. 0: it is interrupted at once. Leave time for the checkpoint."""
     tags: Annotated[
         tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False), AfterValidator(_different)
     ] = ()

@@ -56,7 +56,7 @@ class TrainerSection(Section):
     checkpoint_every: CountOrZero = 10
     """Write a checkpoint every `checkpoint_every` steps and after the last; 0: only after the last."""
     keep_checkpoints: Count = 2
-    """Number of newest checkpoints to keep. Only the newest has the optimizer's state, from which a run resumes."""
+    """Number of newest checkpoints to keep. Only the two newest have the optimizer's state, from which a run resumes."""
     keep_best: bool = False
     """Also keep the checkpoint with the best held-out reward, linked as `checkpoints/best`. It is written at each
     evaluation with a new best. Requires `eval.every`."""

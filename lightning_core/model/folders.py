@@ -22,7 +22,7 @@ def whole(folder: Path) -> Generator[Path]:
     if safetensors detects it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(folder)
+    remove_leftovers(folder.parent, re.escape(folder.name))
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-", suffix=_PARTIAL))
     lock = os.open(scratch, os.O_RDONLY)
     try:
@@ -56,9 +56,10 @@ def apply_umask(folder: Path) -> None:
         path.chmod(mode | (mode & 0o444) >> 2 if path.is_dir() else mode)
 
 
-def _remove_leftovers(folder: Path) -> None:
-    pattern = re.compile(rf"\.{re.escape(folder.name)}-[a-z0-9_]+{re.escape(_PARTIAL)}")
-    for path in folder.parent.iterdir():
+def remove_leftovers(parent: Path, names: str = ".+") -> None:
+    """Remove the temporary folders of `whole` in ``parent`` that killed processes left. ``names``: a pattern of the folders' names."""
+    pattern = re.compile(rf"\.{names}-[a-z0-9_]+{re.escape(_PARTIAL)}(-replaced)?")
+    for path in parent.iterdir():
         if pattern.fullmatch(path.name):
             with suppress(OSError):  # in use by a live process, or without permission
                 lock = os.open(path, os.O_RDONLY)

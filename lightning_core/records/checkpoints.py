@@ -1,23 +1,30 @@
-"""A run's checkpoints: their paths, how long they keep the optimizer's state, and which one is the best."""
+"""A run's checkpoints: their paths, which can be used, how long they keep the optimizer's state, and which one is the best."""
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import shutil
 from pathlib import Path
 
 from lightning_core.errors import ConfigError
+from lightning_core.records.manifest import OPTIMIZER, find_problem, has_manifest
 
-OPTIMIZER = "optimizer.safetensors"
-"""The embedded trainer's file of AdamW's moments, twice as large as the trained weights."""
+logger = logging.getLogger(__name__)
+
 BEST = "best"
 """The link to the checkpoint with the best held-out reward, beside the checkpoints."""
+_NAME = re.compile(r"(step-|global_step_)\d+")
+WITH_OPTIMIZER = 2
+"""Number of newest checkpoints that keep the optimizer's state: if one is damaged, a run resumes from the other."""
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of the run in ``folder``, oldest first; verl's are ``global_step_10``."""
-    folders = [*(folder / "checkpoints").glob("step-*"), *(folder / "checkpoints").glob("global_step_*")]
-    return sorted(folders, key=checkpoint_step)
+    """The checkpoints of the run in ``folder``, oldest first; verl's are ``global_step_10``. Other names are ignored."""
+    parent = folder / "checkpoints"
+    found = [path for path in parent.iterdir() if _NAME.fullmatch(path.name)] if parent.is_dir() else []
+    return sorted((path for path in found if path.is_dir()), key=checkpoint_step)
 
 
 def checkpoint_step(checkpoint: Path) -> int:
@@ -37,10 +44,10 @@ def drop_optimizer(checkpoint: Path) -> None:
 def delete_old(folder: Path, keep: int) -> None:
     """Delete all checkpoints of the run in ``folder`` but the newest ``keep`` and the best.
 
-    Only the newest keeps the optimizer's state.
+    Only the two newest keep the optimizer's state.
     """
     folders, best = checkpoints(folder), best_checkpoint(folder)
-    for old in folders[:-1]:
+    for old in folders[:-WITH_OPTIMIZER]:
         drop_optimizer(old)
     for old in folders[:-keep]:
         if old != best:
@@ -60,10 +67,44 @@ def mark_best(checkpoint: Path) -> None:
     scratch.replace(checkpoint.parent / BEST)
 
 
-def choose_checkpoint(folder: Path, name: str | None = None) -> Path:
-    """The checkpoint ``name`` of the run in ``folder``; None: the newest; ``best``: see `mark_best`.
+def newest_sound(folder: Path, *, training: bool) -> Path | None:
+    """The newest checkpoint of the run in ``folder`` without a problem; None if the run has no checkpoint.
 
-    Raises `ConfigError` if the run does not have it.
+    Each newer one is named in a warning. ``training``: to resume from. Raises `ConfigError` if all have a problem.
+    """
+    problems: list[str] = []
+    for checkpoint in reversed(checkpoints(folder)):
+        problem = find_problem(checkpoint, step=checkpoint_step(checkpoint), training=training)
+        if problem is None:
+            if (checkpoint / "trainer.json").exists() and not has_manifest(checkpoint):
+                logger.warning(
+                    "the checkpoint %r is of a version without manifests: it is not verified", str(checkpoint)
+                )
+            for text in problems:
+                logger.warning("%s. The one before it is used", text)
+            return checkpoint
+        problems.append(f"the checkpoint {str(checkpoint)!r} cannot be used: {problem}")
+    if problems:
+        raise ConfigError(
+            f"the run {str(folder)!r} has no checkpoint that can be used; expected one. {'; '.join(problems)}. Restore one of them from "
+            "a copy, or start a new run"
+        )
+    return None
+
+
+def set_aside_newer(folder: Path, checkpoint: Path | None) -> None:
+    """Rename the checkpoints of the run in ``folder`` that are newer than ``checkpoint``, which it continues from; None: all."""
+    step = 0 if checkpoint is None else checkpoint_step(checkpoint)
+    for path in checkpoints(folder):
+        if checkpoint_step(path) > step:
+            names = (path.with_name(f"{path.name}.unused{number or ''}") for number in range(10_000))
+            path.rename(next(name for name in names if not name.exists()))
+
+
+def choose_checkpoint(folder: Path, name: str | None = None) -> Path:
+    """The checkpoint ``name`` of the run in ``folder``; None: the newest without a problem; ``best``: see `mark_best`.
+
+    Raises `ConfigError` if the run does not have it, or if it is damaged.
     """
     by_name = {path.name: path for path in checkpoints(folder)}
     if not by_name:
@@ -74,7 +115,16 @@ def choose_checkpoint(folder: Path, name: str | None = None) -> Path:
             raise ConfigError(
                 f"--checkpoint best: the run {str(folder)!r} kept no best checkpoint (trainer.keep_best); it has {list(by_name)!r}"
             )
-        return best
-    if name is not None and name not in by_name:
+        name = best.name
+    if name is None:
+        found = newest_sound(folder, training=False)
+        assert found is not None, "there are checkpoints"
+        return found
+    if name not in by_name:
         raise ConfigError(f"--checkpoint {name!r}: the run {str(folder)!r} has {list(by_name)!r}")
-    return by_name[name or list(by_name)[-1]]
+    found = by_name[name]
+    if (problem := find_problem(found, step=checkpoint_step(found), training=False)) is not None:
+        raise ConfigError(
+            f"the checkpoint {str(found)!r} cannot be used: {problem}. Choose another one of {list(by_name)!r}"
+        )
+    return found

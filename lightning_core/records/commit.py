@@ -26,6 +26,12 @@ def record_commit(run: Path, code: Path, *, step: int = 0) -> None:
         (run / _FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
+def commit_changed(run: Path, code: Path) -> bool:
+    """Whether another commit is checked out in ``code`` than the last one recorded in ``run``; also if there is none."""
+    lines = recorded_commits(run)
+    return not lines or _LATER.sub("", lines[-1]) != _describe(code, run.parent)
+
+
 def recorded_commits(run: Path) -> list[str]:
     """The lines of `record_commit`, oldest first, such as ``from step 20: 3f2a… with uncommitted changes``."""
     file = run / _FILE

@@ -68,6 +68,14 @@ def record_config(folder: Path, config: Config, *, step: int) -> None:
     scratch.replace(newest)
 
 
+def changed_settings(folder: Path, config: Config, *, without: Sequence[str]) -> list[str]:
+    """The keys whose values in ``config`` are not those of the run in ``folder``, except keys that begin with one of ``without``."""
+    file = folder / _NEWEST
+    recorded = _settings(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    found = config_differences({"recorded": recorded, "now": _settings(dump_config(config))})
+    return [d.key for d in found if not d.key.startswith(tuple(without))]
+
+
 def config_of_step(folder: Path, step: int) -> Path:
     """The file with the configuration of the ``step``-th update of the run in ``folder``, counted from 1."""
     earlier = {

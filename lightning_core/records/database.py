@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lightning_core.errors import ConfigError
+from lightning_core.records.lock import check_writable
 from lightning_core.records.schema import SCHEMA, UPGRADES, VERSION, VIEWS
 from lightning_core.records.span_rows import texts_of
 
@@ -25,6 +26,7 @@ def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
         raise ConfigError(f"no store at {str(path)!r}; expected the store.db of a run's folder")
     if not read_only:
         path.parent.mkdir(parents=True, exist_ok=True)
+        check_writable(path.parent)
     uri = f"{path.absolute().as_uri()}?{_mode(path, read_only)}"
     database = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=30)
     database.row_factory = sqlite3.Row

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from lightning_core.config import Config, dump_config
 from lightning_core.errors import ConfigError, did_you_mean, need_path
-from lightning_core.records.checkpoints import checkpoint_step, checkpoints
+from lightning_core.model.folders import remove_leftovers
+from lightning_core.records.checkpoints import checkpoint_step, checkpoints, newest_sound, set_aside_newer
 from lightning_core.records.commit import record_commit
 from lightning_core.records.configs import record_config
+from lightning_core.records.manifest import write_run_id
 from lightning_core.records.runs import is_run, run_folders
 
 SUPERVISED = "sft.json"
@@ -25,34 +27,36 @@ def create_folder(folder: Path, config: str) -> None:
         except FileExistsError:
             if not folder.is_dir():  # a file or a link is in the way
                 raise
-            raise ConfigError(
-                f"the run's folder {str(folder)!r} exists; set another run.name, or resume the run with run.resume"
-            ) from None
+            if any(folder.iterdir()):  # an empty one was left by a run that was killed here
+                raise ConfigError(
+                    f"the run's folder {str(folder)!r} exists; set another run.name, or resume the run with run.resume"
+                ) from None
         (folder / "config.yaml").write_text(config, encoding="utf-8")
 
 
 def open_run_folder(config: Config) -> tuple[Path, Path | None]:
-    """The run's folder, and the checkpoint to continue from if the run is resumed.
+    """The run's folder, and the checkpoint to continue from if the run is resumed and has one.
 
-    A new folder is linked as ``latest``. Raises `ConfigError` if there is nothing to resume, if
-    the folder of a new run exists, or if a rule cannot be imported.
+    Of its checkpoints it is the newest without a problem. A new folder is linked as ``latest``.
+
+    Raises `ConfigError` if there is nothing to resume, if the folder of a new run exists, or if a rule cannot be imported.
     """
     runs = Path(config.run.dir)
     latest = runs / "latest"
     if config.run.resume:
         folder = runs / config.run.name if config.run.name else latest.resolve()
-        existing = checkpoints(folder)
         if (folder / SUPERVISED).is_file():
             raise ConfigError(
                 f"run.resume: {str(folder)!r} is a run of `lightning-rl sft`, which cannot be resumed; start a run from its weights, "
                 "with policy.model (see docs/sft.md)"
             )
-        if not existing:
+        if not is_run(folder) and not checkpoints(folder):
             raise ConfigError(_nothing_to_resume(folder, runs))
-        return folder, existing[-1]
+        return folder, newest_sound(folder, training=True)
     text = dump_config(config)
     folder = runs / (config.run.name or time.strftime("%Y%m%d-%H%M%S"))
     create_folder(folder, text)
+    write_run_id(folder)
     record_commit(folder, Path.cwd())
     scratch = runs / f".latest-{os.getpid()}"
     scratch.symlink_to(folder.name)
@@ -61,20 +65,20 @@ def open_run_folder(config: Config) -> tuple[Path, Path | None]:
 
 
 def record_resume(config: Config, folder: Path, checkpoint: Path | None) -> None:
-    """Record the configuration and the commit that the run in ``folder`` continues with from ``checkpoint``; None: it is new."""
-    if checkpoint is None:
-        return
-    step = checkpoint_step(checkpoint)
+    """Record the configuration and the commit that the run in ``folder`` continues with from ``checkpoint``; None: from its beginning.
+
+    Checkpoints that are newer are renamed, and what killed processes left is removed.
+    """
+    step = 0 if checkpoint is None else checkpoint_step(checkpoint)
     record_config(folder, config, step=step)
     record_commit(folder, Path.cwd(), step=step)
+    write_run_id(folder)
+    if (folder / "checkpoints").is_dir():
+        set_aside_newer(folder, checkpoint)
+        remove_leftovers(folder / "checkpoints")
 
 
 def _nothing_to_resume(folder: Path, runs: Path) -> str:
-    if is_run(folder):
-        return (
-            f"run.resume: the run {str(folder)!r} ended before its first checkpoint; start a new run, under another run.name or after "
-            f"`lightning-rl runs remove {folder.name} --dir {runs}`"
-        )
     names = sorted((run.name for run in run_folders(runs)), reverse=True) if runs.is_dir() else []
     if not names:
         return f"run.resume: there is no run in {str(runs.absolute())!r} (run.dir); start one without resume"

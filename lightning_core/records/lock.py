@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, need_path
 
 try:
     import fcntl
@@ -39,6 +40,7 @@ def running(folder: Path) -> Generator[None]:
 
     Raises `ConfigError` if another process trains this run. Without file locks (Windows, some network file systems) nothing is marked.
     """
+    check_writable(folder)
     file = (folder / _FILE).open("a+")
     with file:
         _lock(file, folder)
@@ -50,6 +52,13 @@ def running(folder: Path) -> Generator[None]:
             yield
         finally:
             _held.discard(file)
+
+
+def check_writable(folder: Path) -> None:
+    """Raise `ConfigError` unless files can be created in the run's ``folder``: SQLite may crash in one that cannot be changed."""
+    advice = "Copy the run to a folder that you may write to, and set run.dir to its parent"
+    with need_path("write to the run's folder", advice), tempfile.NamedTemporaryFile(dir=folder, prefix=".writable-"):
+        pass
 
 
 def _lock(file: TextIO, folder: Path) -> None:

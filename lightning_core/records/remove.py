@@ -15,7 +15,7 @@ from lightning_core.records.runs import is_run, list_runs
 from lightning_core.records.store import Store
 
 _LATEST = "latest"
-_BEFORE_ROLLOUTS = {"config.yaml", "commit.txt", "running.lock", "store.db", "store.db-wal", "store.db-shm"}
+_BEFORE_ROLLOUTS = {"config.yaml", "commit.txt", "run.id", "running.lock", "store.db", "store.db-wal", "store.db-shm"}
 """The files of a run that has done nothing yet, if its store is empty."""
 
 

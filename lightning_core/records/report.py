@@ -15,6 +15,7 @@ from lightning_core.capture.integration import discover, requirements_of_extra
 from lightning_core.errors import MissingExtra
 from lightning_core.records.constant_answer import ConstantAnswer, DistinctAnswers
 from lightning_core.records.intervals import Comparison, Estimate
+from lightning_core.records.json_file import read_json
 from lightning_core.records.summary import Answers, RaisedMonitor, SolvedTasks
 
 _PACKAGES = ("lightning-rl", "torch", "transformers", "numpy")
@@ -87,7 +88,7 @@ class Summary:
 
 def read_summary(path: Path) -> Summary:
     """Read a file that `Summary.write` wrote."""
-    data = json.loads(path.read_text(encoding="utf-8"))
+    data = read_json(path)
     data["tasks"] = data.pop("eval_tasks")
     comparison = {key: data.pop(key) for key in (f.name for f in fields(Comparison))}
     splits = {name: _comparison(values) for name, values in data.pop("splits").items()}

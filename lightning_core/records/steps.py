@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,13 @@ from lightning_core.records.store import Store
 class StepLog:
     """Records the steps of a run in its store and in ``metrics.jsonl``."""
 
-    def __init__(self, folder: Path, store: Store, observers: Observers, *, after: int) -> None:
-        """Drop what was recorded after the first ``after`` steps, and start the observers."""
+    def __init__(
+        self, folder: Path, store: Store, observers: Observers, *, after: int, keep: Iterable[str] = ()
+    ) -> None:
+        """Drop what was recorded after the first ``after`` steps, except the rollouts ``keep``, and start the observers."""
         self._store = store
         self._observers = observers
-        store.rewind(after)
+        store.rewind(after, keep=keep)
         self._metrics = MetricsLog(folder / "metrics.jsonl", keep_steps=after)
         observers.start(Recorded(lines=self._metrics.lines, store=store))
 

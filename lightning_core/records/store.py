@@ -206,16 +206,24 @@ class Store:
         with self._transaction():
             self._db.execute(_insert("steps", tuple(values), "INSERT OR REPLACE"), values)
 
-    def rewind(self, step: int) -> None:
-        """Delete what a run resumed after ``step`` repeats."""
-        repeated = "step > ? OR phase = 'eval_unfinished'"
+    def rewind(self, step: int, *, keep: Iterable[str] = ()) -> None:
+        """Delete what a run resumed after ``step`` repeats. ``keep``: the ids of rollouts that it does not repeat."""
+        repeated = "(step > ? OR phase = 'eval_unfinished') AND id NOT IN (SELECT value FROM json_each(?))"
         with self._transaction():
-            # The tables that refer to rollouts first: a cascade would delete from them rollout by rollout.
-            for table in ("contents", "arrays", "spans", "credit"):
-                ids = f"SELECT id FROM rollouts WHERE {repeated}"
-                self._db.execute(f"DELETE FROM {table} WHERE rollout IN ({ids})", (step,))
-            self._db.execute(f"DELETE FROM rollouts WHERE {repeated}", (step,))
+            self._delete(repeated, step, json.dumps(list(keep)))
             self._db.execute("DELETE FROM steps WHERE step > ?", (step,))
+
+    def remove(self, rollouts: Iterable[str]) -> None:
+        """Delete the rollouts with these ids."""
+        with self._transaction():
+            self._delete("id IN (SELECT value FROM json_each(?))", json.dumps(list(rollouts)))
+
+    def _delete(self, where: str, *values: Any) -> None:
+        # The tables that refer to rollouts first: a cascade would delete from them rollout by rollout.
+        for table in ("contents", "arrays", "spans", "credit"):
+            ids = f"SELECT id FROM rollouts WHERE {where}"
+            self._db.execute(f"DELETE FROM {table} WHERE rollout IN ({ids})", values)
+        self._db.execute(f"DELETE FROM rollouts WHERE {where}", values)
 
     def change_phase(self, old: Phase, new: Phase, step: int) -> int:
         """Change the phase of all rollouts of phase ``old`` at ``step``, atomically; returns their number."""

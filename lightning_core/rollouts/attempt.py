@@ -62,6 +62,8 @@ class Attempt:
 
     rollout: Rollout
     final: bool
+    is_recorded: bool = False
+    """Whether the store has it, from before the run was interrupted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

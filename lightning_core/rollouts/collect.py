@@ -88,8 +88,9 @@ class Collector:
         def record(attempts: Sequence[Attempt]) -> None:
             rollouts = [attempt.rollout for attempt in attempts]
             rejected.update({r.trace.rollout: reject(r) for r in rollouts})
+            new = [attempt.rollout for attempt in attempts if not attempt.is_recorded]
             records = [
-                (rollout_record(r, step, phase, version, rejected=rejected[r.trace.rollout]), r.spans) for r in rollouts
+                (rollout_record(r, step, phase, version, rejected=rejected[r.trace.rollout]), r.spans) for r in new
             ]
             writes.append(self._store.queue_rollouts(records))
             for rollout in (attempt.rollout for attempt in attempts if attempt.final):

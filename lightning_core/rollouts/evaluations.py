@@ -11,6 +11,7 @@ from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.attempt import Task
 from lightning_core.rollouts.background import BackgroundLoop
 from lightning_core.rollouts.collect import Collector
+from lightning_core.rollouts.recorded import RecordedAgents
 
 
 class Evaluations:
@@ -25,6 +26,7 @@ class Evaluations:
         background: BackgroundLoop,
         store: Store,
         observers: Observers,
+        recorded: RecordedAgents,
     ) -> None:
         """``tasks``: the run's held-out tasks. If there are none, it makes no evaluations of its own."""
         self._config = config
@@ -33,11 +35,15 @@ class Evaluations:
         self._background = background
         self._store = store
         self._observers = observers
+        self._recorded = recorded
 
-    def before(self, step: int) -> None:
-        """Evaluate before the first step, unless it is recorded."""
-        if self._tasks and not self._store.rollouts(phase="eval_before", last=1):
-            self.evaluate(self._tasks, "eval_before", step)
+    def lacks_before(self) -> bool:
+        """Whether there are held-out tasks, and no evaluation of the initial weights is recorded."""
+        return bool(self._tasks) and not self._store.rollouts(phase="eval_before", last=1)
+
+    def before(self) -> None:
+        """Evaluate the initial weights."""
+        self.evaluate(self._tasks, "eval_before", 0)
 
     def during(self, step: int) -> bool:
         """Evaluate if ``eval.every`` requires it after ``step``, unless it is recorded. Whether it was required.
@@ -51,9 +57,13 @@ class Evaluations:
             self.evaluate(self._tasks, "eval", step)
         return True
 
+    def has_after(self, step: int) -> bool:
+        """Whether nothing is left to evaluate after the last step, ``step``."""
+        return not self._tasks or self._is_recorded("eval_after", step)
+
     def after(self, step: int) -> None:
         """Evaluate after the last step, unless it is recorded."""
-        if self._tasks and not self._is_recorded("eval_after", step):
+        if not self.has_after(step):
             self.evaluate(self._tasks, "eval_after", step)
 
     def evaluate(self, tasks: Sequence[Task], phase: Phase, step: int) -> Evaluation:
@@ -64,6 +74,7 @@ class Evaluations:
         recorded: Phase = phase if phase == "eval_manual" else "eval_unfinished"
         self._observers.phase(phase, len(tasks) * self._config.eval.samples)
         groups = self._background.call(self._collector.roll_out_all, tasks, recorded, step)
+        self._recorded.forget()  # of an interrupted evaluation of other tasks
         self._store.change_phase(recorded, phase, step)
         found = to_evaluation((str(g.task["id"]), r.status, r.reward) for g in groups for r in g.rollouts)
         self._observers.on_evaluation(step, phase, found)

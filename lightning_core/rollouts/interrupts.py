@@ -1,16 +1,21 @@
-"""Signals that end a run in order: SIGINT, SIGTERM and SIGHUP raise `Interrupted` in the main thread."""
+"""Signals that end a run in order: SIGINT, SIGTERM and SIGHUP raise `Interrupted` in the main thread. SIGUSR1 asks for a checkpoint."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 
 _NUMBERS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+_SAVE = getattr(signal, "SIGUSR1", None)
 _deferred: list[int] = []
 _deferring = 0
+_asked: list[int] = []
+"""The signal that asked for the end after the step, if any."""
+_to_save = threading.Event()
 
 
 class Interrupted(KeyboardInterrupt):
@@ -23,23 +28,58 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def interruptible() -> Generator[None]:
+def interruptible(grace_seconds: float | None = None) -> Generator[None]:
     """Raise `Interrupted` in the body for these signals, in the main thread of the process.
 
-    A signal that the process ignores, as under nohup, or that it handles itself is left alone.
+    ``grace_seconds``: the body calls `end_if_asked`, which raises for SIGTERM; after that time it is raised anywhere. The body
+    also calls `save_asked`. None: it calls neither. A signal that the process ignores, as under nohup, or that it handles itself is
+    left alone.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    timers: list[threading.Timer] = []
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if _asked or not grace_seconds:
+            _interrupt(number, frame)
+            return
+        _asked.append(number)
+        timer = threading.Timer(grace_seconds, os.kill, (os.getpid(), number))
+        timer.daemon = True
+        timer.start()
+        timers.append(timer)
+
+    handlers: dict[int, Callable[[int, FrameType | None], None]] = dict.fromkeys(_NUMBERS, _interrupt)
+    handlers[signal.SIGTERM] = ask
+    if _SAVE is not None and grace_seconds is not None:
+        handlers[_SAVE] = lambda *_: _to_save.set()
     defaults = (signal.SIG_DFL, signal.default_int_handler)
-    before = {number: handler for number in _NUMBERS if (handler := signal.getsignal(number)) in defaults}
+    before = {number: handler for number in handlers if (handler := signal.getsignal(number)) in defaults}
     for number in before:
-        signal.signal(number, _interrupt)
+        signal.signal(number, handlers[number])
     try:
         yield
     finally:
+        for timer in timers:
+            timer.cancel()
+        _asked.clear()
+        _to_save.clear()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def end_if_asked() -> None:
+    """Raise `Interrupted` if a signal asked for the end after the step."""
+    if _asked:
+        raise Interrupted(_asked[0])
+
+
+def save_asked() -> bool:
+    """Whether a signal asked for a checkpoint since the last call."""
+    asked = _to_save.is_set()
+    _to_save.clear()
+    return asked
 
 
 @contextmanager

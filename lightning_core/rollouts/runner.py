@@ -223,6 +223,7 @@ class Runner:
                 keep_folders=True,
                 tools=None if job.tools is None else job.tools(),
             ) as run:
+                run.seed = job.seed
                 self._endpoint.open(
                     key,
                     run.address,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -71,6 +71,8 @@ class Trainer:
     critic: Critic | None = None
     vocabulary: int | None = None
     """Number of tokens that the policy has logits for; None with several policies."""
+    digest: Callable[[], str] | None = None
+    """Computes a digest of the current weights; None: it cannot."""
 
 
 def make_trainer(config: Config, *, samples: bool = True) -> Trainer:

@@ -7,14 +7,18 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from lightning_core.errors import ConfigError
+from lightning_core.records.checkpoints import checkpoint_step
 from lightning_core.records.store import Store
 from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.background import BackgroundLoop, background_loop
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.interrupts import interruptible
 from lightning_core.rollouts.local_agents import capturing, open_agents
+from lightning_core.rollouts.recorded import RecordedAgents
 from lightning_core.rollouts.signal import Resources, open_signals
 from lightning_core.trainers import Learner, make_trainer
+from lightning_core.trainers.initial_weights import InitialWeights
+from lightning_core.trainers.own_model import with_own_model
 from lightning_core.trainers.plan import Plan
 from lightning_core.trainers.verl.export import sampling_config
 
@@ -28,8 +32,10 @@ class EmbeddedRun:
     background: BackgroundLoop
     """Runs the coroutines of ``collector``."""
     store: Store
+    agents: RecordedAgents
+    initial: InitialWeights
     steps: int = 0
-    """Number of updates that ``learner`` was opened with."""
+    """Number of updates of the checkpoint to continue from, or to sample from."""
     notes: Sequence[str] = ()
     """See `Trainer.notes`."""
 
@@ -41,18 +47,21 @@ def open_run(
     """Handle signals, install patches and integrations, load the weights, start the endpoint.
 
     At the end, all is undone in reverse order. ``weights_only``: load the checkpoint of ``plan``, which may be verl's, to
-    sample, not to train. ``on_rollout``: called with the last attempt at each job.
+    sample, not to train; otherwise the weights are the initial ones, and the session loads it. ``on_rollout``: called with the
+    last attempt at each job.
     """
     config, checkpoint, observers = plan.config, plan.checkpoint, plan.observers
-    if weights_only and checkpoint is not None:
-        config, checkpoint = sampling_config(config, checkpoint)
+    if checkpoint is not None:
+        config, checkpoint = (
+            sampling_config(config, checkpoint) if weights_only else (with_own_model(config, checkpoint), checkpoint)
+        )
 
     def advance(rollout: Rollout) -> None:
         on_rollout(rollout)
         observers.advance(rollout.trace)
 
     with ExitStack() as stack:
-        stack.enter_context(interruptible())
+        stack.enter_context(interruptible(None if weights_only else config.run.grace_seconds))
         stack.enter_context(capturing(config))
         trainer = make_trainer(config)
         stack.callback(trainer.learner.close)
@@ -64,11 +73,14 @@ def open_run(
             )
         for note in trainer.notes:
             observers.message(note)
-        steps = 0 if checkpoint is None else trainer.learner.load(checkpoint, weights_only=weights_only)
+        steps = 0
+        if checkpoint is not None:
+            steps = trainer.learner.load(checkpoint, weights_only=True) if weights_only else checkpoint_step(checkpoint)
         store = stack.enter_context(Store(plan.folder / "store.db"))
-        agents = stack.enter_context(
+        local = stack.enter_context(
             open_agents(config, plan.inputs.solve, trainer.backend, trainer.chats, reward_function=plan.inputs.reward)
         )
+        agents = RecordedAgents(local, store)
         resources = Resources(
             config=config,
             store=store,
@@ -85,6 +97,8 @@ def open_run(
             collector=Collector(config, agents, store, signals=signals, on_rollout=advance, on_phase=observers.phase),
             background=stack.enter_context(background_loop()),
             store=store,
+            agents=agents,
+            initial=InitialWeights(plan.folder, trainer.digest),
             steps=steps,
             notes=trainer.notes,
         )

@@ -159,10 +159,9 @@ def first_only(task: dict[str, Any]) -> float:
     return float(task == HELD_OUT[0]) if task in HELD_OUT else value
 
 
-@pytest.mark.parametrize(
-    ("number", "checkpoint_every"), [(signal.SIGKILL, 1), pytest.param(signal.SIGINT, 0, marks=pytest.mark.long)]
-)
-def test_an_interrupted_evaluation_is_repeated_on_resume(
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "checkpoint_every"), [(signal.SIGKILL, 1), (signal.SIGINT, 0)])
+def test_an_interrupted_evaluation_goes_on_after_a_resume(
     model: Path, tmp_path: Path, number: signal.Signals, checkpoint_every: int
 ) -> None:
     """Its only rollout has the reward 1; the mean of both held-out tasks, 0.5, does not end the run."""

@@ -60,7 +60,6 @@ def runs(home: Path) -> Path:
         (["runs", "remove", "typo", "--yes"], ["'typo' is not the name of a run in 'runs'"]),
         (["runs", "remove", "latest", "--yes"], ["'latest' is a link to 'first'; name that run itself"]),
         (["runs", "remove", "first"], ["add --yes to remove first"]),
-        (["train", "lightning.yaml", "--resume"], ["ended before its first checkpoint", "lightning-rl runs remove first"]),
         (["train", "lightning.yaml", "--resume", "run.name=frist"], ["no run 'frist'", "did you mean 'first'?"]),
         (["train", "lightning.yaml", "--resume", "run.name=x"], ["no run 'x'", "it has 'first', 'damaged'"]),
         (["train", "lightning.yaml", "--resume", "run.dir=no"], ["there is no run in '", "start one without resume"]),

@@ -18,6 +18,7 @@ from lightning_core.rollouts.attempt import AgentPool, Attempt, Job, Record, Rol
 from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.prepare import Inputs
+from lightning_core.rollouts.recorded import RecordedAgents
 from lightning_core.rollouts.rows import to_rows
 from lightning_core.rollouts.signal import Resources, Signal, TokenScorer, open_signals
 from lightning_core.session import TrainingSession
@@ -25,6 +26,7 @@ from lightning_core.signals.judge.scores import JudgeResult
 from lightning_core.signals.judge.section import Judge
 from lightning_core.signals.judge.signal import judge_at
 from lightning_core.trace import Reward
+from lightning_core.trainers.initial_weights import InitialWeights
 from lightning_core.trainers.open_run import EmbeddedRun
 from lightning_core.trainers.plan import Plan
 from tests.credit.episodes import call, event
@@ -128,10 +130,19 @@ def collect_step(
     """The data of ``step``, as the embedded trainer collects and records it in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     with Store(folder / "store.db") as store, background_loop() as background:
-        collector = Collector(config, agents, store, signals=open_scripted_signals(config, agents, store))
+        recorded = RecordedAgents(agents, store)
+        collector = Collector(config, recorded, store, signals=open_scripted_signals(config, agents, store))
         inputs = Inputs(solve=lambda _: None)
         plan = Plan(config=config, folder=folder, checkpoint=None, inputs=inputs, observers=Observers())
-        run = EmbeddedRun(learner=NothingLearned(), collector=collector, background=background, store=store, steps=step)
+        run = EmbeddedRun(
+            learner=NothingLearned(),
+            collector=collector,
+            background=background,
+            store=store,
+            agents=recorded,
+            initial=InitialWeights(folder, None),
+            steps=step,
+        )
         session = TrainingSession(plan, run)
         session.start()
         groups = session.roll_out(session.pick_tasks(tasks))

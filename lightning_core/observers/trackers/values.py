@@ -11,9 +11,9 @@ from statistics import fmean
 from typing import Any
 
 from lightning_core.errors import redact_urls
-from lightning_core.records.checkpoints import OPTIMIZER
 from lightning_core.records.configs import leaves
 from lightning_core.records.intervals import confidence_interval
+from lightning_core.records.manifest import OPTIMIZER
 from lightning_core.records.results import Evaluation, Result
 
 PROJECT = "lightning-rl"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from lightning_core.config import Config
 from lightning_core.errors import plural
 from lightning_core.observers.progress import format_seconds
+from lightning_core.records.checkpoints import WITH_OPTIMIZER
 from lightning_core.tools.doctor.finding import Checks, Observed
 from lightning_core.tools.doctor.units import size
 
@@ -94,8 +95,9 @@ def evaluations(m: Measured) -> int:
 
 def disk_needed(m: Measured) -> int:
     """Bytes of all checkpoints that exist at the same time: the kept ones, and a new one before an old one is deleted."""
-    kept = m.config.trainer.keep_checkpoints + m.config.trainer.keep_best + 1
-    return kept * m.trained_bytes + m.frozen_bytes + 2 * m.optimizer_bytes
+    keep = m.config.trainer.keep_checkpoints
+    kept = keep + m.config.trainer.keep_best + 1
+    return kept * m.trained_bytes + m.frozen_bytes + (min(keep, WITH_OPTIMIZER) + 1) * m.optimizer_bytes
 
 
 checks: Checks[Measured] = Checks("Plan of the run")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lightning_core.config import Config, load_config
@@ -11,6 +11,7 @@ from lightning_core.config.resolve import PolicySettings, policy_settings
 from lightning_core.errors import ConfigError
 from lightning_core.records.checkpoints import checkpoint_step, choose_checkpoint
 from lightning_core.records.configs import config_of_step
+from lightning_core.trainers.own_model import own_model
 from lightning_core.trainers.verl.export import exported_model
 
 
@@ -58,4 +59,7 @@ def find_trained(
         folder = exported_model(chosen)
     else:
         folder = chosen / name if config.policies else chosen
-    return Trained(run=run, config=config, checkpoint=chosen, name=name, policy=policies[name], folder=folder)
+    trained = policies[name]
+    if config.trainer.name != "verl":
+        trained = replace(trained, model=own_model(trained, folder))
+    return Trained(run=run, config=config, checkpoint=chosen, name=name, policy=trained, folder=folder)

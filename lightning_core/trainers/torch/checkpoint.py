@@ -6,6 +6,7 @@ config.json, tokenizer.json, …  what belongs to a Hugging Face folder, or to a
 trainer.json                    version, random state, and the fingerprint of model and tuning
 trainer/optimizer.safetensors   AdamW's moments and step counts, ``<name>/<moment>``
 trainer/critic.safetensors      the value head and its moments; only with a critic, as any other `Stateful`
+manifest.json                   the run that wrote it, and the hash of each file; see ``records/manifest.py``
 
 Format 1 had the trained weights in ``weights.safetensors``, by the trainer's names, and no subfolder. It can be read.
 """
@@ -26,7 +27,8 @@ from torch import Tensor
 from lightning_core.errors import TrainingError
 from lightning_core.model import peft
 from lightning_core.model.folders import whole
-from lightning_core.records.checkpoints import OPTIMIZER
+from lightning_core.records.json_file import read_json
+from lightning_core.records.manifest import OPTIMIZER, write_manifest
 
 FORMAT = 2
 _FACTS, _STATE = "trainer.json", "trainer"
@@ -83,7 +85,14 @@ def restore_moments(
     """Load what `optimizer_moments` returned."""
     optimizer.state.clear()
     for path, value in moments.items():
-        name, key = path.rsplit("/", 1)
+        name, _, key = path.rpartition("/")
+        # The optimizer's kernels do not check shapes: others crash the process.
+        shape = names[name].shape if name in names and key != "step" else ()
+        if name not in names or value.shape != shape:
+            raise TrainingError(
+                f"the optimizer's state does not fit the weights: found {path!r} with the shape {list(value.shape)}, expected "
+                f"{f'the shape {list(shape)}' if name in names else f'a weight such as {next(iter(names), None)!r}'}"
+            )
         optimizer.state[names[name]][key] = value.to(names[name].device, copy=True)
 
 
@@ -103,6 +112,7 @@ def write(folder: Path, state: Checkpoint, *, weights: Callable[[Path], str]) ->
             "submitted": state.submitted,
         }
         (scratch / _FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        write_manifest(scratch, step=state.version, run=folder.parent.parent)
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
@@ -111,7 +121,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
     Raises `TrainingError` if ``folder`` is not a Lightning checkpoint, or is of a later version.
     """
     try:
-        facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+        facts = read_json(folder / _FACTS)
         if facts["format"] in (1, FORMAT):
             return {"weights": "weights.safetensors", **facts}
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -143,7 +153,7 @@ def read(
 
     ``also``: the names of the further states to read, if it has them.
     ``weights_only``: skip the moments, which are twice as large as the weights.
-    Raises `TrainingError` if it is not a checkpoint, has another fingerprint, or has no moments.
+    Raises `TrainingError` if it is not a checkpoint, has another fingerprint, has no moments, or its shapes are not its own.
     """
     facts = read_facts(folder)
     found: dict[str, Any] = facts["fingerprint"]
@@ -156,8 +166,8 @@ def read(
     state = folder if facts["format"] == 1 else folder / _STATE
     if not weights_only and not (state / OPTIMIZER).exists():
         raise TrainingError(
-            f"the checkpoint {str(folder)!r} has no optimizer state to resume from: only the newest checkpoint of a run "
-            "keeps it. The weights can be evaluated, served and exported"
+            f"the checkpoint {str(folder)!r} has no optimizer state to resume from: only the two newest checkpoints of a run "
+            "keep it. The weights can be evaluated, served and exported"
         )
     try:
         moments = {} if weights_only else load_file(state / OPTIMIZER)
@@ -165,11 +175,19 @@ def read(
         further = {name: load_file(file) for name, file in files.items() if file.exists()}
     except (OSError, SafetensorError) as error:
         raise _not_readable(folder, error) from error
+    weights = read_weights(folder)
+    shapes = {name: list(tensor.shape) for name, tensor in weights.items()}
+    if different := sorted(name for name, shape in found["weights"].items() if shapes.get(name) != shape):
+        name = different[0]
+        raise TrainingError(
+            f"the checkpoint {str(folder)!r} is damaged: its weight {name!r} has the shape {shapes.get(name)}, expected "
+            f"{found['weights'][name]} ({_FACTS})"
+        )
     return Checkpoint(
         fingerprint=found,
         version=facts["version"],
         submitted=facts["submitted"],
-        weights=read_weights(folder),
+        weights=weights,
         moments=moments,
         also=further,
     )

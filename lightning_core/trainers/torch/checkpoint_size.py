@@ -17,7 +17,7 @@ class CheckpointSize:
     frozen: int
     """Written once and linked afterwards. At most: weights that bfloat16 represents exactly take half."""
     optimizer: int
-    """Only the newest checkpoint has it."""
+    """Only the two newest checkpoints have it."""
 
 
 def checkpoint_size(trainer: Learner) -> CheckpointSize:

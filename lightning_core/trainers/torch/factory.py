@@ -17,6 +17,7 @@ from lightning_core.trainers.torch.multi_policy import MultiPolicyTrainer
 from lightning_core.trainers.torch.policy_model import PolicyModel
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.trainers.torch.vllm_trainer import VllmTrainer
+from lightning_core.trainers.torch.weights_digest import weights_digest
 
 
 def make_torch_trainer(config: Config, *, samples: bool = True) -> Trainer:
@@ -33,6 +34,7 @@ def make_torch_trainer(config: Config, *, samples: bool = True) -> Trainer:
             chats=several.chats,
             notes=several.notes,
             critic=open_critic(several.policies),
+            digest=lambda: weights_digest({name: own.model for name, own in several.policies.items()}),
         )
     here = config.policy.backend == "torch"
     trainer = open_trainer(policies[POLICY], algorithm, settings, seed=seed, samples=samples and here)
@@ -48,6 +50,7 @@ def make_torch_trainer(config: Config, *, samples: bool = True) -> Trainer:
         notes=trainer.model.notes,
         critic=open_critic({POLICY: trainer}),
         vocabulary=trainer.model.vocabulary,
+        digest=lambda: weights_digest({POLICY: trainer.model}),
     )
 
 

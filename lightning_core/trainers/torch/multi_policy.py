@@ -21,6 +21,8 @@ from lightning_core.errors import TrainingError
 from lightning_core.model.folders import whole
 from lightning_core.model.load import LoadedModel
 from lightning_core.model.source import resolve_model
+from lightning_core.records.json_file import read_json
+from lightning_core.records.manifest import write_manifest
 from lightning_core.rollouts.signal import TokenScorer
 from lightning_core.trace import BASE, Floats
 from lightning_core.trainers.torch.build import load_policy, open_backend
@@ -166,13 +168,14 @@ class MultiPolicyTrainer:
                 trainer.save(scratch / name)
             facts = {"steps": self._steps, "policies": list(self.policies)}
             (scratch / _FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+            write_manifest(scratch, step=self._steps, run=folder.parent.parent)
         for name, trainer in self.policies.items():
             trainer.saved_in = folder / name
 
     def load(self, folder: Path, *, weights_only: bool = False) -> int:
         """See `Learner.load`."""
         try:
-            facts = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+            facts = read_json(folder / _FILE)
         except (OSError, ValueError) as error:
             raise TrainingError(f"{str(folder)!r} is not a checkpoint of several policies: {error}") from error
         if facts["policies"] != list(self.policies):

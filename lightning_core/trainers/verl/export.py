@@ -7,6 +7,7 @@ from pathlib import Path
 from lightning_core.config import Config
 from lightning_core.config.trainer import Ray, TrainerSection
 from lightning_core.errors import ConfigError
+from lightning_core.trainers.own_model import with_own_model
 
 _EXPORT = Path("actor", "huggingface")
 
@@ -18,7 +19,7 @@ def sampling_config(config: Config, checkpoint: Path) -> tuple[Config, Path | No
     exports, and there is no checkpoint to load. Raises `ConfigError` if verl exported no model.
     """
     if config.trainer.name != "verl":
-        return config, checkpoint
+        return with_own_model(config, checkpoint), checkpoint
     model = exported_model(checkpoint)
     policy = config.policy.model_copy(update={"model": str(model), "tuning": "full", "lora": None})
     return config.model_copy(update={"policy": policy, "trainer": TrainerSection(), "ray": Ray()}), None

@@ -45,6 +45,8 @@ def supports(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         yield ("trainer", "token_budget"), "verl trains until trainer.steps; remove the key"
     if t.keep_best:
         yield ("trainer", "keep_best"), "verl keeps the newest checkpoints only; use trainer.keep_checkpoints"
+    if c.run.grace_seconds:
+        yield ("run", "grace_seconds"), "verl ends at once; remove the key, and set trainer.checkpoint_every"
     if c.eval.early_stop is not None:
         yield ("eval", "early_stop"), "verl trains until trainer.steps; remove the key"
     if c.monitors.stop:

@@ -55,6 +55,11 @@ def train_with_verl(plan: Plan) -> None:
     (`RewardError`, `ConfigError`, …), and `TrainingError` if verl's trainer failed.
     """
     config, folder = plan.config, plan.folder
+    if config.run.resume and plan.checkpoint is None:
+        raise ConfigError(
+            f"run.resume: the run {str(folder)!r} ended before its first checkpoint, which verl needs; start a new run, under another "
+            f"run.name or after `lightning-rl runs remove {folder.name} --dir {folder.parent}`"
+        )
     write_tasks = _verl("dataset").write_tasks
     steps = range(config.trainer.steps)
     write_tasks(

@@ -71,12 +71,12 @@ def test_the_run_is_its_steps_and_evaluations() -> None:
 
 
 def test_a_disk_that_is_too_small_for_the_checkpoints_is_a_problem() -> None:
-    """Two kept and a new one, the frozen weights once, and two optimizer states while the old one is not deleted."""
-    assert disk_needed(MEASURED) == (3 + 1 + 4) * GIB
-    (disk,) = named(examine(replace(MEASURED, disk_bytes=7 * GIB)), "checkpoints")
+    """Two kept and a new one, the frozen weights once, and three optimizer states while an old one is not deleted."""
+    assert disk_needed(MEASURED) == (3 + 1 + 6) * GIB
+    (disk,) = named(examine(replace(MEASURED, disk_bytes=9 * GIB)), "checkpoints")
     assert disk.level == "problem"
-    assert disk.found == "4.0 GiB for the newest, up to 8.0 GiB at the same time; 7.0 GiB free"
-    assert named(examine(replace(MEASURED, disk_bytes=8 * GIB)), "checkpoints") == []
+    assert disk.found == "4.0 GiB for the newest, up to 10.0 GiB at the same time; 9.0 GiB free"
+    assert named(examine(replace(MEASURED, disk_bytes=10 * GIB)), "checkpoints") == []
 
 
 def test_an_update_that_takes_longer_than_the_rollouts_suggests_fewer_weights() -> None:

@@ -15,9 +15,9 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, MixtralConfig, Qwen3Config
 
 from lightning_core import fit, load_config
-from lightning_core.errors import TrainingError
+from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.model.saved import FROZEN, write_model
-from lightning_core.records.checkpoints import checkpoints
+from lightning_core.records.checkpoints import checkpoints, drop_optimizer
 from tests import bandit
 from tests.tools.export.runs import TOLERANCE, difference, model_logprobs, sequences, trainer_logprobs
 
@@ -68,17 +68,17 @@ def test_frozen_weights_are_written_once(run: Callable[[str], Path]) -> None:
     assert first.samefile(second)
 
 
-def test_only_the_newest_checkpoint_keeps_the_optimizers_state(run: Callable[[str], Path], tmp_path: Path) -> None:
+def test_without_an_optimizers_state_no_run_resumes(run: Callable[[str], Path], tmp_path: Path) -> None:
     older, newest = checkpoints(run("full"))
+    assert (older / OPTIMIZER).exists()
     assert (newest / OPTIMIZER).exists()
-    assert not (older / OPTIMIZER).exists()
 
     folder = shutil.copytree(run("full"), tmp_path / "full")
     config = load_config(folder / "config.yaml", [f"run.dir={tmp_path}", "run.resume=true", "trainer.steps=3"])
     assert fit(bandit.solve, config=config).checkpoint.name == "step-000003"
-    for path in checkpoints(folder)[1:]:
-        shutil.rmtree(path)
-    with pytest.raises(TrainingError, match="has no optimizer state to resume from: only the newest checkpoint"):
+    for path in checkpoints(folder):
+        drop_optimizer(path)
+    with pytest.raises(ConfigError, match=r"has no checkpoint that can be used.*has no optimizer state to resume from"):
         fit(bandit.solve, config=config)
 
 
@@ -89,7 +89,7 @@ def test_the_number_of_checkpoints_kept_is_that_of_the_configuration(
     settings = [f"run.dir={tmp_path}", "run.resume=true", "trainer.steps=5", "trainer.keep_checkpoints=3"]
     fit(bandit.solve, config=load_config(folder / "config.yaml", settings))
     assert [path.name for path in checkpoints(folder)] == ["step-000003", "step-000004", "step-000005"]
-    assert [(path / OPTIMIZER).exists() for path in checkpoints(folder)] == [False, False, True]
+    assert [(path / OPTIMIZER).exists() for path in checkpoints(folder)] == [False, True, True]
 
 
 @pytest.mark.parametrize(

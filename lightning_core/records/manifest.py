@@ -1,0 +1,119 @@
+"""The manifest of a checkpoint: the run that wrote it, and the hash of each of its files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from lightning_core.records.json_file import read_json
+from lightning_core.records.report import installed_versions
+
+MANIFEST = "manifest.json"
+OPTIMIZER = "optimizer.safetensors"
+"""The embedded trainer's file of AdamW's moments, twice as large as the trained weights."""
+RUN_ID = "run.id"
+"""The file in a run's folder with its id, which the run's checkpoints repeat."""
+
+_FORMAT = 1
+_THREADS = 4
+_FACTS = ("trainer.json", "policies.json")
+"""A checkpoint of the embedded trainer has one of these files."""
+
+
+def write_run_id(run: Path) -> None:
+    """Give the run in the folder ``run`` an id, unless it has one."""
+    if not (run / RUN_ID).exists():
+        (run / RUN_ID).write_text(f"{uuid.uuid4().hex}\n", encoding="utf-8")
+
+
+def write_manifest(folder: Path, *, step: int, run: Path) -> None:
+    """Write the manifest of the files in ``folder``, a checkpoint after ``step`` updates of the run in the folder ``run``.
+
+    Subfolders with their own manifest are not hashed again.
+    """
+    files: dict[str, Any] = {}
+    for path in sorted(folder.glob(f"*/{MANIFEST}")):
+        own = path.parent.name
+        files |= {f"{own}/{name}": found for name, found in read_json(path)["files"].items()}
+    names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
+    names = [name for name in names if name not in files]
+    with ThreadPoolExecutor(_THREADS) as threads:
+        hashes = threads.map(lambda name: _hash(folder / name), names)
+        files |= {
+            name: {"bytes": (folder / name).stat().st_size, "sha256": found}
+            for name, found in zip(names, hashes, strict=True)
+        }
+    facts = {"format": _FORMAT, "run": _run_id(run), "step": step, "versions": installed_versions(), "files": files}
+    (folder / MANIFEST).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+def has_manifest(checkpoint: Path) -> bool:
+    """Whether ``checkpoint`` can be verified; verl's, and those of earlier versions, cannot."""
+    return (checkpoint / MANIFEST).exists()
+
+
+def find_problem(checkpoint: Path, *, step: int, training: bool) -> str | None:
+    """The reason ``checkpoint`` of a run, after ``step`` updates, cannot be used, or None.
+
+    ``training``: it needs the optimizer's state. Without a manifest only that is checked.
+    """
+    return next(_problems(checkpoint, step=step, training=training), None)
+
+
+def _problems(checkpoint: Path, *, step: int, training: bool) -> Iterator[str]:
+    is_ours = any((checkpoint / name).exists() for name in _FACTS)
+    if training and is_ours and next(checkpoint.rglob(OPTIMIZER), None) is None:
+        yield "it has no optimizer state to resume from; it can be evaluated, served and exported"
+    if not has_manifest(checkpoint):
+        return
+    try:
+        facts = read_json(checkpoint / MANIFEST)
+        files: Mapping[str, Any] = facts["files"]
+        written: tuple[Any, ...] = (facts["format"], facts["step"], facts["run"])
+        listed = {name: (int(found["bytes"]), str(found["sha256"])) for name, found in files.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        yield f"its {MANIFEST} is damaged: {type(error).__name__}: {error}"
+        return
+    if written[0] != _FORMAT:
+        yield f"its {MANIFEST} has format {written[0]!r}, but this version reads format {_FORMAT}"
+        return
+    if written[1] != step:
+        yield f"it was written after step {written[1]}, not after step {step}"
+    run = _run_id(checkpoint.parent.parent)
+    if None not in (written[2], run) and written[2] != run:
+        yield f"another run wrote it, with the id {written[2]}; this run has {run} ({RUN_ID})"
+    yield from _changes(checkpoint, listed, training=training)
+
+
+def _changes(checkpoint: Path, listed: Mapping[str, tuple[int, str]], *, training: bool) -> Iterator[str]:
+    there: list[str] = []
+    for name, (length, _) in listed.items():
+        path = checkpoint / name
+        if path.is_file() and path.stat().st_size == length:
+            there.append(name)
+        elif path.exists():
+            yield f"its file {name!r} has {path.stat().st_size} bytes, but was written with {length}"
+        elif training or path.name != OPTIMIZER:
+            yield f"its file {name!r} is missing"
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for name, found in zip(there, threads.map(lambda name: _hash(checkpoint / name), there), strict=True):
+            if found != listed[name][1]:
+                yield f"its file {name!r} is not the one that was written: the hash differs"
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _run_id(run: Path) -> str | None:
+    """The id of the run in the folder ``run``; None if it has none."""
+    try:
+        return (run / RUN_ID).read_text(encoding="utf-8").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None

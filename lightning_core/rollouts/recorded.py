@@ -1,0 +1,97 @@
+"""Rollouts that were recorded before a run was interrupted, in the step or evaluation that it continues with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_core.config import Config
+from lightning_core.endpoint.routing import Routing
+from lightning_core.records.commit import commit_changed
+from lightning_core.records.configs import changed_settings
+from lightning_core.records.store import Phase, RolloutRecord, Status, Store
+from lightning_core.rollouts.attempt import AgentPool, Attempt, Job, Record, Rollout
+from lightning_core.trace import SEED, TASK_ID, spans_to_trace
+
+logger = logging.getLogger(__name__)
+
+_USED: frozenset[Status] = frozenset({"ok", "max_calls", "masked"})
+"""The statuses of rollouts that are used; others may have failed for a reason that is mended now."""
+_WITHOUT_EFFECT = ("trainer.", "monitors.", "otlp.", "run.", "eval.every", "eval.early_stop")
+"""Settings that change no rollout under given weights. (``run.seed`` does: its rollouts have other seeds.)"""
+
+
+class RecordedAgents:
+    """An `AgentPool` that returns a recorded rollout of a job, if there is one, and else runs its agent with ``agents``."""
+
+    def __init__(self, agents: AgentPool, store: Store) -> None:
+        self._agents = agents
+        self._store = store
+        self._left: dict[int, tuple[RolloutRecord, Collection[str]]] = {}
+        """By seed of the job: the rollout, and the ids of all attempts at the job."""
+
+    def find(self, folder: Path, config: Config, steps: int) -> Collection[str]:
+        """The ids of the rollouts that are returned from now on, for a run in ``folder`` that continues after ``steps`` updates.
+
+        None, with a warning, if settings or code have changed since.
+        """
+        attempts: dict[int, list[RolloutRecord]] = {}
+        places: tuple[tuple[Phase, int], ...] = (("train", steps + 1), ("eval_unfinished", steps))
+        for phase, step in places:
+            for record in self._store.rollouts(phase=phase, step=step):
+                if (seed := self._seed(record)) is not None:
+                    attempts.setdefault(seed, []).append(record)
+        used = {seed: own for seed, own in attempts.items() if own[-1].status in _USED}
+        changed = changed_settings(folder, config, without=_WITHOUT_EFFECT) if used else []
+        if used and not changed and commit_changed(folder, Path.cwd()):
+            changed = ["the commit of the working directory"]
+        if changed:
+            logger.warning(
+                "%d recorded rollouts of the interrupted step or evaluation are not used, but made again, because of what has changed: %s",
+                *(len(used), ", ".join(changed)),
+            )
+            used = {}
+        self._left = {seed: (own[-1], [record.id for record in own]) for seed, own in used.items()}
+        return [key for _, ids in self._left.values() for key in ids]
+
+    def forget(self) -> None:
+        """The weights have changed: delete the recorded rollouts that no job asked for."""
+        if self._left:
+            self._store.remove([key for _, ids in self._left.values() for key in ids])
+            self._left.clear()
+
+    async def roll_out(self, jobs: Sequence[Job], routing: Routing, record: Record) -> Sequence[Rollout]:
+        """See `AgentPool.roll_out`."""
+        found = {job.seed: self._read(job) for job in jobs if job.seed in self._left and job.recorded is None}
+        if found:
+            record([Attempt(rollout=rollout, final=True, is_recorded=True) for rollout in found.values()])
+        others = [job for job in jobs if job.seed not in found]
+        ran = iter(await self._agents.roll_out(others, routing, record) if others else ())
+        return [found[job.seed] if job.seed in found else next(ran) for job in jobs]
+
+    async def call_endpoint(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """See `AgentPool.call_endpoint`."""
+        return await self._agents.call_endpoint(function, *arguments)
+
+    def _seed(self, record: RolloutRecord) -> int | None:
+        """The seed of the job of ``record``; None if it has none, or if a signal added to it, which would do so again."""
+        spans = self._store.spans(record.id)
+        root = next((span for span in spans if TASK_ID in span.attributes), None)
+        if root is None or any(span.start_ns > root.end_ns for span in spans):
+            return None
+        return root.attributes.get(SEED)
+
+    def _read(self, job: Job) -> Rollout:
+        record, _ = self._left.pop(job.seed)
+        spans = self._store.spans(record.id)
+        return Rollout(
+            job=job,
+            attempt=record.attempt,
+            status=record.status,
+            trace=spans_to_trace(spans, counters=record.counters),
+            spans=spans,
+            error=record.error,
+            seconds=(record.ended_ns - record.started_ns) / 1e9,
+        )

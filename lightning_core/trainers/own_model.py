@@ -1,0 +1,38 @@
+"""Runs on a machine without the model that they began with: after full tuning, a checkpoint is a whole model."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from lightning_core.config import Config
+from lightning_core.config.resolve import PolicySettings, policy_settings
+from lightning_core.errors import ConfigError
+from lightning_core.model.source import is_demo_model, resolve_model
+from lightning_core.trace import POLICY
+
+logger = logging.getLogger(__name__)
+
+
+def with_own_model(config: Config, checkpoint: Path) -> Config:
+    """``config`` with ``checkpoint`` as the model, if ``policy.model`` is a folder that is not here and nothing else needs it.
+
+    The initial weights are needed for a KL term and for agents, judges and teachers on ``base``. With several policies nothing changes.
+    """
+    if config.policies or config.algorithm.kl is not None:
+        return config
+    settings = policy_settings(config)[POLICY]
+    model = settings.model if settings.keep_base else own_model(settings, checkpoint)
+    return config.model_copy(update={"policy": config.policy.model_copy(update={"model": model})})
+
+
+def own_model(policy: PolicySettings, folder: Path) -> str:
+    """The model of ``policy``, or its checkpoint in ``folder``, with a warning, if that is whole and the model is not here."""
+    if policy.lora is not None or not (folder / "config.json").is_file() or is_demo_model(policy.model):
+        return policy.model
+    try:
+        resolve_model(policy.model)
+    except ConfigError as error:
+        logger.warning("the copy of the model in %r is used: %s", str(folder), error)
+        return str(folder)
+    return policy.model
