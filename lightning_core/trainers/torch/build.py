@@ -35,8 +35,9 @@ def load_policy(policy: PolicySettings) -> LoadedModel:
 def open_backend(settings: TrainerSection, max_context: int, *, seed: int) -> TorchBackend:
     """A sampling engine without models."""
     return TorchBackend(
-        {}, max_context=max_context, max_batch=settings.max_batch, gather_ms=settings.gather_ms, seed=seed
-    )
+        {}, max_context=max_context, max_batch=settings.max_batch, gather_ms=settings.gather_ms, seed=seed,
+        deterministic=settings.deterministic,
+    )  # fmt: skip
 
 
 def tune_policy(loaded: LoadedModel, policy: PolicySettings, *, name: str, seed: int, keep_base: bool) -> Tuning:
