@@ -103,6 +103,11 @@ class Adapters:
             for ab, matrix in zip("AB", pair, strict=True)
         }
 
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the adapters."""
+        return [*self._adapters]
+
     def layers(self, name: str) -> Sequence[str]:
         """The layers that the adapter ``name`` changes."""
         return [*self._adapters[name].weights]
@@ -141,9 +146,7 @@ class Adapters:
             self._chosen = before
 
     @contextmanager
-    def mix(
-        self, names: Sequence[str | None], lengths: Sequence[int], *, uniform: bool = False
-    ) -> Generator[None]:
+    def mix(self, names: Sequence[str | None], lengths: Sequence[int], *, uniform: bool = False) -> Generator[None]:
         """Use the adapter ``names[i]`` (None for none) for the i-th run of ``lengths[i]`` tokens.
 
         ``uniform``: multiply every token with all adapters, so its bits do not depend on the other tokens' adapters.

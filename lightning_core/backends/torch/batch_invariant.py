@@ -16,7 +16,7 @@ Dimensions: B batch, M queries, N keys, a multiple of `WIDTH`; otherwise as in `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_core.backends.torch.decoding import Cascade
-from lightning_core.backends.torch.kv_pool import KVPool, Node, cached
+from lightning_core.backends.torch.kv_pool import Node
 from lightning_core.errors import TrainingError
 from lightning_core.model.attention import AttentionState, Geometry, TreeAttention
 from lightning_core.model.forest import Block

@@ -100,7 +100,9 @@ class TreeLane:
         inputs, positions = last_inputs(self.rows)
         self._cascade.begin()
         adapters = [row.adapter for row in self.rows]
-        logits_RV: Tensor = self._run(self._model, inputs, positions, self._cascade, adapters, [1] * len(adapters)).logits
+        logits_RV: Tensor = self._run(
+            self._model, inputs, positions, self._cascade, adapters, [1] * len(adapters)
+        ).logits
         logits_RV = logits_RV[0, : len(adapters)]
         self._cascade.end()
         sample_next(self.rows, logits_RV)
@@ -206,7 +208,9 @@ class TreeLane:
         exact = self._limits is not None
         if self._limits is not None and (missing := self._limits.rows - len(tokens)) > 0:
             state = Padded(state, len(tokens))
-            tokens, positions = (np.pad(np.asarray(values), (0, missing), mode="edge") for values in (tokens, positions))
+            tokens, positions = (
+                np.pad(np.asarray(values), (0, missing), mode="edge") for values in (tokens, positions)
+            )
             lengths = [*lengths[:-1], lengths[-1] + missing]
         mixed = nullcontext() if self._adapters is None else self._adapters.mix(adapters, lengths, uniform=exact)
         with mixed:

@@ -12,6 +12,7 @@ import torch
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.backends.torch.batch_invariant import varies
 from lightning_core.backends.torch.rows import ActiveRow, Lane
+from lightning_core.model.adapters import Adapters
 
 _CONTEXTS = (5, 70, 270)
 """Tokens of the prompts: fewer and more than a block of keys, and than a chunk."""
@@ -19,7 +20,7 @@ _SAMPLED, _REFILLED = 3, 2
 
 
 @torch.inference_mode()
-def verify(lane: Lane, model: Any, adapter: str | None) -> None:
+def verify(lane: Lane, model: Any, adapters: Adapters | None) -> None:
     """Raise `TrainingError` if rows have other logprobs together than alone, or after their context is computed again.
 
     ``lane`` must not have sampled yet.
@@ -27,6 +28,7 @@ def verify(lane: Lane, model: Any, adapter: str | None) -> None:
     config = model.config.get_text_config()
     longest = min(_CONTEXTS[-1], getattr(config, "max_position_embeddings", None) or _CONTEXTS[-1]) - _SAMPLED
     tokens = np.arange(longest, dtype=np.int64) * 7 % config.vocab_size
+    adapter = next(iter(adapters.names), None) if adapters is not None else None
     rows = [_row(tokens[:count], number, adapter) for number, count in enumerate(_CONTEXTS)]
     _sample(lane, rows)
     for number, row in enumerate(rows):
