@@ -26,7 +26,6 @@ from lightning_core.trainers.torch.factory import open_trainer
 from tests.trainers.sections import parts
 
 Response = tuple[Sequence[int], Sequence[float]]
-CONCURRENCY = (16, 4, 1)
 GROUPS, SAMPLES, TOKENS = 4, 4, 24
 
 
@@ -65,6 +64,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--concurrency", nargs="+", type=int, default=[16, 4, 1])
     parser.add_argument("--rounds", type=int, default=3, help="for each concurrency")
     arguments = parser.parse_args()
     for dtype in arguments.dtype:
@@ -73,7 +73,7 @@ def main() -> None:
         prompts = make_prompts(engines[0].model.vocabulary)
         print(f"{arguments.model}, {engines[0].model.dtype}, {torch.get_num_threads()} threads", flush=True)
         first: list[list[Response]] = []
-        for concurrency in CONCURRENCY:
+        for concurrency in arguments.concurrency:
             cpu, equal = [0.0, 0.0], [0, 0]
             for number in range(arguments.rounds):
                 for which, engine in enumerate(engines):
