@@ -42,7 +42,7 @@ _LARGE = 1 << 23
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RowLimits:
     """The least numbers of rows from which the bits of a product do not depend on their number."""
 
     rows: int
@@ -52,7 +52,7 @@ class Limits:
 
 
 @torch.inference_mode()
-def measure(model: Any, geometry: Geometry) -> Limits:
+def measure(model: Any, geometry: Geometry) -> RowLimits:
     """The limits of ``model`` on this machine, with its number of threads.
 
     Raises `TrainingError` if there are none.
@@ -73,7 +73,7 @@ def measure(model: Any, geometry: Geometry) -> Limits:
     query = torch.randn(geometry.kv_heads, _PROBED[-1], geometry.width, generator=generator, device=weight.device)
     visible = torch.zeros(1, 1, device=weight.device)
     queries = _limit(lambda n: attend(query[:, :n].contiguous(), keys, values, visible).transpose(0, 1), _PROBED)
-    return Limits(rows=rows, queries=queries)
+    return RowLimits(rows=rows, queries=queries)
 
 
 def _limit(product: Callable[[int], Tensor], counts: Sequence[int]) -> int:
@@ -111,7 +111,7 @@ class InvariantTree(TreeAttention):
     def __init__(
         self,
         blocks: Sequence[Block],
-        limits: Limits,
+        limits: RowLimits,
         *,
         groups: int,
         device: torch.device,
@@ -140,7 +140,7 @@ class InvariantTree(TreeAttention):
 class OwnContexts(Cascade):
     """A `Cascade` whose rows share no columns: each has its whole context in its own block, in the order of positions."""
 
-    def __init__(self, geometry: Geometry, limits: Limits, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, geometry: Geometry, limits: RowLimits, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(geometry, dtype=dtype, device=device)
         self._least = limits.queries
 
