@@ -27,7 +27,7 @@ Work = tuple[str, list[int]]
 
 
 def prompts() -> list[list[int]]:
-    """Prompts of one to three chunks of keys, some of which begin alike or are equal."""
+    """Prompts of one to three chunks of keys, some with a common beginning, two of them equal."""
     rng = random.Random(0)
     common = rng.choices(range(256), k=130)
     ends = [rng.choices(range(256), k=count) for count in (1, 40, 40, 150)]
