@@ -117,6 +117,8 @@ def _check_sampling(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     for section, temperature in (("rollouts", c.rollouts.temperature), ("eval", c.eval.temperature)):
         if temperature is not None and 0 < temperature < 0.01:
             yield (section, "temperature"), f"found {temperature}; vLLM supports 0 (greedy), or 0.01 and above"
+    if c.trainer.deterministic:
+        yield ("trainer", "deterministic"), "goes with policy.backend: torch only, but it is 'vllm'; remove the key"
     for key in ("max_batch", "gather_ms"):
         if getattr(c.trainer, key) != TrainerSection.model_fields[key].default:
             yield (

@@ -51,6 +51,10 @@ class TrainerSection(Section):
     """Maximum number of responses sampled at the same time."""
     gather_ms: NotNegative = 5.0
     """Time in milliseconds that the sampler waits for more requests to join a batch."""
+    deterministic: bool = False
+    """Sample responses whose bits do not depend on the requests that are sampled at the same time, so a run with the same
+    seed has the same weights on the same machine, also after a crash and with another `rollouts.concurrency`. The embedded
+    sampler only. See docs/reproducibility.md for limits and costs."""
     threads: Count | None = None
     """CPU threads of torch; null: torch's default."""
     checkpoint_every: CountOrZero = 10

@@ -103,6 +103,11 @@ class Adapters:
             for ab, matrix in zip("AB", pair, strict=True)
         }
 
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the adapters."""
+        return [*self._adapters]
+
     def layers(self, name: str) -> Sequence[str]:
         """The layers that the adapter ``name`` changes."""
         return [*self._adapters[name].weights]
@@ -141,13 +146,16 @@ class Adapters:
             self._chosen = before
 
     @contextmanager
-    def mix(self, names: Sequence[str | None], lengths: Sequence[int]) -> Generator[None]:
+    def mix(self, names: Sequence[str | None], lengths: Sequence[int], *, uniform: bool = False) -> Generator[None]:
         """Use the adapter ``names[i]`` (None for none) for the i-th run of ``lengths[i]`` tokens.
 
+        ``uniform``: multiply every token with all adapters, so its bits do not depend on the other tokens' adapters.
         For sampling only: gradients are not supported.
         """
         with self.use(names[0]):
-            if len(set(names)) > 1:
+            if uniform and self._adapters:
+                self._chosen = self._mask(names, lengths)
+            elif len(set(names)) > 1:
                 runs = _runs(names, lengths)
                 self._chosen = runs if sum(lengths) >= _LONG * len(runs) else self._mask(names, lengths)
             yield

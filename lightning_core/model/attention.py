@@ -34,6 +34,10 @@ _UNDERSTOOD = {NAME, "sliding_window", "position_ids", "use_cache", "is_causal"}
 """Arguments of attention functions that are computed with, or that only repeat what the model was called with."""
 
 
+_ALIGNED = 128
+"""Keys outside of a window are skipped in multiples of this number, so the order of sums does not depend on the queries of a block."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
     """The shape of a model's attention."""
@@ -173,6 +177,7 @@ class TreeAttention:
             position_U = np.concatenate([np.arange(before), position_S])
             mask &= position_S[:, None] - position_U[None, :] < window
             skipped = max(0, min(before, int(position_S.min()) - window + 1))
+            skipped -= skipped % _ALIGNED
         # The heads of a group are stacked along the queries: grouped-query attention without repeating K and V.
         tiled = torch.from_numpy(np.tile(mask[:, skipped:], (self._groups, 1))).to(self._device)
         return _View(block, skipped, tiled)

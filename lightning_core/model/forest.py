@@ -94,6 +94,27 @@ def plan_blocks(forest: Forest, *, limit: int = BLOCK_TOKENS) -> list[Block]:
     return sorted(blocks, key=lambda block: block.start)
 
 
+def plan_runs(forest: Forest, *, limit: int = BLOCK_TOKENS) -> list[Block]:
+    """Cut a forest into blocks of one run each, so the keys of a block are its context in order."""
+    lengths, parents = _split_long_runs(forest, limit)
+    prefixes = iter(forest.prefixes or [0] * len(lengths))
+    blocks: list[Block] = []
+    start = 0
+    for length, parent in zip(lengths, parents, strict=True):
+        above = blocks[parent] if parent >= 0 else None
+        blocks.append(
+            Block(
+                start=start,
+                stop=start + length,
+                prefix=next(prefixes) if above is None else above.prefix,
+                ancestors=() if above is None else seen(above),
+                mask_SS=np.tri(length, dtype=bool),
+            )
+        )
+        start += length
+    return blocks
+
+
 def _append(ranges: tuple[tuple[int, int], ...], new: tuple[int, int]) -> tuple[tuple[int, int], ...]:
     if ranges and ranges[-1][1] == new[0]:
         return (*ranges[:-1], (ranges[-1][0], new[1]))

@@ -14,6 +14,8 @@ from lightning_core.model.attention import Geometry
 from lightning_core.model.compute import ComputePlan, decoder_name, inputs
 
 _PROBE_TOKENS = 64
+MOST_TOKENS = 4096
+"""Most tokens of a training pass that is not configured."""
 
 
 def cached_bytes(geometry: Geometry, dtype: torch.dtype) -> int:
@@ -85,7 +87,7 @@ def plan(
             f"moments {left / 2**30:,.1f} GB of memory are free; expected at most that"
         )
     cache = 0 if not cached else left // 4 if cache_bytes is None else cache_bytes
-    chosen = max(256, min(4096, (left - cache) // 3 // max(1, trained)))
+    chosen = max(256, min(MOST_TOKENS, (left - cache) // 3 // max(1, trained)))
     tokens = chosen if micro_batch_tokens is None else micro_batch_tokens
     return MemoryPlan(
         cache_tokens=cache // cached if cached else 0,

@@ -40,8 +40,10 @@ class Collector:
         signals: Sequence[Signal] = (),
         on_rollout: Callable[[Rollout], None] = lambda _: None,
         on_phase: Callable[[str], None] = lambda _: None,
+        on_batch: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_rollout``: called with the last attempt at each job that no signal added. ``on_phase``: with the phase of a signal."""
+        """``on_rollout``: called with the last attempt at each job that no signal added. ``on_phase``: with the phase of a signal.
+        ``on_batch``: before the rollouts of a step or an evaluation."""
         self.config = config
         self.rules = policy_rules(config)
         self._agents = agents
@@ -49,6 +51,7 @@ class Collector:
         self._signals = signals
         self._on_rollout = on_rollout
         self._on_phase = on_phase
+        self._on_batch = on_batch
         self._checks = AbortChecks(config)
 
     def pick_tasks(self, tasks: Sequence[Task], step: int) -> Sequence[Task]:
@@ -109,6 +112,7 @@ class Collector:
 
         ``whole``: they are all groups of a step or an evaluation. See `check`.
         """
+        self._on_batch()
         try:
             async with asyncio.TaskGroup() as running:
                 groups = [

@@ -68,6 +68,8 @@ class Trainer:
     """The chat format of each of the backend's models."""
     notes: Sequence[str]
     """The decisions for the model and the machine when the weights were loaded, one line each."""
+    forget_contexts: Callable[[], None] = lambda: None
+    """Drop what the backend keeps of earlier prompts, so what it samples next does not depend on them."""
     critic: Critic | None = None
     vocabulary: int | None = None
     """Number of tokens that the policy has logits for; None with several policies."""

@@ -94,7 +94,15 @@ def open_run(
         signals = () if weights_only else open_signals(resources)
         yield EmbeddedRun(
             learner=trainer.learner,
-            collector=Collector(config, agents, store, signals=signals, on_rollout=advance, on_phase=observers.phase),
+            collector=Collector(
+                config,
+                agents,
+                store,
+                signals=signals,
+                on_rollout=advance,
+                on_phase=observers.phase,
+                on_batch=trainer.forget_contexts,
+            ),
             background=stack.enter_context(background_loop()),
             store=store,
             agents=agents,

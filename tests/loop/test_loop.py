@@ -70,20 +70,33 @@ def test_a_tiny_model_learns_a_bandit_through_the_real_endpoint(model: Path, tmp
         assert any(OUTPUT_IDS in s.attributes for s in store.spans(credit.rollout))
 
 
-@pytest.mark.parametrize("sampling", [pytest.param("uniform", marks=pytest.mark.long), "curriculum"])
-def test_a_killed_run_resumes_exactly_where_it_stopped(model: Path, tmp_path: Path, sampling: str):
-    """Killed after its third step with a checkpoint at the second: steps 3 and 4 equal those of an uninterrupted run."""
+@pytest.mark.parametrize(
+    ("concurrency", "deterministic", "sampling", "executor"),
+    [
+        (8, True, "curriculum", "task"),
+        pytest.param(8, True, "uniform", "process", marks=pytest.mark.long),
+        pytest.param(1, False, "uniform", "task", marks=pytest.mark.long),
+    ],
+)
+def test_a_killed_run_resumes_to_the_same_weights(
+    model: Path, tmp_path: Path, concurrency: int, deterministic: bool, sampling: str, executor: str
+):
+    """Killed after its third step with a checkpoint at the second: records and weights equal those of an uninterrupted run.
+
+    Without `trainer.deterministic` this holds at concurrency 1. With it the uninterrupted run may have another concurrency.
+    """
     config = settings(
         model,
         tmp_path,
-        rollouts={"concurrency": 1, "group_size": 3},
-        trainer={"steps": 4},
-        tasks={"eval": None, "sampling": sampling},
-        eval={"solved": 0.5},
+        rollouts={"concurrency": concurrency, "group_size": 3, "executor": executor},
+        trainer={"steps": 4, "deterministic": deterministic},
+        tasks={"sampling": sampling},
+        eval={"solved": 0.5, "every": 1, "tasks": 4},
     )
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config))
-    fit(config=load_config(str(file), ["run.name=whole"]))  # in this process, which has another seed of hashes
+    other = 3 if deterministic else 1
+    fit(config=load_config(str(file), ["run.name=whole", f"rollouts.concurrency={other}", "rollouts.executor=task"]))
     command = ["-c", RUN, str(file)]
 
     with warm.Warm([*command, "run.name=cut"]) as process:
@@ -98,14 +111,20 @@ def test_a_killed_run_resumes_exactly_where_it_stopped(model: Path, tmp_path: Pa
 
     assert read("cut") == read("whole")
     assert [line["step"] for line in read("cut")] == [1, 2, 3, 4]
+    weights = [tmp_path / name / "checkpoints" / "step-000004" / "model.safetensors" for name in ("cut", "whole")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
     with (
         Store(tmp_path / "cut" / "store.db", read_only=True) as cut,
         Store(tmp_path / "whole" / "store.db", read_only=True) as whole,
     ):
-        assert [(r.step, r.task_id, r.reward) for r in cut.rollouts()] == [
-            (r.step, r.task_id, r.reward) for r in whole.rollouts()
-        ]
+        assert recorded(cut) == recorded(whole)
         assert cut.tokens_sampled() == whole.tokens_sampled()
+
+
+def recorded(store: Store) -> list[tuple[Any, ...]]:
+    """Phase, step, task, reward and sampled logprobs of each rollout, in a fixed order."""
+    calls = ((r, store.trace(r.id).calls[0]) for r in store.rollouts())
+    return sorted((r.phase, r.step, r.task_id, r.reward, bytes(c.logprobs)) for r, c in calls)
 
 
 @pytest.mark.parametrize("wanted", [pytest.param(0, marks=pytest.mark.long), 3, 100])

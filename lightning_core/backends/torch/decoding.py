@@ -88,19 +88,23 @@ class Cascade:
 
         ``shared_by[i]``: how many of the rows that are being added use ``path[i]``.
         """
-        row = self.rows
         unshared = (
             i for i, (node, users) in enumerate(zip(path, shared_by, strict=True)) if node.column is None and users < 2
         )
         first = next(unshared, len(path))
         own = sum(len(node.tokens) for node in path[first:])
         if own and not self._keep_apart(own, room):
-            first, own = len(path), 0
-        shared, private = path[:first], path[first:]
+            first = len(path)
         ranges: list[tuple[int, int]] = []
-        for node in shared:
+        for node in path[:first]:
             start = self._place(node)
             ranges.append((start, start + len(node.tokens)))
+        self._append(path[first:], ranges, room)
+
+    def _append(self, private: Sequence[Node], ranges: list[tuple[int, int]], room: int) -> None:
+        """Append a row that attends to the shared columns ``ranges``, then to ``private``, which is copied to its own block."""
+        row = self.rows
+        own = sum(len(node.tokens) for node in private)
         self._reserve(rows=row + 1, own=own + 1)
         self._visible_RC[row].fill_(-torch.inf)
         for start, stop in ranges:
@@ -195,9 +199,7 @@ class Cascade:
         kv_heads = key_KSD.shape[0]
         groups, columns, own = heads // kv_heads, self.columns, self._width
         shared_k, shared_v = (block[layer, :, :columns] for block in self._shared_LKCD)
-        for block, new in zip(self._own_LRKND, (key_KSD, value_KSD), strict=True):
-            block[layer, self._row_index, :, self._at] = new.transpose(0, 1)
-        own_k, own_v = (block[layer, :rows, :, :own].flatten(0, 1) for block in self._own_LRKND)
+        own_k, own_v = self._store(layer, key_KSD, value_KSD)
 
         # Scores and softmax in float32, as in the trainer's kernels: bfloat16 scores have errors of percents.
         query_KGRD = (query_HSD.float() * scaling).view(kv_heads, groups, rows, width)
@@ -212,6 +214,13 @@ class Cascade:
         output_own = torch.bmm(weights[..., columns:].reshape(rows * kv_heads, groups, own), own_v)
         # Contiguous, because some models view the result with other dimensions.
         return (output + output_own.view(rows, kv_heads, groups, width)).reshape(rows, heads, width).contiguous()
+
+    def _store(self, layer: int, key_KSD: Tensor, value_KSD: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the step's keys and values to the own blocks; returns these, [R K, N, D]."""
+        for block, new in zip(self._own_LRKND, (key_KSD, value_KSD), strict=True):
+            block[layer, self._row_index, :, self._at] = new.transpose(0, 1)
+        keys, values = (block[layer, : self.rows, :, : self._width].flatten(0, 1) for block in self._own_LRKND)
+        return keys, values
 
     def end(self) -> None:
         """Add the step's tokens to the rows' lengths."""

@@ -17,15 +17,15 @@ import time
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from lightning_core.backends.backend import Delta, FinishReason, SamplingParams, check_request
-from lightning_core.backends.torch.plain_lane import PlainLane
+from lightning_core.backends.torch.lanes import make_lane
 from lightning_core.backends.torch.rows import ActiveRow, Lane
-from lightning_core.backends.torch.tree_lane import TreeLane
 from lightning_core.errors import ConstraintError, InfrastructureError, PolicyRequestError
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.compute import ComputePlan
@@ -85,13 +85,16 @@ class TorchBackend:
         seed: int,
         cached_tokens: int = 16384,
         prefill_tokens: int = 2048,
+        deterministic: bool = False,
     ) -> None:
         """``models``: by name; the first is a live policy, the others are frozen. See also `add`.
 
         ``max_batch``: maximum number of rows that one model decodes together, over all adapters. ``gather_ms``: how long an
         idle engine waits for further requests after the first. ``seed``: for requests without their own seed.
         ``cached_tokens``: see `add`. ``prefill_tokens``: prompt tokens after which a step admits no further requests.
+        ``deterministic``: responses do not depend on other requests, to the bit.
         """
+        self._make_lane = partial(make_lane, deterministic=deterministic)
         self._max_context = max_context
         self._max_batch = max_batch
         self._gather_s = gather_ms / 1000
@@ -119,7 +122,7 @@ class TorchBackend:
         """
         with self._changed:
             beside = next((self._lanes[n] for n, s in self._models.items() if s.model is sampled.model), None)
-            lane = self._lanes[name] = beside or make_lane(sampled.model, sampled.path, sampled.adapters)
+            lane = self._lanes[name] = beside or self._make_lane(sampled.model, sampled.path, sampled.adapters)
             if live or beside is None:
                 lane.remember(cached_tokens)
             if live:
@@ -238,6 +241,12 @@ class TorchBackend:
                 lane.waiting.appendleft(row)
         lane.forget(self._models[model].adapter)
 
+    def forget_contexts(self) -> None:
+        """See `Trainer.forget_contexts`."""
+        with self.pause():
+            for model in self._models:
+                self.forget(model)
+
     def close(self) -> None:
         """Stop the thread; unfinished requests raise `InfrastructureError`."""
         with self._changed:
@@ -346,13 +355,6 @@ class TorchBackend:
             )
             error.__cause__ = cause
             self._deliver(request, error)
-
-
-def make_lane(model: Any, path: ComputePlan, adapters: Adapters | None = None) -> Lane:
-    """The lane for a model on ``path``. ``adapters``: the adapters of ``model``, if it has any."""
-    if path.geometry is not None:
-        return TreeLane(model, path.geometry, adapters=adapters)
-    return PlainLane(model, cache=path.cache, adapters=adapters)
 
 
 def _start(constraints: Constraints | None, constraint: str) -> Walk:

@@ -33,16 +33,18 @@ class _Cohort:
 class PlainLane:
     """The `Lane` of a model on the plain path."""
 
-    def __init__(self, model: Any, *, cache: str | None, adapters: Adapters | None = None) -> None:
-        """``cache``: see `ComputePlan.cache`."""
+    def __init__(self, model: Any, *, cache: str | None, adapters: Adapters | None = None, alone: bool = False) -> None:
+        """``cache``: see `ComputePlan.cache`. ``alone``: compute each row in its own pass, so its bits depend on no other."""
         self._model = model
         self._cache_name = cache
         last_only = "logits_to_keep" in signature(type(model).forward).parameters
         self._options: dict[str, Any] = {"logits_to_keep": 1} if last_only else {}
         self._adapters = adapters
+        self._alone = alone
         self._device: torch.device = model.get_input_embeddings().weight.device
         self._cohorts: list[_Cohort] = []
         self.waiting: deque[ActiveRow] = deque()
+        self.remembers = False
         self.prompt_tokens = 0
         self.prompt_tokens_computed = 0
         self.sampled_tokens = 0
@@ -56,14 +58,14 @@ class PlainLane:
         """Nothing is kept for later prompts: the state of a recurrent layer cannot be cut to a prefix."""
 
     def admit(self, *, rows: int, tokens: int) -> None:
-        cohorts: dict[tuple[str | None, int], list[ActiveRow]] = {}
+        cohorts: dict[tuple[str | None, int, int], list[ActiveRow]] = {}
         different: set[tuple[str | None, bytes]] = set()
         room, computed = rows - len(self.rows), 0
         while self.waiting and room > 0 and computed < tokens:
             row = self.waiting.popleft()
             if not row.aborted:
                 context = row.context()
-                cohorts.setdefault((row.adapter, len(context)), []).append(row)
+                cohorts.setdefault((row.adapter, len(context), room if self._alone else 0), []).append(row)
                 self.prompt_tokens += len(context)
                 if (key := (row.adapter, context.tobytes())) not in different:
                     different.add(key)

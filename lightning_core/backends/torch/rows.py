@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_core.backends.backend import FinishReason, SamplingParams
@@ -17,6 +18,10 @@ from lightning_core.backends.torch.kv_pool import TokenArray
 from lightning_core.backends.torch.sampling import sample_tokens
 from lightning_core.errors import TrainingError
 from lightning_core.model.constraint import Walk
+
+_VECTOR = 64
+"""The vocabulary is padded to a multiple of so many tokens: torch computes what fills no vector with other functions, and with other
+vocabularies this would be another part of each row."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -53,6 +58,8 @@ class Lane(Protocol):
 
     waiting: deque[ActiveRow]
     """Rows that are not admitted yet; any thread may append."""
+    remembers: bool
+    """Whether contexts can be cached for later prompts."""
     prompt_tokens: int
     prompt_tokens_computed: int
     sampled_tokens: int
@@ -114,6 +121,8 @@ def sample_next(rows: Sequence[ActiveRow], logits_RV: Tensor) -> None:
         if row.walk is not None:
             forbidden_V = torch.from_numpy(~row.walk.allowed()).to(device)
             logits_RV[index].masked_fill_(forbidden_V, -torch.inf)
+    if missing := -logits_RV.shape[1] % _VECTOR:
+        logits_RV = F.pad(logits_RV, (0, missing), value=-torch.inf)
     tokens_R, logprobs_R = sample_tokens(
         logits_RV,
         floats([row.params.temperature for row in rows]),

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_core.backends.torch.batch_invariant import InvariantTree, OwnContexts, Padded, measure
 from lightning_core.backends.torch.decoding import Cascade
-from lightning_core.backends.torch.kv_pool import KVPool, Node, cached
+from lightning_core.backends.torch.kv_pool import KVPool, Node, TokenArray, cached
 from lightning_core.backends.torch.rows import ActiveRow, last_inputs, sample_next
 from lightning_core.model.adapters import Adapters
-from lightning_core.model.attention import NAME, Geometry, TreeAttention
+from lightning_core.model.attention import NAME, AttentionState, Geometry, TreeAttention
 from lightning_core.model.compute import decoder_name
-from lightning_core.model.forest import Forest, plan_blocks
+from lightning_core.model.forest import Forest, plan_blocks, plan_runs
 
 
 class TreeLane:
@@ -32,8 +33,9 @@ class TreeLane:
         geometry: Geometry,
         *,
         adapters: Adapters | None = None,
+        deterministic: bool = False,
     ) -> None:
-        """``adapters``: the adapters of ``model``, if it has any.
+        """``adapters``: the adapters of ``model``, if it has any. ``deterministic``: see `batch_invariant`.
 
         Nothing is cached for later prompts unless `remember` is called.
         """
@@ -45,10 +47,15 @@ class TreeLane:
         self._device = weight.device
         self._dtype = weight.dtype
         self._pool = KVPool(0)
-        self._cascade = Cascade(geometry, dtype=weight.dtype, device=weight.device)
+        self._limits = measure(model, geometry) if deterministic else None
+        options: dict[str, Any] = {"dtype": weight.dtype, "device": weight.device}
+        self._cascade = (
+            Cascade(geometry, **options) if self._limits is None else OwnContexts(geometry, self._limits, **options)
+        )
         self.rows: list[ActiveRow] = []
         self.waiting: deque[ActiveRow] = deque()
         """Rows that are not admitted yet; any thread may append."""
+        self.remembers = True
         self.prompt_tokens = 0
         self.prompt_tokens_computed = 0
         self.sampled_tokens = 0
@@ -92,13 +99,11 @@ class TreeLane:
         """Sample one token per row."""
         inputs, positions = last_inputs(self.rows)
         self._cascade.begin()
-        with self._adapted([row.adapter for row in self.rows], [1] * len(self.rows)):
-            logits_RV: Tensor = self._model(
-                input_ids=self._tensor([inputs]),
-                position_ids=self._tensor([positions]),
-                use_cache=False,
-                **{NAME: self._cascade},
-            ).logits[0]
+        adapters = [row.adapter for row in self.rows]
+        logits_RV: Tensor = self._run(
+            self._model, inputs, positions, self._cascade, adapters, [1] * len(adapters)
+        ).logits
+        logits_RV = logits_RV[0, : len(adapters)]
         self._cascade.end()
         sample_next(self.rows, logits_RV)
         self.sampled_tokens += len(self.rows)
@@ -173,15 +178,15 @@ class TreeLane:
             [start + np.arange(len(node.tokens)) for start, node in zip(starts, order, strict=True)]
         )
         forest = Forest(lengths=[len(node.tokens) for node in order], parents=parents, prefixes=prefix_of_root)
-        tree = TreeAttention(plan_blocks(forest), groups=self._geometry.groups, device=self._device, prefixes=before)
+        options: dict[str, Any] = {"groups": self._geometry.groups, "device": self._device, "prefixes": before}
+        tree = (
+            TreeAttention(plan_blocks(forest), **options)
+            if self._limits is None
+            else InvariantTree(plan_runs(forest), self._limits, **options)
+        )
         recording = _Recording(tree, self._geometry, len(tokens), self._dtype, self._device)
-        with self._adapted([node.adapter for node in order], [len(node.tokens) for node in order]):
-            self._decoder(
-                input_ids=self._tensor(tokens[None]),
-                position_ids=self._tensor(positions[None]),
-                use_cache=False,
-                **{NAME: recording},
-            )
+        adapters = [node.adapter for node in order]
+        self._run(self._decoder, tokens, positions, recording, adapters, [len(node.tokens) for node in order])
         start = 0
         for node in order:
             stop = start + len(node.tokens)
@@ -190,9 +195,31 @@ class TreeLane:
             node.values = recording.values_LKSD[:, :, start:stop].clone()
             start = stop
 
-    def _adapted(self, adapters: Sequence[str | None], lengths: Sequence[int]) -> AbstractContextManager[None]:
-        """Select the adapters for a pass of token runs with these lengths."""
-        return nullcontext() if self._adapters is None else self._adapters.mix(adapters, lengths)
+    def _run(
+        self,
+        model: Any,
+        tokens: Sequence[int] | TokenArray,
+        positions: Sequence[int] | TokenArray,
+        state: AttentionState,
+        adapters: Sequence[str | None],
+        lengths: Sequence[int],
+    ) -> Any:
+        """A pass of token runs with these ``adapters`` and ``lengths``."""
+        exact = self._limits is not None
+        if self._limits is not None and (missing := self._limits.rows - len(tokens)) > 0:
+            state = Padded(state, len(tokens))
+            tokens, positions = (
+                np.pad(np.asarray(values), (0, missing), mode="edge") for values in (tokens, positions)
+            )
+            lengths = [*lengths[:-1], lengths[-1] + missing]
+        mixed = nullcontext() if self._adapters is None else self._adapters.mix(adapters, lengths, uniform=exact)
+        with mixed:
+            return model(
+                input_ids=self._tensor(tokens)[None],
+                position_ids=self._tensor(positions)[None],
+                use_cache=False,
+                **{NAME: state},
+            )
 
     def _tensor(self, values: Any, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.as_tensor(values, dtype=dtype, device=self._device)

@@ -8,9 +8,10 @@ from lightning_core.backends.torch.engine import TorchBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.config.resolve import PolicySettings
 from lightning_core.config.trainer import TrainerSection
+from lightning_core.errors import ConfigError
 from lightning_core.model.adapter_coverage import reach
 from lightning_core.model.load import LoadedModel, load
-from lightning_core.model.memory import MemoryPlan, cached_bytes, plan, trained_bytes
+from lightning_core.model.memory import MOST_TOKENS, MemoryPlan, cached_bytes, plan, trained_bytes
 from lightning_core.model.merge import unmergeable
 from lightning_core.model.peft import unloadable
 from lightning_core.model.tuning import Tuning, tune_adapter, tune_weights
@@ -35,8 +36,9 @@ def load_policy(policy: PolicySettings) -> LoadedModel:
 def open_backend(settings: TrainerSection, max_context: int, *, seed: int) -> TorchBackend:
     """A sampling engine without models."""
     return TorchBackend(
-        {}, max_context=max_context, max_batch=settings.max_batch, gather_ms=settings.gather_ms, seed=seed
-    )
+        {}, max_context=max_context, max_batch=settings.max_batch, gather_ms=settings.gather_ms, seed=seed,
+        deterministic=settings.deterministic,
+    )  # fmt: skip
 
 
 def tune_policy(loaded: LoadedModel, policy: PolicySettings, *, name: str, seed: int, keep_base: bool) -> Tuning:
@@ -63,10 +65,11 @@ def plan_memory(
 ) -> MemoryPlan:
     """The use of the free memory, of which ``share`` models get equal parts. Call it while the adapter is active.
 
-    ``samples``: whether the engine in this process samples the policy. ``entropy``: see `trained_bytes`.
+    ``samples``: whether the engine in this process samples the policy. ``entropy``: see `trained_bytes`. Raises `ConfigError`
+    if the size of micro-batches must be fixed.
     """
     geometry = loaded.path.geometry if samples else None
-    return plan(
+    memory = plan(
         free_memory(loaded.device) // share,
         weights=sum(3 * master.nbytes for master in tuning.masters.values()),
         cached=0 if geometry is None else cached_bytes(geometry, loaded.model.dtype),
@@ -74,6 +77,13 @@ def plan_memory(
         cache_bytes=None if settings.cache_gb is None else int(settings.cache_gb * 2**30) // share,
         micro_batch_tokens=settings.micro_batch_tokens,
     )
+    if settings.deterministic and settings.micro_batch_tokens is None and memory.micro_batch_tokens < MOST_TOKENS:
+        fitting = 1 << (memory.micro_batch_tokens.bit_length() - 1)
+        raise ConfigError(
+            f"trainer.deterministic needs a fixed trainer.micro_batch_tokens on this machine, where free memory would decide and "
+            f"{memory.micro_batch_tokens:,} tokens fit now; set trainer.micro_batch_tokens: {fitting}"
+        )
+    return memory
 
 
 def notes(loaded: LoadedModel, tuning: Tuning, memory: MemoryPlan) -> list[str]:

@@ -33,6 +33,7 @@ def make_torch_trainer(config: Config, *, samples: bool = True) -> Trainer:
             backend=several.backend,
             chats=several.chats,
             notes=several.notes,
+            forget_contexts=several.backend.forget_contexts,
             critic=open_critic(several.policies),
             digest=lambda: weights_digest({name: own.model for name, own in several.policies.items()}),
         )
@@ -48,6 +49,7 @@ def make_torch_trainer(config: Config, *, samples: bool = True) -> Trainer:
         backend=backend,
         chats=dict.fromkeys(backend.models, trainer.model.chat),
         notes=trainer.model.notes,
+        forget_contexts=trainer.backend.forget_contexts,
         critic=open_critic({POLICY: trainer}),
         vocabulary=trainer.model.vocabulary,
         digest=lambda: weights_digest({POLICY: trainer.model}),

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from lightning_core.backends.backend import SamplingParams
-from lightning_core.backends.torch.engine import make_lane
+from lightning_core.backends.torch.lanes import make_lane
 from lightning_core.backends.torch.rows import ActiveRow
 from lightning_core.errors import TrainingError
 from lightning_core.model.compute import plain_path, small_windows

@@ -1,0 +1,181 @@
+"""Sampling whose bits depend on a row's own context only, not on the rows that share its passes (``trainer.deterministic``).
+
+Floating-point sums depend on their order, and libraries choose the order of a matrix product by its shape. Here every sum that reaches
+a token has the same shape and order in each pass:
+
+- A pass has at least ``rows`` rows: the products of libraries depend on the number of rows only below a limit, which is
+  measured at the start (`measure`).
+- A query attends to the keys of its context in the order of their positions, in chunks of constant width (`attend`), in prefill as
+  in decoding. Masked columns add exact zeros.
+
+So keys and values are the same whether a token was in a prompt, was sampled, or was computed again after its context was evicted.
+`TreeLane` compares passes of the model to the bit before the first request.
+
+Dimensions: B batch, M queries, N keys, a multiple of `WIDTH`; otherwise as in `Cascade`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightning_core.backends.torch.decoding import Cascade
+from lightning_core.backends.torch.kv_pool import Node
+from lightning_core.errors import TrainingError
+from lightning_core.model.attention import AttentionState, Geometry, TreeAttention
+from lightning_core.model.forest import Block
+
+WIDTH = 64
+"""Contexts are padded to a multiple of so many keys."""
+_CHUNK = 128
+"""Keys per product with the values. Libraries cut longer sums into parts, by their length."""
+_LIMITS = (1, 4, 8, 16, 32, 64, 128)
+_PROBED = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 15, 16, 17, 23, 31, 32, 33, 48, 63, 64, 65, 127, 128, 129, 160)
+_PROBED_OUTPUT = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 31, 33, 64)
+"""Of layers with many outputs, where more rows would take seconds."""
+_LARGE = 1 << 23
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLimits:
+    """The least numbers of rows from which the bits of a product do not depend on their number."""
+
+    rows: int
+    """In linear layers."""
+    queries: int
+    """In attention."""
+
+
+@torch.inference_mode()
+def measure(model: Any, geometry: Geometry) -> RowLimits:
+    """The limits of ``model`` on this machine, with its number of threads.
+
+    Raises `TrainingError` if there are none.
+    """
+    layers: dict[tuple[Any, ...], torch.nn.Linear] = {}
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            layers.setdefault((*module.weight.shape, module.weight.dtype, module.bias is None), module)
+    weight: Tensor = model.get_input_embeddings().weight
+    generator = torch.Generator(weight.device).manual_seed(0)
+    rows = 1
+    for layer in layers.values():
+        counts = _PROBED if layer.weight.numel() < _LARGE else _PROBED_OUTPUT
+        inputs = torch.randn(counts[-1], layer.in_features, generator=generator, device=weight.device).to(layer.weight)
+        rows = max(rows, _limit(lambda n, layer=layer, x=inputs: F.linear(x[:n], layer.weight, layer.bias), counts))
+    shape = (geometry.kv_heads, 2 * _CHUNK, geometry.width)
+    keys, values = (torch.randn(shape, generator=generator, device=weight.device) for _ in "kv")
+    query = torch.randn(geometry.kv_heads, _PROBED[-1], geometry.width, generator=generator, device=weight.device)
+    visible = torch.zeros(1, 1, device=weight.device)
+    queries = _limit(lambda n: attend(query[:, :n].contiguous(), keys, values, visible).transpose(0, 1), _PROBED)
+    return RowLimits(rows=rows, queries=queries)
+
+
+def _limit(product: Callable[[int], Tensor], counts: Sequence[int]) -> int:
+    """The least number of rows from which the results of ``product``, [rows, ...], are those of many rows."""
+    expected = product(counts[-1])
+    different = [count for count in counts if not torch.equal(product(count), expected[:count])]
+    limit = next((limit for limit in _LIMITS if not different or limit > different[-1]), None)
+    if limit is None:
+        raise varies(f"a matrix product depends on its number of rows up to {different[-1]} rows")
+    return limit
+
+
+def varies(reason: str) -> TrainingError:
+    """The error for a model whose bits depend on the batch."""
+    return TrainingError(
+        f"trainer.deterministic cannot be kept on this machine: {reason}, with {torch.get_num_threads()} threads of torch. Set "
+        "trainer.threads: 1, or remove trainer.deterministic and set rollouts.concurrency: 1"
+    )
+
+
+def attend(query_BMD: Tensor, keys_BND: Tensor, values_BND: Tensor, bias: Tensor) -> Tensor:
+    """The attention output [B, M, D], float32. ``query_BMD`` is scaled and float32; ``bias`` is added to the scores [B, M, N]."""
+    scores = torch.bmm(query_BMD, keys_BND.float().transpose(1, 2)).add_(bias)
+    weights, values = scores.softmax(dim=-1), values_BND.float()
+    parts = zip(weights.split(_CHUNK, dim=2), values.split(_CHUNK, dim=1), strict=True)
+    output = torch.bmm(*next(parts))
+    for part in parts:
+        output += torch.bmm(*part)
+    return output
+
+
+class InvariantTree(TreeAttention):
+    """Attention of a packed forest; each block is a part of one run."""
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        limits: RowLimits,
+        *,
+        groups: int,
+        device: torch.device,
+        prefixes: Sequence[Sequence[tuple[Tensor, Tensor]]],
+    ) -> None:
+        super().__init__(blocks, groups=groups, device=device, prefixes=prefixes)
+        self._least = limits.queries
+
+    def attend(
+        self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        heads, tokens, width = query_HSD.shape
+        output_SHD = query_HSD.new_empty(tokens, heads, width)
+        for block, mask, query, keys, values in self.blocks(layer, window, query_HSD, key_KSD, value_KSD):
+            kv_heads, rows = len(keys), len(mask)
+            more = (0, 0, 0, max(0, self._least - rows))
+            columns = (0, 0, 0, -keys.shape[1] % WIDTH)
+            bias = F.pad(mask, (0, columns[-1]), value=False)
+            bias = F.pad(torch.zeros(bias.shape, device=mask.device).masked_fill_(~bias, -torch.inf), more)
+            scaled = F.pad((query.float() * scaling).reshape(kv_heads, rows, width), more)
+            output = attend(scaled, F.pad(keys, columns), F.pad(values, columns), bias)[:, :rows]
+            output_SHD[block.start : block.stop] = output.reshape(heads, -1, width).transpose(0, 1)
+        return output_SHD
+
+
+class OwnContexts(Cascade):
+    """A `Cascade` whose rows share no columns: each has its whole context in its own block, in the order of positions."""
+
+    def __init__(self, geometry: Geometry, limits: RowLimits, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(geometry, dtype=dtype, device=device)
+        self._least = limits.queries
+
+    def add(self, path: Sequence[Node], shared_by: Sequence[int], room: int) -> None:
+        self._append(path, [], room)
+
+    def begin(self) -> None:
+        super().begin()
+        self._width += -self._width % WIDTH
+        self._reserve(rows=self.rows, own=self._width)
+
+    def attend(
+        self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        heads, rows, width = query_HSD.shape
+        kv_heads = key_KSD.shape[0]
+        groups = heads // kv_heads
+        keys, values = self._store(layer, key_KSD, value_KSD)
+        query = (query_HSD.float() * scaling).view(kv_heads, groups, rows, width).permute(2, 0, 1, 3)
+        query = F.pad(query.reshape(rows * kv_heads, groups, width), (0, 0, 0, max(0, self._least - groups)))
+        bias = self._bias(window).expand(-1, kv_heads, -1, -1).flatten(0, 1)
+        output = attend(query, keys, values, bias)[:, :groups].to(value_KSD.dtype)
+        return output.reshape(rows, heads, width)
+
+
+class Padded:
+    """``state`` in a pass with further rows at the end, whose output is 0."""
+
+    def __init__(self, state: AttentionState, rows: int) -> None:
+        self._state = state
+        self._rows = rows
+
+    def attend(
+        self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        rows = self._rows
+        output = self._state.attend(layer, query_HSD[:, :rows], key_KSD[:, :rows], value_KSD[:, :rows], scaling, window)
+        return F.pad(output, (0, 0, 0, 0, 0, query_HSD.shape[1] - rows))

@@ -1,0 +1,139 @@
+"""With `trainer.deterministic`, a response has the same bits beside any other requests."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_core.backends.backend import SamplingParams
+from lightning_core.backends.torch.batch_invariant import _limit
+from lightning_core.backends.torch.engine import SampledModel, TorchBackend
+from lightning_core.errors import TrainingError
+from lightning_core.model.adapters import Adapters
+from lightning_core.model.compute import choose_path, plain_path
+from lightning_core.model.source import load_model
+
+pytestmark = pytest.mark.numeric
+
+Response = tuple[list[int], list[float]]
+Work = tuple[str, list[int]]
+"""A model and a prompt."""
+
+
+def prompts() -> list[list[int]]:
+    """Prompts of one to three chunks of keys, some with a common beginning, two of them equal."""
+    rng = random.Random(0)
+    common = rng.choices(range(256), k=130)
+    ends = [rng.choices(range(256), k=count) for count in (1, 40, 40, 150)]
+    return [[*common, *end] for end in ends] + [common[:5], common[:1], [*common, *ends[1]]]
+
+
+async def respond(backend: TorchBackend, work: Work, number: int) -> Response:
+    """A response, and another one to a prompt that continues it."""
+    model, prompt = work
+    tokens, logprobs = list[int](), list[float]()
+    for turn in range(2):
+        params = SamplingParams(max_tokens=6, seed=2 * number + turn)
+        async for delta in backend.generate([*prompt, *tokens, *[7] * turn], params, model=model):
+            tokens += delta.token_ids
+            logprobs += delta.logprobs
+    return tokens, logprobs
+
+
+def sample(backend: TorchBackend, work: Sequence[Work], *, concurrency: int, seed: int) -> list[Response]:
+    """The responses in the order of ``work``; ``seed`` shuffles their arrival."""
+
+    async def run() -> list[Response]:
+        free = asyncio.Semaphore(concurrency)
+        found: dict[int, Response] = {}
+
+        async def one(number: int) -> None:
+            async with free:
+                found[number] = await respond(backend, work[number], number)
+
+        await asyncio.gather(*map(one, random.Random(seed).sample(range(len(work)), len(work))))
+        return [found[number] for number in range(len(work))]
+
+    return asyncio.run(run())
+
+
+def check(models: Mapping[str, SampledModel], work: Sequence[Work], *, cached_tokens: int = 1000) -> list[Response]:
+    backend = TorchBackend(
+        models, max_context=512, max_batch=64, gather_ms=2.0, seed=0, cached_tokens=cached_tokens, deterministic=True
+    )
+    try:
+        expected = sample(backend, work, concurrency=1, seed=0)
+        for concurrency in (3, 16):
+            assert sample(backend, work, concurrency=concurrency, seed=concurrency) == expected
+            backend.forget_contexts()
+        return expected
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize("kept", [0, pytest.param(200, marks=pytest.mark.long), 1000])
+def test_responses_do_not_depend_on_others_or_on_what_is_cached(tiny_llama: Path, dtype: torch.dtype, kept: int):
+    model: Any = load_model(tiny_llama, dtype)
+    check(
+        {"policy": SampledModel(model=model, path=choose_path(model))},
+        [("policy", prompt) for prompt in prompts()],
+        cached_tokens=kept,
+    )
+
+
+def test_nor_do_those_of_adapters_and_of_their_base(tiny_qwen2: Path):
+    model: Any = load_model(tiny_qwen2, torch.float32)
+    adapters = Adapters(model)
+    path = choose_path(model)
+    for number, name in enumerate(("policy", "other")):
+        for key, weight in adapters.add(name, rank=4, alpha=8, targets=None, seed=number).items():
+            if key.endswith("lora_B"):
+                torch.nn.init.normal_(weight, std=0.1, generator=torch.Generator().manual_seed(number))
+    adapters.changed()
+    models = {
+        name: SampledModel(model=model, path=path, adapters=adapters, adapter=adapter)
+        for name, adapter in (("policy", "policy"), ("other", "other"), ("base", None))
+    }
+    found = check(models, [(name, prompt) for prompt in prompts()[3:5] for name in models])
+    assert len({tuple(logprobs) for _, logprobs in found}) == 6
+
+
+def test_nor_on_the_plain_path(tiny_llama: Path):
+    model: Any = load_model(tiny_llama, torch.float32)
+    path = plain_path(model, "it is a test", attention="sdpa")
+    check({"policy": SampledModel(model=model, path=path)}, [("policy", prompt) for prompt in prompts()[3:]])
+
+
+def test_a_context_that_is_computed_again_continues_with_the_same_bits(tiny_llama: Path):
+    model: Any = load_model(tiny_llama, torch.float32)
+    backend = TorchBackend(
+        {"policy": SampledModel(model=model, path=choose_path(model))},
+        max_context=512, max_batch=8, gather_ms=0, seed=0, deterministic=True,
+    )  # fmt: skip
+
+    async def run(forgets: bool) -> list[float]:
+        found: list[float] = []
+        params = SamplingParams(max_tokens=80, seed=1)
+        async for delta in backend.generate(prompts()[0], params, model="policy", stream=True):
+            found += delta.logprobs
+            if forgets and len(found) % 20 < len(delta.logprobs):
+                backend.forget_contexts()
+        return found
+
+    try:
+        assert asyncio.run(run(True)) == asyncio.run(run(False))
+    finally:
+        backend.close()
+
+
+def test_a_machine_whose_products_always_depend_on_their_rows_is_refused():
+    with pytest.raises(TrainingError, match=r"up to 129 rows, with \d+ threads.*trainer.threads: 1"):
+        _limit(lambda rows: torch.full((rows, 2), float(rows)), (1, 8, 64, 129, 160))
+    assert _limit(lambda rows: torch.full((rows, 2), float(rows > 5)), (1, 4, 5, 6, 7, 8, 64)) == 8
