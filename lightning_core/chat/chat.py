@@ -140,8 +140,7 @@ class Chat:
         sent, quote = list(messages), self._quoting.quote
         if instructions:
             sent[:1] = extend_system([check_message(sent[0], 0)], "\n".join(instructions.values()))
-        place, doubt = memory.find(memory.root(setting), sent, quote, offset=len(messages) - len(sent))
-        path = place.path()
+        place, path, doubt = memory.find(memory.root(setting), sent, quote, offset=len(messages) - len(sent))
         quoted_tools = self._quoted_tools(tools)
         variables = quote(variables) if variables else None
         write = partial(self._outlines.write, [p.quoted for p in path], quoted_tools, variables)
@@ -149,7 +148,8 @@ class Chat:
         reason = tail = None
         ids: Sequence[int] | None = None
         unmarked: frozenset[int] = frozenset()
-        if (last := place.recorded) is not None and last.turn is not None:
+        last = next((p for p in reversed(path) if p.turn is not None), None)
+        if last is not None and last.turn is not None:
             outline, unmarked, tail, reason = self._outlines.follow(path, last, last.turn, quoted_tools, variables)
             if tail is None:
                 context = "forked"
@@ -157,7 +157,7 @@ class Chat:
                 at = path.index(last)
                 context, reason = context_of(last, check_message(sent[at], at), at, reason or doubt)
                 ids = PackedIds(
-                    np.concatenate([last.turn.ids(), PackedIds(self._encoder.encode(tail, start=False)).array])
+                    np.concatenate([last.turn.kept.read(), PackedIds(self._encoder.encode(tail, start=False)).array])
                 )
         else:
             outline = write()
@@ -284,9 +284,8 @@ class Chat:
                 return memory.add(prompt.place, response, None, self._quoting.quote)
         earlier = recorded.turn if recorded else None
         text = prompt.text if prompt.outline is None else prompt.outline
-        turn = Turn.after(
-            earlier,
-            np.concatenate([np.asarray(prompt.ids, "<u4"), np.array(output, "<u4")]),
+        turn = Turn(
+            kept=memory.content.keep_ids(np.asarray(prompt.ids, "<u4"), np.array(output, "<u4")),
             text=TextPrint(text, earlier.text if earlier and earlier.text.starts(text) else None),
             unmarked=prompt.unmarked,
             thinking=prompt.thinking,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from lightning_core.chat.encoding import Encoder
 from lightning_core.chat.messages import Message, excerpt, functions_of, text_of, with_calls
-from lightning_core.chat.places import Place
+from lightning_core.chat.places import PromptMessage
 from lightning_core.chat.quoting import has_mark, mark
 from lightning_core.chat.template import ChatTemplate, Tokenizer
 from lightning_core.chat.turns import Turn, squeeze
@@ -38,15 +38,15 @@ class Outlines:
 
     def _outline(
         self,
-        path: Sequence[Place],
+        path: Sequence[PromptMessage],
         unmarked: frozenset[int],
         tools: Sequence[Any] | None,
         variables: Mapping[str, Any] | None,
     ) -> str:
         """The text of ``path`` with marks in place of the recorded responses, except those with the numbers ``unmarked``."""
         marked = [
-            _marked(p.quoted, p.number, thinking=self._template.has_field and p.turn.thinking)
-            if p.turn is not None and p.number not in unmarked
+            _marked(p.quoted, p.place.number, thinking=self._template.has_field and p.turn.thinking)
+            if p.turn is not None and p.place.number not in unmarked
             else p.quoted
             for p in path
         ]
@@ -54,8 +54,8 @@ class Outlines:
 
     def follow(
         self,
-        path: Sequence[Place],
-        last: Place,
+        path: Sequence[PromptMessage],
+        last: PromptMessage,
         turn: Turn,
         tools: Sequence[Any] | None,
         variables: Mapping[str, Any] | None,
@@ -67,17 +67,17 @@ class Outlines:
         try:
             outline = self._outline(path, turn.unmarked, tools, variables)
         except PolicyRequestError:
-            unmarked = turn.unmarked | {last.number}
+            unmarked = turn.unmarked | {last.place.number}
             outline = self._outline(path, unmarked, tools, variables)
             return outline, unmarked, None, "the template does not render this conversation without what was said"
         return outline, turn.unmarked, *self._tail(outline, last, turn)
 
-    def _tail(self, outline: str, last: Place, turn: Turn) -> tuple[str | None, str | None]:
-        response, thought = last.quoted, _mark("thought", last.number)
+    def _tail(self, outline: str, last: PromptMessage, turn: Turn) -> tuple[str | None, str | None]:
+        response, thought = last.quoted, _mark("thought", last.place.number)
         calls = response.get("tool_calls") or ()
         if self._template.tool_format.one_call and len(calls) > 1:
             return None, "the template writes one tool call a message, and the response has several"
-        before, here, after = outline.partition(_mark("response", last.number))
+        before, here, after = outline.partition(_mark("response", last.place.number))
         if not here:
             return None, "the template leaves out earlier turns"
         if response.get("reasoning_content") and thought not in before:
@@ -94,13 +94,13 @@ class Outlines:
         # The sampled stop token replaces the template's, unless the template's also starts the next message.
         stop = after[at : at - length]
         replaced = turn.ended and (
-            stop in self._template.enders or int(turn.ids()[-1]) == self._tokenizer.convert_tokens_to_ids(stop)
+            stop in self._template.enders or int(turn.kept.read()[-1]) == self._tokenizer.convert_tokens_to_ids(stop)
         )
         tail = after[at - length :] if replaced else after[at:]
         return tail, None if same else "the template renders earlier turns with other white space"
 
 
-def context_of(last: Place, message: Message, index: int, reason: str | None) -> tuple[Context, str | None]:
+def context_of(last: PromptMessage, message: Message, index: int, reason: str | None) -> tuple[Context, str | None]:
     """The context of a prompt that continues the tokens of ``last``, which came back as ``message``, and why it is not clean."""
     if last.turn is not None and last.turn.stopped:
         ended = f"message {index} (assistant) ended at a stop string of the request"

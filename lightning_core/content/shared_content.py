@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_core.capture.token_tree import TokenTree
+from lightning_core.content.token_tree import TokenTree
 from lightning_core.trace import (
     INPUT_MESSAGES,
     OPERATION,
@@ -29,6 +29,7 @@ from lightning_core.trace import (
     PROMPT_IDS,
     TOOL_DEFINITIONS,
     SpanRecord,
+    TokenIds,
 )
 
 _COMPRESSED_FROM = 1024
@@ -64,6 +65,29 @@ _FIELDS = {INPUT_MESSAGES: 0, OUTPUT_MESSAGES: 1, TOOL_DEFINITIONS: 2, PROMPT_ID
 """The attributes that are shared, and the field of `References` that has them."""
 
 
+class KeptText(NamedTuple):
+    """A message of a `SharedContent`."""
+
+    content: SharedContent
+    index: int
+
+    def read(self) -> Any:
+        """The message, parsed anew."""
+        return self.content.read(self.index)
+
+
+class KeptIds(NamedTuple):
+    """Token ids of a `SharedContent`. Equal sequences of ids of one content are equal."""
+
+    content: SharedContent
+    branch: int
+    length: int
+
+    def read(self) -> TokenIds:
+        """The ids, read-only."""
+        return self.content.tokens.read(self.branch, 0, self.length)
+
+
 class _Latest(NamedTuple):
     """The prompt of a conversation: the number of its messages, their size as `_marshalled`, and the node of the last one."""
 
@@ -94,6 +118,7 @@ class SharedContent:
         self.tokens = tokens or TokenTree()
         self.texts = list(texts)
         """JSON of messages and of lists of tools, as `unpack` reads it."""
+        self._texts_size = sum(map(len, self.texts))
         # A conversation is a path of nodes, each a message after that of another node. Node 0 is the empty conversation.
         self._parents = array("I", parents)
         self._contents = array("I", contents)
@@ -158,6 +183,25 @@ class SharedContent:
 
         return self._add(add, to)
 
+    def keep(self, messages: Sequence[Any]) -> Sequence[KeptText]:
+        """The texts of ``messages``, any JSON values, each kept."""
+        return [KeptText(self, index) for index in self._contents_of(self.add_messages(messages), INPUT_MESSAGES)]
+
+    def keep_text(self, message: Any) -> KeptText:
+        """The text of ``message``, which belongs to no conversation."""
+        return KeptText(self, self.add_call(response=encode(message)).response)
+
+    def keep_ids(self, *ids: TokenIds) -> KeptIds:
+        """The sequence of all ``ids``, uint32."""
+        data = [part.tobytes() for part in ids]
+        references = self.add_call(ids=(b"".join(data), b""))
+        return KeptIds(self, references.branch, references.prompt)
+
+    @property
+    def size(self) -> int:
+        """The bytes of its token ids and texts."""
+        return 4 * self.tokens.size + self._texts_size
+
     def _add(self, add: Callable[[], References], instead: References = NOTHING) -> References:
         """Run ``add``, which only looks up and appends: an event loop may wait for the lock."""
         with self._lock:
@@ -216,6 +260,7 @@ class SharedContent:
         if index is None:
             index = self._known[text.digest] = len(self.texts)
             self.texts.append(text.packed)
+            self._texts_size += len(text.packed)
         return index
 
     def text(self, references: References, key: str) -> str:
@@ -231,8 +276,8 @@ class SharedContent:
         if key == OUTPUT_IDS:
             return self.tokens.read(references.branch, references.prompt, references.prompt + references.output)
         if key == TOOL_DEFINITIONS:
-            return self._value(references.tools)
-        messages = tuple(map(self._value, self._contents_of(references, key)))
+            return self.read(references.tools)
+        messages = tuple(map(self.read, self._contents_of(references, key)))
         return messages if key == INPUT_MESSAGES else messages[0]
 
     def _contents_of(self, references: References, key: str) -> Sequence[int]:
@@ -249,7 +294,8 @@ class SharedContent:
     def _text(self, index: int) -> str:
         return unpack(self.texts[index]).decode(errors="surrogatepass")
 
-    def _value(self, index: int) -> Any:
+    def read(self, index: int) -> Any:
+        """The value of a text, parsed anew."""
         return json.loads(self._text(index))
 
     def share(self, span: SpanRecord) -> SpanRecord:
@@ -329,7 +375,7 @@ def _pack(data: bytes) -> bytes:
     """``data``, JSON, compressed if that makes it smaller. No JSON text starts as compressed data do."""
     if len(data) < _COMPRESSED_FROM:
         return data
-    return min(data, zlib.compress(data, 1), key=len)
+    return min(data, zlib.compress(data, 4), key=len)
 
 
 def unpack(data: bytes) -> bytes:

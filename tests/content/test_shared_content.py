@@ -24,10 +24,10 @@ from lightning_core import trace as tr
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.capture import ActiveRollout, current_address
 from lightning_core.capture.address import Address
-from lightning_core.capture.shared_content import References, SharedAttributes, SharedContent
 from lightning_core.capture.spans import add_span_processor, deliver, remove_span_processor
-from lightning_core.capture.token_tree import TokenTree
 from lightning_core.chat.chat import RenderedPrompt
+from lightning_core.content.shared_content import References, SharedAttributes, SharedContent
+from lightning_core.content.token_tree import TokenTree
 from lightning_core.dialects.exchange import ChatRequest, Choice
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.records.store import Store
