@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import marshal
 import threading
-import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lightning_core.content.packing import marshalled, pack, unpack
 from lightning_core.content.token_tree import TokenTree
 from lightning_core.trace import (
     INPUT_MESSAGES,
@@ -32,8 +31,6 @@ from lightning_core.trace import (
     TokenIds,
 )
 
-_COMPRESSED_FROM = 1024
-"""Texts of this many bytes and more are compressed."""
 _hash = partial(hashlib.blake2b, digest_size=16)
 encode = json.JSONEncoder(ensure_ascii=False).encode
 """JSON as `json.dumps` writes the elements of a list."""
@@ -89,7 +86,7 @@ class KeptIds(NamedTuple):
 
 
 class _Latest(NamedTuple):
-    """The prompt of a conversation: the number of its messages, their size as `_marshalled`, and the node of the last one."""
+    """The prompt of a conversation: the number of its messages, their size as `marshalled`, and the node of the last one."""
 
     length: int = 0
     size: int = 0
@@ -142,6 +139,12 @@ class SharedContent:
         # In this order: a node is added after its text and before its parent.
         parents = self._parents.tolist()
         return parents, self._contents[: len(parents)].tolist(), self.texts[:]
+
+    def extend(self, texts: Sequence[bytes], parents: Sequence[int], contents: Sequence[int]) -> None:
+        """Append texts and nodes to a copy; see `conversations`. Nothing else may be added to a copy."""
+        self.texts.extend(texts)
+        self._contents.extend(contents)
+        self._parents.extend(parents)
 
     def add_messages(self, messages: Sequence[Any]) -> References:
         """Keep the messages of a prompt, any JSON values."""
@@ -221,8 +224,8 @@ class SharedContent:
         if len(messages) <= _START:
             return 0, self._packed(map(encode, messages)), None, _Latest()
         try:
-            start = _marshalled(messages[:_START])
-            data = _marshalled(messages)
+            start = marshalled(messages[:_START])
+            data = marshalled(messages)
         except ValueError:  # an object that JSON may still be able to express
             return 0, self._packed(map(encode, messages)), None, _Latest()
         name = _hash(start).digest()
@@ -239,7 +242,7 @@ class SharedContent:
         for text in texts:
             data = text.encode(errors="surrogatepass")
             digest = _hash(data).digest()
-            found.append(_Text(digest, b"" if digest in self._known else _pack(data)))
+            found.append(_Text(digest, b"" if digest in self._known else pack(data)))
         return found
 
     def _node(self, node: int, texts: Iterable[_Text]) -> int:
@@ -360,27 +363,6 @@ def without(attributes: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if isinstance(attributes, SharedAttributes):
         return SharedAttributes(without(attributes.own, key), attributes.content, attributes.references)
     return {name: value for name, value in attributes.items() if name != key}
-
-
-def _marshalled(messages: Sequence[Any]) -> bytes:
-    """``messages`` one after the other, each of which can be read without the next; a fifth of the time that JSON takes.
-
-    Raises ValueError for objects that are not of JSON's types.
-    """
-    # Version 2: later ones refer to objects written before. The type and the length of the list are five bytes.
-    return marshal.dumps(list(messages), 2)[5:]
-
-
-def _pack(data: bytes) -> bytes:
-    """``data``, JSON, compressed if that makes it smaller. No JSON text starts as compressed data do."""
-    if len(data) < _COMPRESSED_FROM:
-        return data
-    return min(data, zlib.compress(data, 4), key=len)
-
-
-def unpack(data: bytes) -> bytes:
-    """The JSON text that `SharedContent.texts` has as ``data``."""
-    return zlib.decompress(data) if data.startswith(b"x") else data
 
 
 def _texts_of(text: Any) -> Sequence[str] | None:

@@ -107,6 +107,14 @@ class TokenTree:
                 return branch.forks[fork]
             index = branch.forks[fork]
 
+    def extend(self, index: int, parent: int, start: int, ids: TokenIds) -> None:
+        """Append ``ids`` to a branch of a copy, which may be new; see `branches`. Nothing else may be added to a copy."""
+        if index == len(self._branches):
+            self._branches.append(_Branch(parent, start, ids))
+        else:
+            self._branches[index].extend(ids)
+        self.size += len(ids)
+
     def read(self, index: int, start: int, stop: int) -> TokenIds:
         """The ids from ``start`` to ``stop`` of the sequence of a branch, read-only; a copy only if they lie in several branches."""
         branch = self._branches[index]

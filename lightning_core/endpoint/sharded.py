@@ -21,6 +21,7 @@ from lightning_core.capture.context import outside_rollout
 from lightning_core.capture.marks import marked_agents
 from lightning_core.capture.run import ActiveRollout
 from lightning_core.capture.spans import deliver, export
+from lightning_core.content.shared_content import SharedContent
 from lightning_core.endpoint.activity import Silence, calls_of, restore, silence_of, waited_by
 from lightning_core.endpoint.known_agents import KnownAgents, Verdict
 from lightning_core.endpoint.limits import Limits
@@ -30,7 +31,7 @@ from lightning_core.endpoint.roles import Roles
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.sessions import Session, Sessions
 from lightning_core.endpoint.shard import Shard, ShardMirror
-from lightning_core.endpoint.shard_messages import ChatSettings, OpenMessage, ShardSettings, dump
+from lightning_core.endpoint.shard_messages import ChatSettings, OpenMessage, SentSpan, ShardSettings, dump
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.endpoint.waiting import WaitingTime
 from lightning_core.errors import COUNTED, ConfigError, InfrastructureError, describe
@@ -53,6 +54,8 @@ class _Open:
     run: ActiveRollout | None
     mirror: ShardMirror
     foreign: list[SpanRecord] = field(default_factory=list[SpanRecord])
+    content: SharedContent = field(default_factory=SharedContent)
+    """A copy of the contents of the rollout in the worker."""
 
 
 class ShardedEndpoint:
@@ -271,7 +274,7 @@ class ShardedEndpoint:
                 with suppress(InfrastructureError):
                     shard.send("learn", facts)
 
-    def _handle(self, shard: Shard, kind: str, values: Sequence[Any], span: SpanRecord | None) -> None:
+    def _handle(self, shard: Shard, kind: str, values: Sequence[Any], span: SentSpan | None) -> None:
         """Handle a message of ``shard``. It sends nothing: the worker may wait until this has read more."""
         if kind == "held":
             self._gate.answered(shard.follow, *values)
@@ -290,15 +293,15 @@ class ShardedEndpoint:
                 if opened.run is not None:
                     opened.run.count_infrastructure_failure(f"a record of a worker is missing: {describe(error)}")
 
-    def _handle_record(self, opened: _Open, kind: str, values: Sequence[Any], span: SpanRecord | None) -> None:
+    def _handle_record(self, opened: _Open, kind: str, values: Sequence[Any], span: SentSpan | None) -> None:
         if kind == "activity":
             restore(opened.session, values[0])
         elif kind == "span" and span is not None:
             opened.session.touch()
-            if deliver(span):
-                export(span)
+            if deliver(record := span.read(opened.content)):
+                export(record)
         elif kind == "foreign" and span is not None:
-            opened.foreign.append(span)
+            opened.foreign.append(span.span)
         elif kind == "record" and opened.run is not None and values[0] in _METHODS:
             method, arguments, options = values
             if method == "declare":

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_core.content.shared_content import References, SharedAttributes, SharedContent, unpack, without
+from lightning_core.content.packing import unpack
+from lightning_core.content.shared_content import References, SharedAttributes, SharedContent, without
 from lightning_core.content.token_tree import TokenTree
 from lightning_core.records.values import attributes_of, base64_of
 from lightning_core.trace import AGENT, LOGPROBS, OPERATION, SpanRecord
