@@ -34,8 +34,11 @@ class Shard:
 
     url: str
 
-    def __init__(self, handle: Handle, lost: Callable[[Shard], None]) -> None:
-        """Start the process. ``handle`` gets its messages but replies; ``lost`` is called when it has ended."""
+    def __init__(self, handle: Handle, lost: Callable[[Shard], None], memory: int) -> None:
+        """Start the process. ``handle`` gets its messages but replies; ``lost`` is called when it has ended.
+
+        ``memory``: the file descriptor of a `ShardMemory`.
+        """
         self._keys: set[str] = set()
         self._handle_other = handle
         self._lost = lost
@@ -48,7 +51,7 @@ class Shard:
         with theirs:
             self._process = subprocess.Popen(
                 command(_MODULE, theirs.fileno()),
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), memory],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )

@@ -54,6 +54,9 @@ class ShardSettings:
     upstream: UpstreamServer | None
     host: str
     limits: Limits
+    workers: int
+    memory: int
+    """The file descriptor of a `ShardMemory`."""
     parent: int
     """The process of the run. The worker ends when it is gone."""
     log_level: int

@@ -26,8 +26,10 @@ from lightning_core.content.increments import Increments
 from lightning_core.content.shared_content import SharedAttributes
 from lightning_core.endpoint.activity import to_state
 from lightning_core.endpoint.known_agents import Facts
+from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.sessions import Session, Sessions, stop
+from lightning_core.endpoint.shard_memory import ShardMemory
 from lightning_core.endpoint.shard_messages import OpenMessage, SentSpan, ShardSettings, encode, load
 from lightning_core.errors import ConfigError, describe
 from lightning_core.propagation.children.frames import Channel, framed, receive_bytes
@@ -115,6 +117,16 @@ class ShardSessions(Sessions):
     changed: Callable[[Session], None]
     """Gets a session when a request of it begins and ends."""
 
+    def __init__(self, limits: Limits, memory: ShardMemory) -> None:
+        super().__init__(limits)
+        self.memory = memory
+        self._sampled = memory.conversations
+
+    @property
+    def requests(self) -> int:
+        """The requests in progress of all workers."""
+        return self.memory.requests
+
     def find(self, headers: Mapping[str, str]) -> Session | None:
         """See `Sessions.find`. It has all sessions that were opened before the request was sent."""
         self.channel.receive()
@@ -125,10 +137,14 @@ class ShardSessions(Sessions):
         """See `Sessions.admit`."""
         try:
             with super().admit(session):
-                self.changed(session)
+                self._change(session)
                 yield
         finally:
-            self.changed(session)
+            self._change(session)
+
+    def _change(self, session: Session) -> None:
+        self.memory.count(self._requests)
+        self.changed(session)
 
 
 class ShardEndpoint(PolicyEndpoint):
@@ -136,7 +152,9 @@ class ShardEndpoint(PolicyEndpoint):
 
     def __init__(self, settings: ShardSettings, connection: socket.socket) -> None:
         backend = settings.open_backend()
-        sessions = ShardSessions(settings.limits)
+        memory = ShardMemory(settings.memory, settings.workers)
+        os.close(settings.memory)
+        sessions = ShardSessions(settings.limits, memory)
         super().__init__(
             backend,
             {name: chat.open() for name, chat in settings.chats.items()},
@@ -149,6 +167,7 @@ class ShardEndpoint(PolicyEndpoint):
         sessions.changed = self._report
         self.ended = threading.Event()
         """Set when the run is gone."""
+        self._memory = memory
         self._gate = backend.gate
         self._gate.left = partial(self.send, "held")
         self._parent = settings.parent
@@ -211,6 +230,9 @@ class ShardEndpoint(PolicyEndpoint):
             mirror.add_declared(declared)
             if origin is not None:
                 mirror.add_origin(*origin)
+
+    def _on_place(self, place: int) -> None:
+        self._memory.take(place)
 
     def _on_learn(self, facts: Facts) -> None:
         self._known_agents.learn(facts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -31,6 +32,7 @@ from lightning_core.endpoint.roles import Roles
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.sessions import Session, Sessions
 from lightning_core.endpoint.shard import Shard, ShardMirror
+from lightning_core.endpoint.shard_memory import ShardMemory
 from lightning_core.endpoint.shard_messages import ChatSettings, OpenMessage, SentSpan, ShardSettings, dump
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.endpoint.waiting import WaitingTime
@@ -77,12 +79,17 @@ class ShardedEndpoint:
         self._gate = backend.gate
         if upstream is not None:
             upstream = replace(upstream, connections=max(1, upstream.connections // workers))
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - `__exit__` closes it
+        self._file.truncate(ShardMemory.size(workers))
+        self._memory = ShardMemory(self._file.fileno(), workers)
         settings = ShardSettings(
             open_backend=backend.opener(),
             chats=chats,
             upstream=upstream,
             host=host,
             limits=limits or Limits(),
+            workers=workers,
+            memory=self._file.fileno(),
             parent=os.getpid(),
             log_level=logging.getLogger("lightning_core").getEffectiveLevel(),
         )
@@ -106,7 +113,7 @@ class ShardedEndpoint:
     def __enter__(self) -> Self:
         try:
             with ThreadPoolExecutor(self._workers) as threads:
-                starts = [threads.submit(self._start) for _ in range(self._workers)]
+                starts = [threads.submit(self._start, place) for place in range(self._workers)]
         except BaseException:
             self.__exit__()
             raise
@@ -125,6 +132,7 @@ class ShardedEndpoint:
         for shard in self._shards:
             self._gate.detach(shard.follow)
             shard.end()
+        self._file.close()
 
     @property
     def pids(self) -> Sequence[int]:
@@ -248,9 +256,10 @@ class ShardedEndpoint:
             if opened.run is not None:
                 opened.run.mirror = None
 
-    def _start(self) -> Shard:
+    def _start(self, place: int) -> Shard:
+        self._memory.clear(place)
         with outside_rollout():
-            shard = Shard(self._handle, self._lost)
+            shard = Shard(self._handle, self._lost, self._file.fileno())
             self._starting.add(shard)
             try:
                 if self._closing:
@@ -262,6 +271,7 @@ class ShardedEndpoint:
         if shard.ended:  # perhaps `_lost` has already detached it
             self._gate.detach(shard.follow)
         with suppress(InfrastructureError):
+            shard.send("place", place)
             shard.send("learn", self._known_agents.facts())
         return shard
 
@@ -328,7 +338,7 @@ class ShardedEndpoint:
     def _replace(self, shard: Shard) -> None:
         try:
             place = self._shards.index(shard)
-            self._shards[place] = self._start()
+            self._shards[place] = self._start(place)
         except Exception as error:
             if self._closing:
                 return
