@@ -170,7 +170,11 @@ class Call:
     target: tuple[str, str] | None = None
     """The host that the call was forwarded to and whose key was sent; None if it was answered here."""
 
-    __getstate__, __setstate__ = own_state, set_state
+    def __getstate__(self) -> list[Any]:
+        return own_state(self)
+
+    def __setstate__(self, state: list[Any]) -> None:
+        set_state(self, state)
 
 
 leave_unread(
@@ -253,7 +257,8 @@ class Trace:
 
 
 def _restore(values: Mapping[str, Any]) -> Trace:
-    return Trace(**{**values, "calls": tuple(restore(Call, state) for state in values["calls"])})
+    calls: Any = tuple(restore(Call, state) for state in values["calls"])
+    return Trace(**{**values, "calls": calls})
 
 
 def check_reward(value: object) -> float:

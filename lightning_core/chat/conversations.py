@@ -119,8 +119,8 @@ class _Conversation:
 
     def responses(self) -> set[str]:
         """The responses that were sampled in it, as they are compared."""
-        messages = self.messages
-        return {with_calls(messages[i]) for i in _responses(messages)[self.given :]} - {""}
+        places = [place for place in self.end.path() if place.role == "assistant"]
+        return {with_calls(place.message) for place in places[self.given :]} - {""}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -170,7 +170,7 @@ class Conversations:
         """
         path = prompt.place.path() if prompt.place else []
         recorded = max((i for i, place in enumerate(path) if place.turn is not None), default=len(path))
-        given = [place.message for place in path[recorded + 1 :] if place.message["role"] == "assistant"]
+        given = any(place.role == "assistant" for place in path[recorded + 1 :])
         longer = [
             c
             for c in reversed(self._latest.get(agent, ()))

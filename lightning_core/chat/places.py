@@ -31,6 +31,8 @@ class Place:
     above: Place | None
     text: KeptText | None
     """The message as templates read it; a recorded response has its reasoning. None: there is no message yet."""
+    role: str
+    """Of the message."""
     key: bytes
     """The digest of the message, as `compared` gives it."""
     is_quoted: bool = False
@@ -136,7 +138,7 @@ class Memory:
         """The place before the first message of all conversations with ``setting``."""
         key = _digest(setting)
         with self._lock:
-            return self._roots.get(key) or Place(None, None, key, attached=True)
+            return self._roots.get(key) or Place(None, None, "", key, attached=True)
 
     def find(self, root: Place, messages: Sequence[Any], quote: Quote, *, offset: int = 0) -> FoundPlace:
         """The place of ``messages``; those that are not known get places that only `add` attaches.
@@ -165,7 +167,7 @@ class Memory:
         # The text of the response itself, if it is equal, since the span has it.
         text = self.content.keep_text(response if response == checked else checked)
         if turn is None:
-            return Place(prompt, text, key)
+            return Place(prompt, text, checked["role"], key)
         is_quoted = quote(checked) != checked
         with self._lock:
             above = self._attach(prompt)
@@ -176,7 +178,7 @@ class Memory:
                     self._keep(place)
                     return place
             turn.order = self._order
-            place = Place(above, text, key, is_quoted, turn)
+            place = Place(above, text, checked["role"], key, is_quoted, turn)
             _put(place)
             self._keep(place)
             return place
@@ -239,7 +241,7 @@ def _step(candidate: _Candidate, sent: Any, text: KeptText, index: int, quote: Q
     key = key_of(message)
     found = _matching(above.under(key), message)
     if not found:
-        place = Place(above, text, key, quote(message) != message)
+        place = Place(above, text, message["role"], key, quote(message) != message)
         if sent != message:
             place.text, place.sent = text.content.keep_text(message), (text, {})
         return [_Candidate(place, {} if "tool_calls" in message else renamed)]

@@ -66,11 +66,11 @@ class KeptText(NamedTuple):
     """A message of a `SharedContent`."""
 
     content: SharedContent
-    index: int
+    number: int
 
     def read(self) -> Any:
         """The message, parsed anew."""
-        return self.content.read(self.index)
+        return self.content.read(self.number)
 
 
 class KeptIds(NamedTuple):

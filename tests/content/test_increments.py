@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ def sent(spans: Any, increments: Increments) -> list[bytes]:
     for span in spans:
         a = span.attributes
         assert isinstance(a, SharedAttributes)
-        plain = tr.SpanRecord(**{n: getattr(span, n) for n in tr.SpanRecord.__slots__} | {"attributes": a.own})
+        plain = replace(span, attributes=a.own)
         messages.append(encode("span", span=SentSpan(plain, a.references, increments.take())))
     return messages
 
@@ -40,8 +41,7 @@ def test_a_copy_has_the_same_spans_also_of_forks() -> None:
         ids = np.frombuffer(last[tr.PROMPT_IDS], "<u4")[:cut].tobytes()
         said = '[{"role": "user", "content": "\\ud83d"}]' if cut == 3 else last[tr.INPUT_MESSAGES]
         fork = {**last, tr.PROMPT_IDS: ids, tr.INPUT_MESSAGES: said, tr.TOOL_DEFINITIONS: f"[{cut}]"}
-        made = {n: getattr(spans[0], n) for n in tr.SpanRecord.__slots__} | {"span_id": str(cut), "attributes": fork}
-        spans.append(content.share(tr.SpanRecord(**made)))
+        spans.append(content.share(replace(spans[0], span_id=str(cut), attributes=fork)))
         messages += sent(spans[-1:], increments)
     messages += sent(spans[1:5], increments)
     found = {span.span_id: dict(span.attributes) for span in received(messages)}
