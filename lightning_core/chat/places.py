@@ -145,10 +145,11 @@ class Memory:
 
         ``offset``: what is added to an index in errors. Raises `PolicyRequestError` for a message that is not supported.
         """
-        candidates = [_Candidate(root, {})]
         kept = self.content.keep(messages)
-        for i, (message, text) in enumerate(zip(messages, kept, strict=True)):
-            steps = [_step(candidate, message, text, i + offset, quote) for candidate in candidates]
+        start, known = _longest(root, kept)
+        candidates = [_Candidate(start, {})]
+        for i, (message, text) in enumerate(zip(messages[known:], kept[known:], strict=True), known + offset):
+            steps = [_step(candidate, message, text, i, quote) for candidate in candidates]
             recorded = [c for step in steps for c in step if c.place.turn is not None]
             candidates = recorded or [c for step in steps for c in step]
             if len(recorded) > 1 and (ids := _call_ids(message)):
@@ -220,6 +221,16 @@ class Memory:
 def key_of(message: Message) -> bytes:
     """The digest of what the place of ``message`` depends on; of a response without its reasoning."""
     return _digest(json.dumps(compared(message), sort_keys=True))
+
+
+def _longest(place: Place, texts: Sequence[KeptText]) -> tuple[Place, int]:
+    """The place after the first ``texts`` that are all there is after ``place``, and their number; the usual case, in little time."""
+    for number, text in enumerate(texts):
+        only = place.only()
+        if only is None or only.text != text:
+            return place, number
+        place = only
+    return place, len(texts)
 
 
 def _step(candidate: _Candidate, sent: Any, text: KeptText, index: int, quote: Quote) -> list[_Candidate]:

@@ -58,7 +58,7 @@ class TextPrint:
 
     def __init__(self, text: str, start: TextPrint | None = None) -> None:
         """``start``: of a start of ``text``, which is then not read again."""
-        growing = None
+        growing, is_first = None, start is None
         if start is not None:
             growing, start._growing = start._growing, None
         if growing is None:
@@ -67,7 +67,8 @@ class TextPrint:
         squeezed = squeeze(more)
         growing[0].update(text_bytes(more))
         growing[1].update(text_bytes(squeezed))
-        self._growing = growing
+        # Most conversations have one turn, and keep no state.
+        self._growing = None if is_first else growing
         self.length, self.digest = len(text), growing[0].digest()
         self.squeezed_length = len(squeezed) + (start.squeezed_length if start else 0)
         self.squeezed_digest = growing[1].digest()

@@ -24,7 +24,7 @@ def pack(data: bytes) -> bytes:
     """``data``, JSON, compressed if that makes it smaller. No JSON text starts as compressed data do."""
     if len(data) < _COMPRESSED_FROM:
         return data
-    return min(data, zlib.compress(data, 4), key=len)
+    return min(data, zlib.compress(data, 6), key=len)
 
 
 def unpack(data: bytes) -> bytes:
