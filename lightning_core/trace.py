@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_core.errors import RewardError, as_number, html_table, show
-from lightning_core.unread import leave_unread, own_state, restore, set_state, shared_state
+from lightning_core.unread.fields import leave_unread, own_state, restore, set_state, shared_state
 
 TokenIds = NDArray[np.uint32]
 Floats = NDArray[np.float32]
