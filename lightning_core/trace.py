@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Literal
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_core.errors import RewardError, as_number, html_table, show
+from lightning_core.unread.fields import leave_unread, own_state, restore, set_state, shared_state
 
 TokenIds = NDArray[np.uint32]
 Floats = NDArray[np.float32]
@@ -115,7 +116,7 @@ class SpanRecord:
 class Call:
     """One response of one model. A request for n choices makes n calls.
 
-    Messages, response, tools and ids may be given unread (`_UnreadField`): they repeat those of other calls.
+    Messages, response, tools and ids may be given unread (`leave_unread`): they repeat those of other calls.
     """
 
     id: str
@@ -170,43 +171,20 @@ class Call:
     """The host that the call was forwarded to and whose key was sent; None if it was answered here."""
 
     def __getstate__(self) -> list[Any]:
-        """The fields' values, for pickling; unread ones stay so."""
-        return [
-            _UNREAD[f.name].slot.__get__(self) if f.name in _UNREAD else getattr(self, f.name) for f in fields(self)
-        ]
+        return own_state(self)
 
     def __setstate__(self, state: list[Any]) -> None:
-        for f, value in zip(fields(self), state, strict=True):
-            object.__setattr__(self, f.name, value)
+        set_state(self, state)
 
 
-class _UnreadField:
-    """Descriptor of a field that contains a value, its JSON text until it is first read, or a `partial` that each read calls."""
-
-    def __init__(self, slot: Any, parse: Callable[[str], Any]) -> None:
-        self.slot, self._parse = slot, parse
-
-    def __get__(self, instance: object | None, owner: type | None = None) -> Any:
-        if instance is None:
-            return self
-        value = self.slot.__get__(instance, owner)
-        if isinstance(value, str):
-            value = self._parse(value)
-            self.slot.__set__(instance, value)
-        return value() if isinstance(value, partial) else value
-
-    def __set__(self, instance: object, value: Any) -> None:
-        self.slot.__set__(instance, value)
-
-
-_PARSERS: Mapping[str, Callable[[str], Any]] = {
-    "messages": lambda text: tuple(json.loads(text)),
-    "response": lambda text: json.loads(text)[0],
-    **dict.fromkeys(("tools", "prompt_ids", "output_ids"), json.loads),
-}
-_UNREAD = {name: _UnreadField(getattr(Call, name), parse) for name, parse in _PARSERS.items()}
-for _name, _field in _UNREAD.items():
-    setattr(Call, _name, _field)
+leave_unread(
+    Call,
+    {
+        "messages": lambda text: tuple(json.loads(text)),
+        "response": lambda text: json.loads(text)[0],
+        **dict.fromkeys(("tools", "prompt_ids", "output_ids"), json.loads),
+    },
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,12 +242,23 @@ class Trace:
         """Names of the agents that made a call, in order of first appearance."""
         return tuple(dict.fromkeys(c.agent for c in self.calls if c.agent is not None))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A call alone is pickled with what it refers to; in a trace, this is there once.
+        calls = [shared_state(call) for call in self.calls]
+        values = {f.name: getattr(self, f.name) for f in fields(self)} | {"calls": calls}
+        return _restore, (values,)
+
     def _repr_html_(self) -> str:
         lengths = [0 if c.output_ids is None else len(c.output_ids) for c in self.calls]
         texts = [c.error or (c.response or {}).get("content") for c in self.calls]
         rows = [(c.agent, c.model, *cells) for c, *cells in zip(self.calls, lengths, texts, strict=True)]
         caption = f"task {self.task_id}: reward {self.reward}, {self.error or 'no error'}"
         return html_table(caption, ("agent", "model", "tokens", "response"), rows)
+
+
+def _restore(values: Mapping[str, Any]) -> Trace:
+    calls: Any = tuple(restore(Call, state) for state in values["calls"])
+    return Trace(**{**values, "calls": calls})
 
 
 def check_reward(value: object) -> float:

@@ -14,9 +14,9 @@ from opentelemetry.trace import Status, StatusCode
 from lightning_core.capture import binary_attributes as packed
 from lightning_core.capture.address import Address
 from lightning_core.capture.run import find_rollout
-from lightning_core.capture.shared_content import NOTHING, SharedAttributes, SharedContent
 from lightning_core.capture.span_ids import new_span_id
 from lightning_core.capture.spans import deliver, described, has_processors, start_span, warn_of_late
+from lightning_core.content.shared_content import NOTHING, SharedAttributes, SharedContent
 from lightning_core.trace import SpanRecord
 
 

@@ -25,9 +25,9 @@ from lightning_core.capture.execution_context import current_worker, is_running,
 from lightning_core.capture.mirror import Mirror
 from lightning_core.capture.selectors import matches
 from lightning_core.capture.sent_requests import SentRequests
-from lightning_core.capture.shared_content import SharedContent
 from lightning_core.capture.signatures import new_secret
 from lightning_core.capture.spans import SpanHandle, listen, start_root, start_span, stop_listening, to_record
+from lightning_core.content.shared_content import SharedContent
 from lightning_core.errors import CaptureError, InfrastructureError, describe
 from lightning_core.trace import SpanRecord, Trace, spans_to_trace
 

@@ -78,7 +78,7 @@ def export(record: SpanRecord) -> None:
         own,
         parent,
         _provider.resource,
-        record.attributes,
+        dict(record.attributes),
         status=Status() if record.error is None else Status(StatusCode.ERROR, record.error),
         start_time=record.start_ns,
         end_time=record.end_ns,

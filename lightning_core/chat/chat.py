@@ -143,15 +143,15 @@ class Chat:
         sent, quote = list(messages), self._quoting.quote
         if instructions:
             sent[:1] = extend_system([check_message(sent[0], 0)], "\n".join(instructions.values()))
-        place, doubt = memory.find(memory.root(setting), sent, quote, offset=len(messages) - len(sent))
-        path = place.path()
+        place, path, doubt = memory.find(memory.root(setting), sent, quote, offset=len(messages) - len(sent))
         quoted_tools = self._quoted_tools(tools)
         variables = quote(variables) if variables else None
         write = partial(self._outlines.write, [p.quoted for p in path], quoted_tools, variables)
         context: Context = "new"
         reason: str | None = None
         ids: Sequence[int] | None = None
-        if (last := place.recorded) is not None and last.turn is not None:
+        last = next((p for p in reversed(path) if p.turn is not None), None)
+        if last is not None and last.turn is not None:
             outline = self._outlines.follow(path, last, last.turn, quoted_tools, variables)
             if outline.tail is None:
                 context, reason = "forked", outline.reason
@@ -159,7 +159,9 @@ class Chat:
                 at = path.index(last)
                 context, reason = context_of(last, check_message(sent[at], at), at, outline.reason or doubt)
                 ids = PackedIds(
-                    np.concatenate([last.turn.ids(), PackedIds(self._encoder.encode(outline.tail, start=False)).array])
+                    np.concatenate(
+                        [last.turn.kept.read(), PackedIds(self._encoder.encode(outline.tail, start=False)).array]
+                    )
                 )
         else:
             outline = self._outlines.first(write(), variables)
@@ -285,9 +287,10 @@ class Chat:
             if self.text(output) != stopped:
                 return memory.add(prompt.place, response, None, self._quoting.quote)
         earlier = recorded.turn if recorded else None
-        turn = Turn.after(
-            earlier,
-            np.concatenate([np.asarray(prompt.ids, "<u4"), np.array(output, "<u4")]),
+        if earlier is not None:
+            earlier.text.stop_growing()
+        turn = Turn(
+            kept=memory.content.keep_ids(np.asarray(prompt.ids, "<u4"), np.array(output, "<u4")),
             text=prompt.outline.print,
             unmarked=prompt.outline.unmarked,
             thinking=prompt.thinking,

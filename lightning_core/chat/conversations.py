@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from mmap import mmap
 from typing import Any, Literal, get_args
 
 from lightning_core.chat.chat import RenderedPrompt
@@ -58,7 +59,7 @@ ADVICE: Mapping[Cause, str] = {
 
 _MOST_CONVERSATIONS = 8
 """Conversations that are kept for each agent."""
-_MOST_KEYS = 1 << 16
+_DIGEST_SIZE = 8
 _OTHER_ROLE = {"user": "assistant", "assistant": "user"}
 _DATES = re.compile(
     r"\d+|\b(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?"
@@ -69,20 +70,39 @@ _DATES = re.compile(
 
 
 class SampledConversations:
-    """The conversations that rollouts sampled lately, by key."""
+    """The conversations that rollouts sampled lately, by key. Processes may share it: each entry has a digest of itself.
 
-    def __init__(self) -> None:
-        self._rollouts: OrderedDict[bytes, str] = OrderedDict()
+    A conversation replaces another one with the same slot.
+    """
+
+    SIZE = 32 << 16
+    """Bytes of its memory."""
+
+    def __init__(self, memory: memoryview | None = None) -> None:
+        """``memory``: zeros, or what others have written; None: its own."""
+        self._memory = memoryview(mmap(-1, self.SIZE)) if memory is None else memory
 
     def add(self, key: bytes, rollout: str) -> None:
         """Note that ``rollout`` sampled the conversation ``key`` (`Place.conversation`)."""
-        self._rollouts[key] = rollout
-        if len(self._rollouts) > _MOST_KEYS:
-            self._rollouts.popitem(last=False)
+        self._memory[self._slot(key)] = _entry(key + _digest(rollout.encode()))
 
     def is_from_another(self, key: bytes, rollout: str) -> bool:
         """Whether a rollout other than ``rollout`` sampled the conversation ``key`` last."""
-        return self._rollouts.get(key, rollout) != rollout
+        found = bytes(self._memory[self._slot(key)])
+        own = found[len(key) : -_DIGEST_SIZE] == _digest(rollout.encode())
+        return found == _entry(found[:-_DIGEST_SIZE]) and found.startswith(key) and not own
+
+    def _slot(self, key: bytes) -> slice:
+        start = int.from_bytes(key[:2]) * 32
+        return slice(start, start + 32)
+
+
+def _entry(body: bytes) -> bytes:
+    return body + _digest(body)
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=_DIGEST_SIZE).digest()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,8 +119,8 @@ class _Conversation:
 
     def responses(self) -> set[str]:
         """The responses that were sampled in it, as they are compared."""
-        messages = self.messages
-        return {with_calls(messages[i]) for i in _responses(messages)[self.given :]} - {""}
+        places = [place for place in self.end.path() if place.role == "assistant"]
+        return {with_calls(place.message) for place in places[self.given :]} - {""}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -150,7 +170,7 @@ class Conversations:
         """
         path = prompt.place.path() if prompt.place else []
         recorded = max((i for i, place in enumerate(path) if place.turn is not None), default=len(path))
-        given = [place.message for place in path[recorded + 1 :] if place.message["role"] == "assistant"]
+        given = any(place.role == "assistant" for place in path[recorded + 1 :])
         longer = [
             c
             for c in reversed(self._latest.get(agent, ()))

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from datetime import date
 from typing import Any, NamedTuple
 
-from lightning_core.chat.places import Place
+from lightning_core.chat.places import PromptMessage
 from lightning_core.chat.template import ChatTemplate
 
 logger = logging.getLogger(__name__)
@@ -33,9 +33,9 @@ class Window(NamedTuple):
     """A short conversation in place of a whole one."""
 
     kind: Hashable
-    earlier: list[Place]
+    earlier: list[PromptMessage]
     """The first and the latest messages of the earlier prompt."""
-    now: list[Place]
+    now: list[PromptMessage]
     """The same, and the messages after that prompt."""
 
 
@@ -66,17 +66,17 @@ class Locality:
         """What else than messages and tools a text depends on."""
         return f"{variables or {}!r}{date.today() if self._has_clock else ''}"
 
-    def window(self, path: Sequence[Place], at: int, setting: str, *, tools: bool) -> Window | None:
+    def window(self, path: Sequence[PromptMessage], at: int, setting: str, *, tools: bool) -> Window | None:
         """The short conversation for the turn that begins with the response ``path[at]``; None if none is shorter."""
         if self._usable is False or not (self._usable or self._read_template()):
             return None
-        head = next(i for i, place in enumerate(path) if place.message["role"] == "assistant")
-        starts = [i for i in range(at - 1, head, -1) if path[i].message["role"] == "assistant"][:3]
+        head = next(i for i, p in enumerate(path) if p.place.role == "assistant")
+        starts = [i for i in range(at - 1, head, -1) if path[i].place.role == "assistant"][:3]
         # Templates that alternate roles count messages.
         start = next((i for i in starts if (i - head) % 2 == 0), starts[0] if starts else head)
         if start == head:
             return None
-        features = [self._features(place) for place in path]
+        features = self._features(path)
         if not all(f.regular for f in features[start:]):
             return None
         kinds = [f.kind for f in features]
@@ -109,19 +109,17 @@ class Locality:
             self._kinds.clear()
         self._kinds[window.kind] = keeps
 
-    def _features(self, place: Place) -> _Features:
-        """The features of ``place``, which are computed once."""
-        new: list[Place] = []
-        while place.features is None and place.above is not None:
-            new.append(place)
-            place = place.above
-        features: _Features = place.features or _START
-        for one in reversed(new):
-            one.features = features = self._after(features, one)
-        return features
+    def _features(self, path: Sequence[PromptMessage]) -> list[_Features]:
+        """The features of each place of ``path``, which are computed once."""
+        found: list[_Features] = []
+        for one in path:
+            if one.place.features is None:
+                one.place.features = self._after(found[-1] if found else _START, one)
+            found.append(one.place.features)
+        return found
 
-    def _after(self, above: _Features, place: Place) -> _Features:
-        message, role, recorded = place.quoted, place.message["role"], place.turn is not None
+    def _after(self, above: _Features, one: PromptMessage) -> _Features:
+        message, role, recorded = one.quoted, one.place.role, one.turn is not None
         calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
         call_ids, regular = above.call_ids, True
         if role == "assistant":
@@ -137,7 +135,7 @@ class Locality:
             bool(message["content"]) and not message["content"].isspace(),
             bool(message.get("name")),
             bool(message.get("reasoning_content")),
-            recorded and (place.turn.thinking if place.turn else False, "recorded"),
+            recorded and (one.turn.thinking if one.turn else False, "recorded"),
             self._tested(message, calls, recorded=recorded),
         )
         seen = above.seen if kind in above.seen else above.seen | {kind}

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from lightning_core.chat.encoding import Encoder
 from lightning_core.chat.locality import Locality, Window
 from lightning_core.chat.messages import Message, excerpt, functions_of, text_of, with_calls
-from lightning_core.chat.places import Place
+from lightning_core.chat.places import PromptMessage
 from lightning_core.chat.quoting import has_mark, mark
 from lightning_core.chat.template import ChatTemplate, Tokenizer
 from lightning_core.chat.turns import TextPrint, Turn, squeeze
@@ -55,15 +55,15 @@ class Outlines:
 
     def _outline(
         self,
-        path: Sequence[Place],
+        path: Sequence[PromptMessage],
         unmarked: frozenset[int],
         tools: Sequence[Any] | None,
         variables: Mapping[str, Any] | None,
     ) -> str:
         """The text of ``path`` with marks in place of the recorded responses, except those with the numbers ``unmarked``."""
         marked = [
-            _marked(p.quoted, p.number, thinking=self._template.has_field and p.turn.thinking)
-            if p.turn is not None and p.number not in unmarked
+            _marked(p.quoted, p.place.number, thinking=self._template.has_field and p.turn.thinking)
+            if p.turn is not None and p.place.number not in unmarked
             else p.quoted
             for p in path
         ]
@@ -71,23 +71,24 @@ class Outlines:
 
     def first(self, text: str, variables: Mapping[str, Any] | None) -> Outline:
         """The outline of a prompt without recorded responses."""
-        return Outline(TextPrint(text, self._locality.setting(variables)), text)
+        # Most conversations have one turn.
+        return Outline(TextPrint(text, self._locality.setting(variables), grows=False), text)
 
     def follow(
         self,
-        path: Sequence[Place],
-        last: Place,
+        path: Sequence[PromptMessage],
+        last: PromptMessage,
         turn: Turn,
         tools: Sequence[Any] | None,
         variables: Mapping[str, Any] | None,
     ) -> Outline:
         """The outline of ``path``, which has ``last`` as its last recorded response, with the tokens ``turn``."""
         setting = self._locality.setting(variables)
-        comparable = turn.text.grows and turn.text.setting == setting and not turn.unmarked
+        comparable = turn.text.setting == setting and not turn.unmarked
         window = self._locality.window(path, path.index(last), setting, tools=bool(tools)) if comparable else None
         keeps = None if window is None else self._locality.find(window)
         # The whole is compared with it a few times in each conversation.
-        if window and keeps and last.number & (last.number - 1):
+        if window and keeps and turn.text.grows and last.place.number & (last.place.number - 1):
             added = self._added(window, tools, variables)
             if added is not None:
                 return Outline(
@@ -97,7 +98,7 @@ class Outlines:
         try:
             outline = self._outline(path, unmarked, tools, variables)
         except PolicyRequestError:
-            unmarked = unmarked | {last.number}
+            unmarked = unmarked | {last.place.number}
             outline = self._outline(path, unmarked, tools, variables)
             reason = "the template does not render this conversation without what was said"
             return Outline(TextPrint(outline, setting), outline, unmarked, None, reason)
@@ -119,13 +120,13 @@ class Outlines:
             return None
         return now[len(earlier) :] if now.startswith(earlier) else None
 
-    def _tail(self, written: str, last: Place, turn: Turn, *, same: bool) -> tuple[str | None, str | None]:
+    def _tail(self, written: str, last: PromptMessage, turn: Turn, *, same: bool) -> tuple[str | None, str | None]:
         """The tail and the reason of an outline. ``same``: ``written`` is what follows the outline of the prompt of ``last``."""
-        response, thought = last.quoted, _mark("thought", last.number)
+        response, thought = last.quoted, _mark("thought", last.place.number)
         calls = response.get("tool_calls") or ()
         if self._template.tool_format.one_call and len(calls) > 1:
             return None, "the template writes one tool call a message, and the response has several"
-        before, here, after = written.partition(_mark("response", last.number))
+        before, here, after = written.partition(_mark("response", last.place.number))
         if not here:
             return None, "the template leaves out earlier turns"
         if response.get("reasoning_content") and thought not in before:
@@ -141,13 +142,13 @@ class Outlines:
         # The sampled stop token replaces the template's, unless the template's also starts the next message.
         stop = after[at : at - length]
         replaced = turn.ended and (
-            stop in self._template.enders or int(turn.ids()[-1]) == self._tokenizer.convert_tokens_to_ids(stop)
+            stop in self._template.enders or int(turn.kept.read()[-1]) == self._tokenizer.convert_tokens_to_ids(stop)
         )
         tail = after[at - length :] if replaced else after[at:]
         return tail, None if same else "the template renders earlier turns with other white space"
 
 
-def context_of(last: Place, message: Message, index: int, reason: str | None) -> tuple[Context, str | None]:
+def context_of(last: PromptMessage, message: Message, index: int, reason: str | None) -> tuple[Context, str | None]:
     """The context of a prompt that continues the tokens of ``last``, which came back as ``message``, and why it is not clean."""
     if last.turn is not None and last.turn.stopped:
         ended = f"message {index} (assistant) ended at a stop string of the request"

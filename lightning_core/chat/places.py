@@ -1,7 +1,7 @@
 """The conversations of one rollout as a tree of messages, with the tokens of the responses that were sampled in them.
 
-A place is a conversation up to and with one message. Messages, texts and tokens that conversations share are kept once, so memory grows
-with what is new. A message that comes back as it was sent is found by comparison, without being normalized or hashed again.
+A place is a conversation up to and with one message. It refers to the rollout's contents, which keep each message and the tokens once, for
+the spans as well. A message that comes back as it was sent is found by its text, without being normalized or hashed again.
 
 A response is found by what was sampled, not by its text alone: one that was sampled twice after the same messages has two places. The
 one that is continued has the reasoning and the call ids that came back, if they tell; then the one after which the later responses of
@@ -10,7 +10,6 @@ the prompt were sampled; then the latest. Call ids of the client stand for those
 
 from __future__ import annotations
 
-import copy
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 
 from lightning_core.chat.messages import Message, check_message, compared, thought_of
 from lightning_core.chat.turns import Turn, text_bytes
+from lightning_core.content.shared_content import KeptText, SharedContent
 
 Quote = Callable[[Any], Any]
 
@@ -29,15 +29,18 @@ class Place:
     """A conversation up to and with one message."""
 
     above: Place | None
-    message: Message
-    """As templates read it; a recorded response has its reasoning."""
-    quoted: Message
+    text: KeptText | None
+    """The message as templates read it; a recorded response has its reasoning. None: there is no message yet."""
+    role: str
+    """Of the message."""
     key: bytes
     """The digest of the message, as `compared` gives it."""
+    is_quoted: bool = False
+    """Whether the message has text that is quoted."""
     turn: Turn | None = None
     """The tokens, if the message was sampled here."""
     attached: bool = False
-    sent: tuple[Any, Mapping[str, tuple[str, ...]]] | None = None
+    sent: tuple[KeptText, Mapping[str, tuple[str, ...]]] | None = None
     """The message as a client sent it first, if that differs, and the ids of calls in it that differ: the recorded ids."""
     below: dict[bytes, tuple[Place, ...]] | None = None
     features: Any = None
@@ -55,6 +58,11 @@ class Place:
         self.number = (above.number if above else 0) + (self.turn is not None)
         self.conversation = blake2b((above.conversation if above else b"") + self.key, digest_size=16).digest()
 
+    @property
+    def message(self) -> Message:
+        """The message, read anew."""
+        return {} if self.text is None else self.text.read()
+
     def path(self) -> list[Place]:
         """The places of all messages, in order."""
         places: list[Place] = []
@@ -63,6 +71,14 @@ class Place:
             places.append(place)
             place = place.above
         return places[::-1]
+
+    def move_to(self, content: SharedContent) -> None:
+        """Keep what the conversation refers to in ``content``."""
+        for place in self.path():
+            if place.text is not None and place.text.content is not content:
+                place.text, place.sent = content.keep_text(place.message), None
+                if place.turn is not None:
+                    place.turn.kept = content.keep_ids(place.turn.kept.read())
 
     def under(self, key: bytes) -> tuple[Place, ...]:
         """The places of messages with ``key`` after this one."""
@@ -76,10 +92,26 @@ class Place:
         return below[0][0] if len(below) == 1 and len(below[0]) == 1 else None
 
 
+class PromptMessage(NamedTuple):
+    """A message of a prompt, and its place."""
+
+    place: Place
+    message: Message
+    """See `Place.text`."""
+    quoted: Message
+
+    @property
+    def turn(self) -> Turn | None:
+        """See `Place.turn`."""
+        return self.place.turn
+
+
 class FoundPlace(NamedTuple):
     """The place of a prompt."""
 
     place: Place
+    path: Sequence[PromptMessage]
+    """The places of all messages, in order."""
     doubt: str | None
     """Why the recorded response may be another one with the same text."""
 
@@ -97,7 +129,10 @@ class Memory:
     The lock is held to change the tree. `find` reads it without: each place has its places below in tuples that are replaced as a whole.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, content: SharedContent | None = None) -> None:
+        """``content``: of the rollout; None: its own."""
+        self.content = content or SharedContent()
+        """Keeps the messages and the tokens."""
         self._roots: dict[bytes, Place] = {}
         self._order = 0
         self._lock = threading.Lock()
@@ -106,17 +141,18 @@ class Memory:
         """The place before the first message of all conversations with ``setting``."""
         key = _digest(setting)
         with self._lock:
-            return self._roots.get(key) or Place(None, {}, {}, key, attached=True)
+            return self._roots.get(key) or Place(None, None, "", key, attached=True)
 
     def find(self, root: Place, messages: Sequence[Any], quote: Quote, *, offset: int = 0) -> FoundPlace:
         """The place of ``messages``; those that are not known get places that only `add` attaches.
 
         ``offset``: what is added to an index in errors. Raises `PolicyRequestError` for a message that is not supported.
         """
-        known, start = _as_sent(root, messages)
-        candidates = [_Candidate(known, {})]
-        for i, message in enumerate(messages[start:], start):
-            steps = [_step(candidate, message, i + offset, quote) for candidate in candidates]
+        kept = self.content.keep(messages)
+        start, known = _longest(root, kept)
+        candidates = [_Candidate(start, {})]
+        for i, (message, text) in enumerate(zip(messages[known:], kept[known:], strict=True), known + offset):
+            steps = [_step(candidate, message, text, i, quote) for candidate in candidates]
             recorded = [c for step in steps for c in step if c.place.turn is not None]
             candidates = recorded or [c for step in steps for c in step]
             if len(recorded) > 1 and (ids := _call_ids(message)):
@@ -125,15 +161,18 @@ class Memory:
         place = max(places, key=lambda p: p.recorded.turn.order if p.recorded and p.recorded.turn else 0)
         with self._lock:
             self._keep(place)
-        return FoundPlace(place, _doubt(places) if len(places) > 1 else None)
+        path = [_read(*one, quote) for one in zip(place.path(), messages, kept, strict=True)]
+        return FoundPlace(place, path, _doubt(places) if len(places) > 1 else None)
 
     def add(self, prompt: Place, response: Message, turn: Turn | None, quote: Quote) -> Place:
         """The place of ``response`` after the place of its prompt. ``turn``: its tokens; None: nothing of them is kept."""
         checked = check_message(response, 0)
         key = key_of(checked)
+        # The text of the response itself, if it is equal, since the span has it.
+        text = self.content.keep_text(response if response == checked else checked)
         if turn is None:
-            return Place(prompt, checked, checked, key)
-        quoted = _quoted(checked, quote)
+            return Place(prompt, text, checked["role"], key)
+        is_quoted = quote(checked) != checked
         with self._lock:
             above = self._attach(prompt)
             self._order += 1
@@ -143,7 +182,7 @@ class Memory:
                     self._keep(place)
                     return place
             turn.order = self._order
-            place = Place(above, checked, quoted, key, turn)
+            place = Place(above, text, checked["role"], key, is_quoted, turn)
             _put(place)
             self._keep(place)
             return place
@@ -157,7 +196,7 @@ class Memory:
         if place.above is None:
             place = self._roots.setdefault(place.key, place)
         for one in reversed(new):
-            known = (p for p in place.under(one.key) if p.turn is None and p.message == one.message)
+            known = (p for p in place.under(one.key) if p.turn is None and p.text == one.text)
             if (same := next(known, None)) is None:
                 one.above, same = place, one
                 _put(one)
@@ -187,59 +226,52 @@ def key_of(message: Message) -> bytes:
     return _digest(json.dumps(compared(message), sort_keys=True))
 
 
-def _as_sent(place: Place, messages: Sequence[Any]) -> tuple[Place, int]:
-    """The place after the first ``messages`` that are as they were, with the only places there are, and the number of these messages."""
-    for i, sent in enumerate(messages):
+def _longest(place: Place, texts: Sequence[KeptText]) -> tuple[Place, int]:
+    """The place after the first ``texts`` that are all there is after ``place``, and their number; the usual case, in little time."""
+    for number, text in enumerate(texts):
         only = place.only()
-        if only is None or type(sent) is not dict or ("tool_calls" in sent and not _comparable(sent)):
-            return place, i
-        if sent != only.message and (only.sent is None or only.sent[1] or sent != only.sent[0]):
-            return place, i
+        if only is None or only.text != text:
+            return place, number
         place = only
-    return place, len(messages)
+    return place, len(texts)
 
 
-def _step(candidate: _Candidate, sent: Any, index: int, quote: Quote) -> list[_Candidate]:
-    """The places of the message ``sent`` after ``candidate``."""
+def _step(candidate: _Candidate, sent: Any, text: KeptText, index: int, quote: Quote) -> list[_Candidate]:
+    """The places of the message ``sent``, which has ``text``, after ``candidate``."""
     above, renamed = candidate
     only = above.only()
     answers = sent.get("tool_call_id") if renamed and isinstance(sent, Mapping) else None
     recorded_ids = renamed.get(answers, ()) if isinstance(answers, str) else ()
     if recorded_ids:  # results of calls with one id are in the order of the calls; further ones are of the last call
         renamed = {**renamed, str(answers): recorded_ids[1:] or recorded_ids}
-    if only is not None and not recorded_ids and _comparable(sent):
-        if sent == only.message:
+    if only is not None and not recorded_ids:
+        if text == only.text:
             return [_Candidate(only, {} if sent.get("tool_calls") else renamed)]
-        if (first := only.sent) is not None and sent == first[0]:
+        if (first := only.sent) is not None and text == first[0]:
             return [_Candidate(only, first[1] if sent.get("tool_calls") else renamed)]
     message = check_message(sent, index)
     if recorded_ids:
         message["tool_call_id"] = recorded_ids[0]
-    if only is not None and "tool_calls" not in message and only.message == message:
-        return [_Candidate(only, renamed)]
     key = key_of(message)
     found = _matching(above.under(key), message)
     if not found:
-        place = Place(above, message, _quoted(message, quote), key)
+        place = Place(above, text, message["role"], key, quote(message) != message)
         if sent != message:
-            place.sent = (copy.deepcopy(sent), {})
+            place.text, place.sent = text.content.keep_text(message), (text, {})
         return [_Candidate(place, {} if "tool_calls" in message else renamed)]
     results: list[_Candidate] = []
     for place in found:
         ids = _renamed(_call_ids(message), _call_ids(place.message))
         if place.sent is None and not recorded_ids:
-            place.sent = (copy.deepcopy(sent), ids)
+            place.sent = (text, ids)
         results.append(_Candidate(place, ids if "tool_calls" in message else renamed))
     return results
 
 
-def _comparable(sent: Any) -> bool:
-    """Whether ``sent`` may be compared as an object; True equals 1 in objects of arguments, and not in their text."""
-    calls = sent.get("tool_calls") if isinstance(sent, Mapping) else None
-    try:
-        return not calls or all(isinstance(call["function"]["arguments"], str) for call in calls)
-    except (KeyError, TypeError):
-        return False
+def _read(place: Place, sent: Any, text: KeptText, quote: Quote) -> PromptMessage:
+    """The message of ``place``, which came as ``sent``."""
+    message = sent if place.text == text else place.message
+    return PromptMessage(place, message, quote(message) if place.is_quoted else message)
 
 
 def _matching(places: Sequence[Place], message: Message) -> list[Place]:
@@ -284,11 +316,6 @@ def _put(place: Place) -> None:
         above.below = {}
     above.below[place.key] = (*above.under(place.key), place)
     place.attached = True
-
-
-def _quoted(message: Message, quote: Quote) -> Message:
-    quoted = quote(message)
-    return message if quoted == message else quoted
 
 
 def _digest(text: str) -> bytes:

@@ -1,15 +1,16 @@
-"""The tokens of sampled responses and their prompts; those that turns share are kept once, and of texts only the digests."""
+"""The tokens of sampled responses and their prompts, which are kept with those of the spans, and of texts only the digests."""
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Self, overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lightning_core.content.shared_content import KeptIds
 
 
 class PackedIds(Sequence[int]):
@@ -55,8 +56,11 @@ class TextPrint:
 
     __slots__ = ("_growing", "digest", "length", "setting", "squeezed_digest", "squeezed_length")
 
-    def __init__(self, text: str, setting: str = "", start: TextPrint | None = None) -> None:
-        """``setting``: what it was rendered with. ``start``: of the text before ``text``; it grows (`stop_growing`)."""
+    def __init__(self, text: str, setting: str = "", start: TextPrint | None = None, *, grows: bool = True) -> None:
+        """``setting``: what it was rendered with. ``start``: of the text before ``text``, which grows (`stop_growing`).
+
+        ``grows``: whether a longer text may have it as ``start``, for which it keeps 1 KiB.
+        """
         known = start and start._growing
         assert known or start is None
         growing = (
@@ -65,7 +69,7 @@ class TextPrint:
         squeezed = squeeze(text)
         growing[0].update(text_bytes(text))
         growing[1].update(text_bytes(squeezed))
-        self._growing: tuple[Any, ...] | None = growing
+        self._growing: tuple[Any, ...] | None = growing if grows else None
         self.setting = setting
         self.length, self.digest = len(text) + (start.length if start else 0), growing[0].digest()
         self.squeezed_length = len(squeezed) + (start.squeezed_length if start else 0)
@@ -96,11 +100,8 @@ class TextPrint:
 class Turn:
     """The tokens of a prompt and its response."""
 
-    earlier: Turn | None
-    """The turn that has the first ``shared`` of the tokens."""
-    shared: int
-    own: array[int]
-    """The other tokens, at four bytes each."""
+    kept: KeptIds
+    """All tokens."""
     text: TextPrint
     """Of the rendered prompt, with marks in place of recorded responses."""
     unmarked: frozenset[int]
@@ -113,37 +114,9 @@ class Turn:
     """Whether a stop string ended the response, so its tokens are those of the text before it."""
     order: int = 0
 
-    def __len__(self) -> int:
-        return self.shared + len(self.own)
-
-    def ids(self) -> NDArray[np.uint32]:
-        """All tokens."""
-        parts: list[NDArray[np.uint32]] = []
-        turn, end = self, len(self)
-        while turn is not None:
-            if end > turn.shared:
-                parts.append(np.frombuffer(turn.own, dtype="<u4")[: end - turn.shared])
-                end = turn.shared
-            turn = turn.earlier
-        return np.concatenate(parts[::-1]) if parts else np.zeros(0, dtype="<u4")
-
-    @classmethod
-    def after(cls, earlier: Turn | None, ids: NDArray[np.uint32], **facts: Any) -> Self:
-        """A turn with ``ids``, which shares the tokens that it starts with with ``earlier``. The text of that grows no more."""
-        shared = 0
-        if earlier is not None:
-            earlier.text.stop_growing()
-            known = earlier.ids()
-            size = min(len(known), len(ids))
-            differs = np.flatnonzero(known[:size] != ids[:size])
-            shared = int(differs[0]) if len(differs) else size
-        while earlier is not None and shared <= earlier.shared:
-            earlier = earlier.earlier
-        return cls(earlier=earlier, shared=shared, own=array("I", ids[shared:].tobytes()), **facts)
-
     def same(self, other: Turn) -> bool:
         """Whether ``other`` has the same tokens."""
-        return len(self) == len(other) and self.stopped == other.stopped and np.array_equal(self.ids(), other.ids())
+        return self.kept == other.kept and self.stopped == other.stopped
 
 
 def squeeze(text: str) -> str:

@@ -34,7 +34,7 @@ from lightning_core.backends.backend import Backend
 from lightning_core.capture import find_rollout
 from lightning_core.capture.address import Address
 from lightning_core.capture.context import outside_rollout
-from lightning_core.chat.chat import Chat
+from lightning_core.chat.chat import Chat, Memory
 from lightning_core.dialects import ALL_DIALECTS, DIALECTS, gemini
 from lightning_core.dialects import openai_chat as chat_completions
 from lightning_core.dialects import openai_responses as responses
@@ -225,6 +225,7 @@ class PolicyEndpoint:
         run = find_rollout(root.rollout)
         secret = None if run is None else run.secret
         session = Session(root=root, routing=routing, seed=seed, secret=secret, recorded=recorded, max_calls=max_calls)
+        session.memory = Memory(None if run is None else run.content)
         self._sessions.open(key, session)
 
     def begin(self, key: str) -> None:

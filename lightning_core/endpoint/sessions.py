@@ -155,6 +155,11 @@ class Sessions:
         sessions = list(self._by_key.values())  # other threads open and forget them
         return next((session for session in sessions if session.root.rollout == rollout), None)
 
+    @property
+    def requests(self) -> int:
+        """The requests in progress."""
+        return self._requests
+
     @contextmanager
     def admit(self, session: Session) -> Generator[None]:
         """Count a request while it is received and answered.
@@ -166,9 +171,9 @@ class Sessions:
                 f"this rollout has {session.waiting.requests} requests in progress, which is the limit; retry when one has finished",
                 status=429,
             )
-        if self._requests >= self._limits.requests:
+        if (requests := self.requests) >= self._limits.requests:
             raise OverloadError(
-                f"the policy endpoint has {self._requests} requests in progress, which is the limit; retry when one has finished"
+                f"the policy endpoint has {requests} requests in progress, which is the limit; retry when one has finished"
             )
         failures = session.failures
         session.touch()

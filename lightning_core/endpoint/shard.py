@@ -14,10 +14,9 @@ from contextlib import suppress
 from typing import Any
 
 from lightning_core.backends.gate import GateState
-from lightning_core.endpoint.shard_messages import decode, dump
+from lightning_core.endpoint.shard_messages import SentSpan, decode, dump
 from lightning_core.errors import ConfigError, InfrastructureError
 from lightning_core.propagation.children.frames import Channel, command, framed, receive_bytes
-from lightning_core.trace import SpanRecord
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +26,7 @@ _END_SECONDS = 10.0
 _USUAL_LAG = 0.2
 """Seconds between two reports of the worker's lag, at most, if it keeps up."""
 
-Handle = Callable[["Shard", str, Sequence[Any], SpanRecord | None], None]
+Handle = Callable[["Shard", str, Sequence[Any], SentSpan | None], None]
 
 
 class Shard:
@@ -35,8 +34,11 @@ class Shard:
 
     url: str
 
-    def __init__(self, handle: Handle, lost: Callable[[Shard], None]) -> None:
-        """Start the process. ``handle`` gets its messages but replies; ``lost`` is called when it has ended."""
+    def __init__(self, handle: Handle, lost: Callable[[Shard], None], memory: int) -> None:
+        """Start the process. ``handle`` gets its messages but replies; ``lost`` is called when it has ended.
+
+        ``memory``: the file descriptor of a `ShardMemory`.
+        """
         self._keys: set[str] = set()
         self._handle_other = handle
         self._lost = lost
@@ -49,7 +51,7 @@ class Shard:
         with theirs:
             self._process = subprocess.Popen(
                 command(_MODULE, theirs.fileno()),
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), memory],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )

@@ -10,11 +10,13 @@ import pickle
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from lightning_core.backends.gate import SharedBackend
 from lightning_core.capture.address import Address
 from lightning_core.chat.chat import Chat
+from lightning_core.content.increments import Increment, extend
+from lightning_core.content.shared_content import NOTHING, References, SharedAttributes, SharedContent
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.recorded import RecordedResponses
 from lightning_core.endpoint.routing import Routing
@@ -52,6 +54,9 @@ class ShardSettings:
     upstream: UpstreamServer | None
     host: str
     limits: Limits
+    workers: int
+    memory: int
+    """The file descriptor of a `ShardMemory`."""
     parent: int
     """The process of the run. The worker ends when it is gone."""
     log_level: int
@@ -83,22 +88,40 @@ def load(data: bytes) -> tuple[str, Sequence[Any]]:
     return kind, values
 
 
-def encode(kind: str, *values: Any, span: SpanRecord | None = None) -> bytes:
+class SentSpan(NamedTuple):
+    """A span, and for one whose attributes refer to the contents of its rollout, what was added to them."""
+
+    span: SpanRecord
+    references: References = NOTHING
+    increment: Increment | None = None
+
+    def read(self, content: SharedContent) -> SpanRecord:
+        """The span. ``content``: the copy of the contents in this process, which is brought up to date."""
+        if self.increment is None:
+            return self.span
+        extend(content, self.increment)
+        return replace(self.span, attributes=SharedAttributes(self.span.attributes, content, self.references))
+
+
+def encode(kind: str, *values: Any, span: SentSpan | None = None) -> bytes:
     """A message to the run: JSON values, and a span, whose bytes follow the JSON."""
     packed: dict[str, bytes] = {}
     fields: dict[str, Any] | None = None
+    references, added = NOTHING, None
     if span is not None:
-        packed = {name: value for name, value in span.attributes.items() if isinstance(value, bytes)}
-        attributes = {name: value for name, value in span.attributes.items() if name not in packed}
-        fields = {name: getattr(span, name) for name in SpanRecord.__slots__} | {"attributes": attributes}
-    head = json.dumps([kind, values, fields, {name: len(value) for name, value in packed.items()}]).encode()
-    return b"".join((_SIZE.pack(len(head)), head, *packed.values()))
+        record, references, added = span
+        packed = {name: value for name, value in record.attributes.items() if isinstance(value, bytes)}
+        attributes = {name: value for name, value in record.attributes.items() if name not in packed}
+        fields = {name: getattr(record, name) for name in SpanRecord.__slots__} | {"attributes": attributes}
+    sizes = {name: len(value) for name, value in packed.items()}
+    head = json.dumps([kind, values, fields, sizes, references, added and added.values]).encode()
+    return b"".join((_SIZE.pack(len(head)), head, *packed.values(), added.data if added else b""))
 
 
-def decode(data: bytes) -> tuple[str, Sequence[Any], SpanRecord | None]:
+def decode(data: bytes) -> tuple[str, Sequence[Any], SentSpan | None]:
     """The kind, the values and the span of `encode`."""
     start = _SIZE.size + _SIZE.unpack_from(data)[0]
-    kind, values, fields, sizes = json.loads(data[_SIZE.size : start])
+    kind, values, fields, sizes, references, added = json.loads(data[_SIZE.size : start])
     if fields is None:
         return kind, values, None
     packed: dict[str, bytes] = {}
@@ -108,4 +131,5 @@ def decode(data: bytes) -> tuple[str, Sequence[Any], SpanRecord | None]:
     span = SpanRecord(**fields)
     # OpenTelemetry keeps sequences as tuples.
     attributes = {name: tuple(value) if isinstance(value, list) else value for name, value in span.attributes.items()}
-    return kind, values, replace(span, attributes=attributes | packed)
+    record = replace(span, attributes=attributes | packed)
+    return kind, values, SentSpan(record, References(*references), added and Increment(added, data[start:]))

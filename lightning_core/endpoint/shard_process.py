@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,11 +22,15 @@ from lightning_core.capture import run as runs
 from lightning_core.capture import spans
 from lightning_core.capture.marks import register_mark
 from lightning_core.capture.run import ActiveRollout
+from lightning_core.content.increments import Increments
+from lightning_core.content.shared_content import SharedAttributes
 from lightning_core.endpoint.activity import to_state
 from lightning_core.endpoint.known_agents import Facts
+from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.sessions import Session, Sessions, stop
-from lightning_core.endpoint.shard_messages import OpenMessage, ShardSettings, encode, load
+from lightning_core.endpoint.shard_memory import ShardMemory
+from lightning_core.endpoint.shard_messages import OpenMessage, SentSpan, ShardSettings, encode, load
 from lightning_core.errors import ConfigError, describe
 from lightning_core.propagation.children.frames import Channel, framed, receive_bytes
 from lightning_core.trace import SpanRecord
@@ -49,6 +54,9 @@ class MirroredRollout(ActiveRollout):
         )
         self.rollout = message.root.rollout
         self._send = send
+        self._increments = Increments(self.content)
+        self._in_order = threading.Lock()
+        """Held to send what is new in the contents, which the run adds in this order."""
 
     def declare(self, names: Iterable[str]) -> None:
         """See `ActiveRollout.declare`."""
@@ -79,7 +87,13 @@ class MirroredRollout(ActiveRollout):
         super().declare(names)
 
     def _append(self, span: SpanRecord) -> None:
-        self._send("span", self.rollout, span=span)
+        attributes = span.attributes
+        if not isinstance(attributes, SharedAttributes) or attributes.content is not self.content:
+            self._send("span", self.rollout, span=SentSpan(span))
+            return
+        with self._in_order:
+            sent = SentSpan(replace(span, attributes=attributes.own), attributes.references, self._increments.take())
+            self._send("span", self.rollout, span=sent)
 
     def _record(self, method: str, *values: Any, **options: Any) -> None:
         self._send("record", self.rollout, method, values, options)
@@ -103,6 +117,16 @@ class ShardSessions(Sessions):
     changed: Callable[[Session], None]
     """Gets a session when a request of it begins and ends."""
 
+    def __init__(self, limits: Limits, memory: ShardMemory) -> None:
+        super().__init__(limits)
+        self.memory = memory
+        self._sampled = memory.conversations
+
+    @property
+    def requests(self) -> int:
+        """The requests in progress of all workers."""
+        return self.memory.requests
+
     def find(self, headers: Mapping[str, str]) -> Session | None:
         """See `Sessions.find`. It has all sessions that were opened before the request was sent."""
         self.channel.receive()
@@ -113,10 +137,14 @@ class ShardSessions(Sessions):
         """See `Sessions.admit`."""
         try:
             with super().admit(session):
-                self.changed(session)
+                self._change(session)
                 yield
         finally:
-            self.changed(session)
+            self._change(session)
+
+    def _change(self, session: Session) -> None:
+        self.memory.count(self._requests)
+        self.changed(session)
 
 
 class ShardEndpoint(PolicyEndpoint):
@@ -124,7 +152,9 @@ class ShardEndpoint(PolicyEndpoint):
 
     def __init__(self, settings: ShardSettings, connection: socket.socket) -> None:
         backend = settings.open_backend()
-        sessions = ShardSessions(settings.limits)
+        memory = ShardMemory(settings.memory, settings.workers)
+        os.close(settings.memory)
+        sessions = ShardSessions(settings.limits, memory)
         super().__init__(
             backend,
             {name: chat.open() for name, chat in settings.chats.items()},
@@ -137,6 +167,7 @@ class ShardEndpoint(PolicyEndpoint):
         sessions.changed = self._report
         self.ended = threading.Event()
         """Set when the run is gone."""
+        self._memory = memory
         self._gate = backend.gate
         self._gate.left = partial(self.send, "held")
         self._parent = settings.parent
@@ -146,7 +177,7 @@ class ShardEndpoint(PolicyEndpoint):
         self._loop.add_reader(connection.fileno(), self._read)
         self._loop.call_soon(self._look)
 
-    def send(self, kind: str, *values: Any, span: SpanRecord | None = None) -> None:
+    def send(self, kind: str, *values: Any, span: SentSpan | None = None) -> None:
         """Send a message to the run, unless it is gone."""
         with suppress(OSError):
             self.channel.send(encode(kind, *values, span=span))
@@ -200,6 +231,9 @@ class ShardEndpoint(PolicyEndpoint):
             if origin is not None:
                 mirror.add_origin(*origin)
 
+    def _on_place(self, place: int) -> None:
+        self._memory.take(place)
+
     def _on_learn(self, facts: Facts) -> None:
         self._known_agents.learn(facts)
         self._facts = self._known_agents.facts()
@@ -227,7 +261,7 @@ class ShardEndpoint(PolicyEndpoint):
         if session is not None and mirror is not None:
             await stop(session)
             for span in self._spans.take(session.root):
-                self.send("foreign", session.root.rollout, span=span)
+                self.send("foreign", session.root.rollout, span=SentSpan(span))
             mirror.detach()
         self.send("reply", number, None)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,6 +22,7 @@ from lightning_core.capture.context import outside_rollout
 from lightning_core.capture.marks import marked_agents
 from lightning_core.capture.run import ActiveRollout
 from lightning_core.capture.spans import deliver, export
+from lightning_core.content.shared_content import SharedContent
 from lightning_core.endpoint.activity import Silence, calls_of, restore, silence_of, waited_by
 from lightning_core.endpoint.known_agents import KnownAgents, Verdict
 from lightning_core.endpoint.limits import Limits
@@ -30,7 +32,8 @@ from lightning_core.endpoint.roles import Roles
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.sessions import Session, Sessions
 from lightning_core.endpoint.shard import Shard, ShardMirror
-from lightning_core.endpoint.shard_messages import ChatSettings, OpenMessage, ShardSettings, dump
+from lightning_core.endpoint.shard_memory import ShardMemory
+from lightning_core.endpoint.shard_messages import ChatSettings, OpenMessage, SentSpan, ShardSettings, dump
 from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.endpoint.waiting import WaitingTime
 from lightning_core.errors import COUNTED, ConfigError, InfrastructureError, describe
@@ -53,6 +56,8 @@ class _Open:
     run: ActiveRollout | None
     mirror: ShardMirror
     foreign: list[SpanRecord] = field(default_factory=list[SpanRecord])
+    content: SharedContent = field(default_factory=SharedContent)
+    """A copy of the contents of the rollout in the worker."""
 
 
 class ShardedEndpoint:
@@ -74,12 +79,17 @@ class ShardedEndpoint:
         self._gate = backend.gate
         if upstream is not None:
             upstream = replace(upstream, connections=max(1, upstream.connections // workers))
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - `__exit__` closes it
+        self._file.truncate(ShardMemory.size(workers))
+        self._memory = ShardMemory(self._file.fileno(), workers)
         settings = ShardSettings(
             open_backend=backend.opener(),
             chats=chats,
             upstream=upstream,
             host=host,
             limits=limits or Limits(),
+            workers=workers,
+            memory=self._file.fileno(),
             parent=os.getpid(),
             log_level=logging.getLogger("lightning_core").getEffectiveLevel(),
         )
@@ -103,7 +113,7 @@ class ShardedEndpoint:
     def __enter__(self) -> Self:
         try:
             with ThreadPoolExecutor(self._workers) as threads:
-                starts = [threads.submit(self._start) for _ in range(self._workers)]
+                starts = [threads.submit(self._start, place) for place in range(self._workers)]
         except BaseException:
             self.__exit__()
             raise
@@ -122,6 +132,7 @@ class ShardedEndpoint:
         for shard in self._shards:
             self._gate.detach(shard.follow)
             shard.end()
+        self._file.close()
 
     @property
     def pids(self) -> Sequence[int]:
@@ -245,9 +256,10 @@ class ShardedEndpoint:
             if opened.run is not None:
                 opened.run.mirror = None
 
-    def _start(self) -> Shard:
+    def _start(self, place: int) -> Shard:
+        self._memory.clear(place)
         with outside_rollout():
-            shard = Shard(self._handle, self._lost)
+            shard = Shard(self._handle, self._lost, self._file.fileno())
             self._starting.add(shard)
             try:
                 if self._closing:
@@ -259,6 +271,7 @@ class ShardedEndpoint:
         if shard.ended:  # perhaps `_lost` has already detached it
             self._gate.detach(shard.follow)
         with suppress(InfrastructureError):
+            shard.send("place", place)
             shard.send("learn", self._known_agents.facts())
         return shard
 
@@ -271,7 +284,7 @@ class ShardedEndpoint:
                 with suppress(InfrastructureError):
                     shard.send("learn", facts)
 
-    def _handle(self, shard: Shard, kind: str, values: Sequence[Any], span: SpanRecord | None) -> None:
+    def _handle(self, shard: Shard, kind: str, values: Sequence[Any], span: SentSpan | None) -> None:
         """Handle a message of ``shard``. It sends nothing: the worker may wait until this has read more."""
         if kind == "held":
             self._gate.answered(shard.follow, *values)
@@ -290,15 +303,15 @@ class ShardedEndpoint:
                 if opened.run is not None:
                     opened.run.count_infrastructure_failure(f"a record of a worker is missing: {describe(error)}")
 
-    def _handle_record(self, opened: _Open, kind: str, values: Sequence[Any], span: SpanRecord | None) -> None:
+    def _handle_record(self, opened: _Open, kind: str, values: Sequence[Any], span: SentSpan | None) -> None:
         if kind == "activity":
             restore(opened.session, values[0])
         elif kind == "span" and span is not None:
             opened.session.touch()
-            if deliver(span):
-                export(span)
+            if deliver(record := span.read(opened.content)):
+                export(record)
         elif kind == "foreign" and span is not None:
-            opened.foreign.append(span)
+            opened.foreign.append(span.span)
         elif kind == "record" and opened.run is not None and values[0] in _METHODS:
             method, arguments, options = values
             if method == "declare":
@@ -325,7 +338,7 @@ class ShardedEndpoint:
     def _replace(self, shard: Shard) -> None:
         try:
             place = self._shards.index(shard)
-            self._shards[place] = self._start()
+            self._shards[place] = self._start(place)
         except Exception as error:
             if self._closing:
                 return

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_core.capture.shared_content import References, SharedAttributes, SharedContent, unpack, without
-from lightning_core.capture.token_tree import TokenTree
+from lightning_core.content.packing import unpack
+from lightning_core.content.parts import part_of
+from lightning_core.content.shared_content import References, SharedAttributes, SharedContent, without
+from lightning_core.content.token_tree import TokenTree
 from lightning_core.records.values import attributes_of, base64_of
 from lightning_core.trace import AGENT, LOGPROBS, OPERATION, SpanRecord
 
@@ -40,14 +42,18 @@ class SpanRows(NamedTuple):
 
 def to_rows(spans: Iterable[SpanRecord]) -> SpanRows:
     """The rows of the spans of one rollout."""
-    writers: dict[SharedContent, _Writer] = {}
     whole = SharedContent()
     rows = SpanRows([], [], [])
-    for span in map(whole.share, spans):
-        plain: Mapping[str, Any] = without(span.attributes, SHARED)
+    shared = [replace(one, attributes=without(one.attributes, SHARED)) for one in map(whole.share, spans)]
+    used: dict[SharedContent, list[References]] = {}
+    for attributes in (span.attributes for span in shared):
+        if isinstance(attributes, SharedAttributes):
+            used.setdefault(attributes.content, []).append(attributes.references)
+    writers = {content: _Writer(i, *part_of(content, of_calls)) for i, (content, of_calls) in enumerate(used.items())}
+    for span in shared:
+        plain: Mapping[str, Any] = span.attributes
         if isinstance(plain, SharedAttributes):
-            writer = writers.setdefault(plain.content, _Writer(len(writers), plain.content))
-            plain = writer.refer(plain)
+            plain = writers[plain.content].refer(plain)
         rows.spans.append(_span_row(span, plain))
         rows.arrays.extend(array_row(span, key, data) for key, data in plain.items() if isinstance(data, bytes))
     rows.contents.extend(writer.data() for writer in writers.values())
@@ -88,9 +94,11 @@ def _span_row(span: SpanRecord, attributes: Mapping[str, Any]) -> dict[str, Any]
 class _Writer:
     """Writes one shared content."""
 
-    def __init__(self, number: int, content: SharedContent) -> None:
+    def __init__(self, number: int, content: SharedContent, references: Mapping[References, References]) -> None:
+        """``references``: to ``content``, by those in spans."""
         self._number = number
         self._content = content
+        self._references = references
         self._logprobs = bytearray()
 
     def refer(self, attributes: SharedAttributes) -> dict[str, Any]:
@@ -100,7 +108,7 @@ class _Writer:
         if isinstance(logprobs := own.get(LOGPROBS), bytes):
             place = [len(self._logprobs), len(logprobs)]
             self._logprobs += own.pop(LOGPROBS)
-        return {**own, SHARED: [self._number, *attributes.references, *place]}
+        return {**own, SHARED: [self._number, *self._references[attributes.references], *place]}
 
     def data(self) -> bytes:
         """The content, compressed: the sizes of its parts as JSON, the token ids, the texts and the logprobs."""

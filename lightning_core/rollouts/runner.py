@@ -32,8 +32,8 @@ from typing import Any, Self, SupportsFloat
 from lightning_core.capture import ActiveRollout, reward, rollout
 from lightning_core.capture.folders import remove_folders
 from lightning_core.capture.mark import get_mark
-from lightning_core.capture.shared_content import without
 from lightning_core.config.sections import Rollouts
+from lightning_core.content.shared_content import without
 from lightning_core.endpoint.interface import Endpoint
 from lightning_core.endpoint.known_agents import Verdict
 from lightning_core.endpoint.routing import Routing

@@ -20,6 +20,7 @@ from lightning_core.capture.spans import listen, stop_listening
 from lightning_core.chat.chat import Chat
 from lightning_core.chat.places import Memory, Place
 from lightning_core.config import Config
+from lightning_core.content.shared_content import SharedContent
 from lightning_core.dialects.exchange import Message
 from lightning_core.endpoint.guard import Protection, Tls
 from lightning_core.endpoint.large_work import LargeWork
@@ -33,6 +34,9 @@ from lightning_core.trainers import make_trainer
 
 MEMORY_TOKENS = 1_000_000
 """Tokens of past conversations kept, so a later turn extends them; about 20 MB."""
+
+_BYTES_OF_TOKEN = 8
+"""Of its id and its text, about."""
 
 MAX_RESPONSES = 1024
 """Number of recent responses that ``previous_response_id`` can refer to."""
@@ -48,12 +52,18 @@ class RecentMemory(Memory):
         self._recent: OrderedDict[Place, int] = OrderedDict()
 
     def _keep(self, place: Place) -> None:
+        # Contents only grow. New ones begin in time, to which conversations that go on are moved; the others are forgotten with theirs.
+        if self.content.size > _BYTES_OF_TOKEN * self._limit:
+            self.content = SharedContent()
+        place.move_to(self.content)
         recorded = place.recorded
         # The end of a conversation comes first, so the least recently used place is always an end.
         while recorded is not None and recorded.turn is not None and recorded.above is not None:
             if recorded not in self._recent:
-                self._recent[recorded] = len(recorded.turn.own)
-                self._size += len(recorded.turn.own)
+                earlier = recorded.above.recorded
+                new = recorded.turn.kept.length - (earlier.turn.kept.length if earlier and earlier.turn else 0)
+                self._recent[recorded] = max(new, 0)
+                self._size += self._recent[recorded]
             self._recent.move_to_end(recorded)
             recorded = recorded.above.recorded
         while self._size > self._limit:

@@ -200,8 +200,8 @@ def store_bytes(spans: Sequence[SpanRecord], run: ActiveRollout) -> int:
     return sizes[1] - sizes[0]
 
 
-SPANS = ("capture/shared_content.py", "capture/token_tree.py", "capture/call_spans.py", "capture/run.py", "capture/spans.py",
-         "capture/span_ids.py", "endpoint/record.py", "lightning_core/trace.py")  # fmt: skip
+SPANS = ("content/shared_content.py", "content/token_tree.py", "content/packing.py", "capture/call_spans.py",
+         "capture/run.py", "capture/spans.py", "capture/span_ids.py", "endpoint/record.py", "lightning_core/trace.py")  # fmt: skip
 
 
 def held() -> Mapping[str, int]:

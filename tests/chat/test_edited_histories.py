@@ -335,7 +335,7 @@ def test_each_message_and_token_of_a_long_conversation_is_kept_once() -> None:
             assert prompt.context == ("clean" if turn else "new")
             del prompt
             messages += [response, {"role": "user", "content": "".join(chance.choices("the answer ", k=2000))}]
-            tokens.append(len(place.turn or ()))
+            tokens.append(place.turn.kept.length if place.turn else 0)
             if turn in (19, 39):
                 gc.collect()
                 counted.append(tracemalloc.get_traced_memory()[0] - sum(len(m["content"]) for m in messages))

@@ -80,7 +80,7 @@ def recorded(memory: Memory) -> list[tuple[int, ...]]:
     for place in places:
         places += [below for under in (place.below or {}).values() for below in under]
     turns = sorted((place.turn for place in places if place.turn), key=lambda turn: turn.order)
-    return [tuple(turn.ids().tolist()) for turn in turns]
+    return [tuple(turn.kept.read().tolist()) for turn in turns]
 
 
 def thinking(family: Family, thought: str, answer: str) -> str:

@@ -47,9 +47,9 @@ def unquoted(value: Any) -> Any:
     return value
 
 
-def turn(text: str, ids: list[int]) -> Turn:
-    facts = {"unmarked": frozenset[int](), "thinking": False, "ended": True, "stopped": False}
-    return Turn.after(None, np.array(ids, "<u4"), text=TextPrint(text), **facts)
+def turn(memory: Memory, text: str, ids: list[int]) -> Turn:
+    kept = memory.content.keep_ids(np.array(ids, "<u4"))
+    return Turn(kept=kept, text=TextPrint(text), unmarked=frozenset(), thinking=False, ended=True, stopped=False)
 
 
 def test_conversations_are_found_while_others_are_added():
@@ -64,7 +64,7 @@ def test_conversations_are_found_while_others_are_added():
                 prompt = RenderedPrompt(
                     ids=[1], write=str, messages=tuple(p.message for p in place.path()), place=place
                 )
-                added = memory.add(place, answer, turn("x", [thread, number, length]), unquoted)
+                added = memory.add(place, answer, turn(memory, "x", [thread, number, length]), unquoted)
                 agent = f"agent {thread} {number % 40}"
                 prompts.add(agent, prompt, added)
                 if length:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,13 +25,17 @@ from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.capture import scope
 from lightning_core.capture.address import Address
 from lightning_core.chat.chat import Chat
+from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
+from lightning_core.endpoint.sessions import Session
 from lightning_core.endpoint.shard import Shard
+from lightning_core.endpoint.shard_memory import ShardMemory
 from lightning_core.endpoint.shard_messages import load
+from lightning_core.endpoint.shard_process import ShardSessions
 from lightning_core.endpoint.sharded import ShardedEndpoint
 from lightning_core.endpoint.upstream import UpstreamServer
-from lightning_core.errors import ConfigError, InfrastructureError
+from lightning_core.errors import ConfigError, InfrastructureError, OverloadError
 from lightning_core.propagation.children.keys import KeyAddress, bind_key
 from lightning_core.rollouts.attempt import Attempt, Rollout
 from lightning_core.rollouts.local_agents import open_endpoint, patched
@@ -322,6 +327,43 @@ def test_agents_that_one_worker_knows_are_known_to_all() -> None:
         ((verdict, _), _) = conversation(endpoint, marked, [None, None], systems=[cook, poet])
         assert isinstance(verdict, ConfigError)
         assert "2 roles in one rollout" in str(verdict)
+
+
+def test_a_conversation_of_another_workers_rollout_is_named(endpoint: ShardedEndpoint) -> None:
+    said: list[Any] = [{"role": "user", "content": "what leaks?"}]
+    reasons: list[str | None] = []
+    for _ in range(2):  # of different workers
+        key = endpoint.new_key()
+        with rollout({"id": "t"}) as run:
+            endpoint.open(key, run.address, WRITER)
+            body = {"model": "m", "messages": said}
+            url = f"{endpoint.url_of(key).removesuffix('/v1')}/a/writer/v1/chat/completions"
+            answer = httpx.post(url, json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
+            said += [answer.json()["choices"][0]["message"], {"role": "user", "content": "more"}]
+            endpoint.close(key)
+        reasons += [call.context_reason for call in run.trace.calls]
+    first, second = reasons
+    assert first is None
+    assert (second or "").startswith("leaked: message 1 (assistant) was sampled in another rollout")
+
+
+def test_the_requests_of_all_workers_count() -> None:
+    with tempfile.TemporaryFile() as file:
+        file.truncate(ShardMemory.size(2))
+        ends = [ShardMemory(file.fileno(), 2) for _ in range(2)]
+    workers = [ShardSessions(Limits(requests=2), end) for end in ends]
+    sessions = [Session(root=Address(rollout="1" * 32, span="1" * 16), routing=WRITER, seed=None) for _ in range(2)]
+    for place, one in enumerate(workers):
+        one.memory.take(place)
+        one.changed = lambda _: None
+    with workers[0].admit(sessions[0]), workers[1].admit(sessions[1]):
+        for one, session in zip(workers, sessions, strict=True):
+            with pytest.raises(OverloadError, match="has 2 requests in progress"), one.admit(session):
+                pass
+        ends[0].clear(1)
+        with workers[0].admit(sessions[0]):
+            assert ends[1].requests == 2
+    assert ends[0].requests == 0
 
 
 def conversation(

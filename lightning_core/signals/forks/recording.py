@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 from lightning_core.trace import Call, pack
 
 _Key = tuple[str | None, str | None, bytes]
-"""Agent, model and the prompt's tokens. Of a call that was forwarded: agent, None and the messages, since servers rename models."""
+"""Agent, model and the digest of the prompt's tokens. Of a call that was forwarded: agent, None and the digest of the messages,
+since servers rename models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +43,14 @@ class Replay:
     def __init__(self, recording: Recording) -> None:
         self._calls: dict[_Key, deque[Call]] = defaultdict(deque)
         for call in recording.calls:
-            self._calls[_key(call)].append(call)
-        self._point: Call | None = recording.point
+            # A worker of the endpoint gets them: without prompts, which repeat each other.
+            self._calls[_key(call)].append(replace(call, messages=(), prompt_ids=None, tools=None))
+        point = recording.point
+        self._point: tuple[_Key, str] | None = (_key(point), point.forks or point.id)
 
     def take(self, agent: str | None, model: str, prompt_ids: Sequence[int]) -> Call | None:
         """The recorded call that answers this one; None to sample it."""
-        return self._next((agent, model, pack(prompt_ids, "<u4")))
+        return self._next((agent, model, _digest(pack(prompt_ids, "<u4"))))
 
     def take_forwarded(self, agent: str | None, messages: Sequence[object]) -> Call | None:
         """The recorded call that answers a forwarded call; None to forward it."""
@@ -54,11 +58,10 @@ class Replay:
 
     def reach(self, agent: str | None, model: str, prompt_ids: Sequence[int]) -> str | None:
         """The id of the chosen call if this call is sampled in its place, else None."""
-        point = self._point
-        if point is None or _key(point) != (agent, model, pack(prompt_ids, "<u4")):
+        if self._point is None or self._point[0] != (agent, model, _digest(pack(prompt_ids, "<u4"))):
             return None
-        self._point = None
-        return point.forks or point.id
+        (_, call), self._point = self._point, None
+        return call
 
     def _next(self, key: _Key) -> Call | None:
         left = self._calls.get(key)
@@ -68,8 +71,12 @@ class Replay:
 def _key(call: Call) -> _Key:
     if call.prompt_ids is None:
         return call.agent, None, _text(call.messages)
-    return call.agent, call.model, call.prompt_ids.tobytes()
+    return call.agent, call.model, _digest(call.prompt_ids.tobytes())
 
 
 def _text(messages: Sequence[object]) -> bytes:
-    return json.dumps(list(messages), ensure_ascii=False).encode(errors="backslashreplace")
+    return _digest(json.dumps(list(messages), ensure_ascii=False).encode(errors="backslashreplace"))
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()

@@ -15,7 +15,7 @@ import numpy as np
 from lightning_core.trace import TokenIds
 
 _SPARE = 16
-"""A branch that grows gets a sixteenth more room than it needs: its ids are rarely copied, and little memory is unused."""
+"""A branch that grows gets room for a sixteenth more than it had: its ids are rarely copied, and little memory is unused."""
 
 
 class _Branch:
@@ -33,13 +33,6 @@ class _Branch:
         self._data = ids.copy()
         self._whole: weakref.ref[TokenIds] | None = None
 
-    def __getstate__(self) -> tuple[int, int, bytes]:
-        return self.parent, self.start, self.ids.tobytes()
-
-    def __setstate__(self, state: tuple[int, int, bytes]) -> None:
-        parent, start, data = state
-        self.__init__(parent, start, np.frombuffer(data, "<u4"))
-
     @property
     def ids(self) -> TokenIds:
         """Its own ids."""
@@ -51,7 +44,7 @@ class _Branch:
         needed = self.length + len(ids)
         if needed > len(self._data):
             # Not resized in place: arrays that were read refer to the old one.
-            data = np.empty(needed + needed // _SPARE, dtype="<u4")
+            data = np.empty(needed + self.length // _SPARE, dtype="<u4")
             data[: self.length] = self.ids
             self._data = data
         self._data[self.length : needed] = ids
@@ -81,9 +74,11 @@ class TokenTree:
     def __init__(self, branches: Sequence[tuple[int, int, TokenIds]] = ()) -> None:
         """``branches``: from `branches` of another tree."""
         self._branches = [_Branch(*branch) for branch in branches] or [_Branch(-1, 0, np.empty(0, dtype="<u4"))]
+        self.size = sum(branch.length for branch in self._branches)
+        """The number of ids that are kept."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_branches": list(self._branches)}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenTree, (self.branches,)
 
     @property
     def branches(self) -> list[tuple[int, int, TokenIds]]:
@@ -101,14 +96,24 @@ class TokenTree:
                 return index
             if same == branch.length:
                 branch.extend(rest[same:])
+                self.size += len(rest) - same
                 return index
             branch.forks = {} if branch.forks is None else branch.forks
             fork = same << 32 | int(rest[same])
             if fork not in branch.forks:
                 self._branches.append(_Branch(index, branch.start + same, rest[same:]))
                 branch.forks[fork] = len(self._branches) - 1
+                self.size += len(rest) - same
                 return branch.forks[fork]
             index = branch.forks[fork]
+
+    def extend(self, index: int, parent: int, start: int, ids: TokenIds) -> None:
+        """Append ``ids`` to a branch of a copy, which may be new; see `branches`. Nothing else may be added to a copy."""
+        if index == len(self._branches):
+            self._branches.append(_Branch(parent, start, ids))
+        else:
+            self._branches[index].extend(ids)
+        self.size += len(ids)
 
     def read(self, index: int, start: int, stop: int) -> TokenIds:
         """The ids from ``start`` to ``stop`` of the sequence of a branch, read-only; a copy only if they lie in several branches."""

@@ -24,12 +24,13 @@ from lightning_core import trace as tr
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.capture import ActiveRollout, current_address
 from lightning_core.capture.address import Address
-from lightning_core.capture.shared_content import References, SharedAttributes, SharedContent
 from lightning_core.capture.spans import add_span_processor, deliver, remove_span_processor
-from lightning_core.capture.token_tree import TokenTree
 from lightning_core.chat.chat import RenderedPrompt
+from lightning_core.content.shared_content import References, SharedAttributes, SharedContent
+from lightning_core.content.token_tree import TokenTree
 from lightning_core.dialects.exchange import ChatRequest, Choice
 from lightning_core.endpoint.record import CallSpan
+from lightning_core.records.span_rows import to_rows
 from lightning_core.records.store import Store
 from lightning_core.trace import SpanRecord, TokenIds, spans_to_trace
 from lightning_core.transitions import trace_to_transitions
@@ -182,6 +183,28 @@ def test_a_pickled_trace_is_linear_in_its_conversation() -> None:
     )
     sizes = [len(pickle.dumps(spans_to_trace([root, *conversation(SharedContent(), turns)]))) for turns in (20, 40, 80)]
     assert sizes[2] - sizes[1] < 2.2 * (sizes[1] - sizes[0])
+
+
+def test_the_store_has_what_calls_refer_to_only() -> None:
+    """Not the messages that the index of conversations has besides."""
+    content = SharedContent()
+    spans = conversation(content, 4)
+    (before,) = to_rows(spans).contents
+    first = to_rows(spans[:1]).contents
+    content.keep([{"role": "user", "content": "not in a call"}] * 3)
+    content.keep_ids(np.arange(1000, dtype="<u4"))
+    assert to_rows(spans).contents == [before]
+    assert len(first[0]) < len(before) / 2
+
+
+def test_a_pickled_call_has_its_own_path_only() -> None:
+    calls = [tr.span_to_call(span) for span in conversation(SharedContent(), 40)]
+    sizes = [len(pickle.dumps(call)) for call in calls]
+    assert sizes[0] < 3000
+    assert sizes[9] < sizes[39] / 3
+    read = pickle.loads(pickle.dumps(calls[9]))
+    assert (read.messages, read.response) == (calls[9].messages, calls[9].response)
+    np.testing.assert_array_equal(read.prompt_ids, calls[9].prompt_ids)
 
 
 def test_calls_of_one_conversation_are_parts_of_one_read_only_array() -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import marshal
 import threading
-import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_core.capture.token_tree import TokenTree
+from lightning_core.content.packing import marshalled, pack, unpack
+from lightning_core.content.token_tree import TokenTree
 from lightning_core.trace import (
     INPUT_MESSAGES,
     OPERATION,
@@ -29,10 +28,9 @@ from lightning_core.trace import (
     PROMPT_IDS,
     TOOL_DEFINITIONS,
     SpanRecord,
+    TokenIds,
 )
 
-_COMPRESSED_FROM = 1024
-"""Texts of this many bytes and more are compressed."""
 _hash = partial(hashlib.blake2b, digest_size=16)
 encode = json.JSONEncoder(ensure_ascii=False).encode
 """JSON as `json.dumps` writes the elements of a list."""
@@ -64,8 +62,31 @@ _FIELDS = {INPUT_MESSAGES: 0, OUTPUT_MESSAGES: 1, TOOL_DEFINITIONS: 2, PROMPT_ID
 """The attributes that are shared, and the field of `References` that has them."""
 
 
+class KeptText(NamedTuple):
+    """A message of a `SharedContent`."""
+
+    content: SharedContent
+    number: int
+
+    def read(self) -> Any:
+        """The message, parsed anew."""
+        return self.content.read(self.number)
+
+
+class KeptIds(NamedTuple):
+    """Token ids of a `SharedContent`. Equal sequences of ids of one content are equal."""
+
+    content: SharedContent
+    branch: int
+    length: int
+
+    def read(self) -> TokenIds:
+        """The ids, read-only."""
+        return self.content.tokens.read(self.branch, 0, self.length)
+
+
 class _Latest(NamedTuple):
-    """The prompt of a conversation: the number of its messages, their size as `_marshalled`, and the node of the last one."""
+    """The prompt of a conversation: the number of its messages, their size as `marshalled`, and the node of the last one."""
 
     length: int = 0
     size: int = 0
@@ -94,6 +115,7 @@ class SharedContent:
         self.tokens = tokens or TokenTree()
         self.texts = list(texts)
         """JSON of messages and of lists of tools, as `unpack` reads it."""
+        self._texts_size = sum(map(len, self.texts))
         # A conversation is a path of nodes, each a message after that of another node. Node 0 is the empty conversation.
         self._parents = array("I", parents)
         self._contents = array("I", contents)
@@ -117,6 +139,12 @@ class SharedContent:
         # In this order: a node is added after its text and before its parent.
         parents = self._parents.tolist()
         return parents, self._contents[: len(parents)].tolist(), self.texts[:]
+
+    def extend(self, texts: Sequence[bytes], parents: Sequence[int], contents: Sequence[int]) -> None:
+        """Append texts and nodes to a copy; see `conversations`. Nothing else may be added to a copy."""
+        self.texts.extend(texts)
+        self._contents.extend(contents)
+        self._parents.extend(parents)
 
     def add_messages(self, messages: Sequence[Any]) -> References:
         """Keep the messages of a prompt, any JSON values."""
@@ -158,6 +186,25 @@ class SharedContent:
 
         return self._add(add, to)
 
+    def keep(self, messages: Sequence[Any]) -> Sequence[KeptText]:
+        """The texts of ``messages``, any JSON values, each kept."""
+        return [KeptText(self, index) for index in self._contents_of(self.add_messages(messages), INPUT_MESSAGES)]
+
+    def keep_text(self, message: Any) -> KeptText:
+        """The text of ``message``, which belongs to no conversation."""
+        return KeptText(self, self.add_call(response=encode(message)).response)
+
+    def keep_ids(self, *ids: TokenIds) -> KeptIds:
+        """The sequence of all ``ids``, uint32."""
+        data = [part.tobytes() for part in ids]
+        references = self.add_call(ids=(b"".join(data), b""))
+        return KeptIds(self, references.branch, references.prompt)
+
+    @property
+    def size(self) -> int:
+        """The bytes of its token ids and texts."""
+        return 4 * self.tokens.size + self._texts_size
+
     def _add(self, add: Callable[[], References], instead: References = NOTHING) -> References:
         """Run ``add``, which only looks up and appends: an event loop may wait for the lock."""
         with self._lock:
@@ -177,8 +224,8 @@ class SharedContent:
         if len(messages) <= _START:
             return 0, self._packed(map(encode, messages)), None, _Latest()
         try:
-            start = _marshalled(messages[:_START])
-            data = _marshalled(messages)
+            start = marshalled(messages[:_START])
+            data = marshalled(messages)
         except ValueError:  # an object that JSON may still be able to express
             return 0, self._packed(map(encode, messages)), None, _Latest()
         name = _hash(start).digest()
@@ -195,7 +242,7 @@ class SharedContent:
         for text in texts:
             data = text.encode(errors="surrogatepass")
             digest = _hash(data).digest()
-            found.append(_Text(digest, b"" if digest in self._known else _pack(data)))
+            found.append(_Text(digest, b"" if digest in self._known else pack(data)))
         return found
 
     def _node(self, node: int, texts: Iterable[_Text]) -> int:
@@ -216,6 +263,7 @@ class SharedContent:
         if index is None:
             index = self._known[text.digest] = len(self.texts)
             self.texts.append(text.packed)
+            self._texts_size += len(text.packed)
         return index
 
     def text(self, references: References, key: str) -> str:
@@ -231,8 +279,8 @@ class SharedContent:
         if key == OUTPUT_IDS:
             return self.tokens.read(references.branch, references.prompt, references.prompt + references.output)
         if key == TOOL_DEFINITIONS:
-            return self._value(references.tools)
-        messages = tuple(map(self._value, self._contents_of(references, key)))
+            return self.read(references.tools)
+        messages = tuple(map(self.read, self._contents_of(references, key)))
         return messages if key == INPUT_MESSAGES else messages[0]
 
     def _contents_of(self, references: References, key: str) -> Sequence[int]:
@@ -249,7 +297,8 @@ class SharedContent:
     def _text(self, index: int) -> str:
         return unpack(self.texts[index]).decode(errors="surrogatepass")
 
-    def _value(self, index: int) -> Any:
+    def read(self, index: int) -> Any:
+        """The value of a text, parsed anew."""
         return json.loads(self._text(index))
 
     def share(self, span: SpanRecord) -> SpanRecord:
@@ -314,27 +363,6 @@ def without(attributes: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if isinstance(attributes, SharedAttributes):
         return SharedAttributes(without(attributes.own, key), attributes.content, attributes.references)
     return {name: value for name, value in attributes.items() if name != key}
-
-
-def _marshalled(messages: Sequence[Any]) -> bytes:
-    """``messages`` one after the other, each of which can be read without the next; a fifth of the time that JSON takes.
-
-    Raises ValueError for objects that are not of JSON's types.
-    """
-    # Version 2: later ones refer to objects written before. The type and the length of the list are five bytes.
-    return marshal.dumps(list(messages), 2)[5:]
-
-
-def _pack(data: bytes) -> bytes:
-    """``data``, JSON, compressed if that makes it smaller. No JSON text starts as compressed data do."""
-    if len(data) < _COMPRESSED_FROM:
-        return data
-    return min(data, zlib.compress(data, 1), key=len)
-
-
-def unpack(data: bytes) -> bytes:
-    """The JSON text that `SharedContent.texts` has as ``data``."""
-    return zlib.decompress(data) if data.startswith(b"x") else data
 
 
 def _texts_of(text: Any) -> Sequence[str] | None:

@@ -1,0 +1,1 @@
+"""Fields that are read when they are needed."""
