@@ -21,10 +21,14 @@ from lightning_core.dialects.exchange import (
     model_name,
 )
 from lightning_core.dialects.fields import (
+    FLAG,
     NOT_STORED,
+    NUMBER,
+    OBJECT,
     OFF_POLICY,
     ONLY_SAMPLED,
     TEXT_ONLY,
+    DroppedField,
     Fields,
     UnsupportedField,
     flag,
@@ -75,11 +79,11 @@ FIELDS = Fields(
         )),
     }),
     dropped={
-        "modelArmorConfig": UnsupportedField("the endpoint does not moderate"),
-        "toolConfig.includeServerSideToolInvocations": UnsupportedField("there are no hosted tools", unless=(False,)),
-        f"{_CONFIG}.topK": UnsupportedField(OFF_POLICY),
-        f"{_CONFIG}.presencePenalty": UnsupportedField(OFF_POLICY, unless=(0,)),
-        f"{_CONFIG}.frequencyPenalty": UnsupportedField(OFF_POLICY, unless=(0,)),
+        "modelArmorConfig": DroppedField("the endpoint does not moderate", kind=OBJECT),
+        "toolConfig.includeServerSideToolInvocations": DroppedField("there are no hosted tools", unless=(False,), kind=FLAG),
+        f"{_CONFIG}.topK": DroppedField(OFF_POLICY, kind=NUMBER),
+        f"{_CONFIG}.presencePenalty": DroppedField(OFF_POLICY, unless=(0,), kind=NUMBER),
+        f"{_CONFIG}.frequencyPenalty": DroppedField(OFF_POLICY, unless=(0,), kind=NUMBER),
     },
     refused={
         "cachedContent": UnsupportedField(NOT_STORED),
@@ -284,7 +288,7 @@ def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[
 def _candidate(index: int, parts: Sequence[Mapping[str, Any]], choice: Choice | None) -> dict[str, Any]:
     """A candidate, partial if there is no ``choice`` yet."""
     candidate = {"content": {"role": "model", "parts": parts}, "index": index}
-    return candidate if choice is None else {**candidate, "finishReason": _WRITTEN_REASONS[choice.finish_reason]}
+    return candidate if choice is None else {**candidate, "finishReason": _WRITTEN_REASONS[choice.reason]}
 
 
 def _response(context: ResponseContext, candidates: Sequence[Mapping[str, Any]], sampled: int) -> dict[str, Any]:
