@@ -127,7 +127,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
             param="messages",
         )
     tools, definitions = read_tools(objects(body, "tools"), check=True)
-    check_tools(tools)
+    check_tools(tools, unique=True)
     messages = to_chat(turns, check=True, definitions=definitions)
     system = text_of(body.get("system"), "system", check=True)
     tools, tool, one_call = _tool_choice(body, tools)

@@ -170,7 +170,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
         )
     config = {f"{_CONFIG}.{name}": value for name, value in (present.get(_CONFIG) or {}).items()}
     tools = functions(present, check=True)
-    check_tools(tools)
+    check_tools(tools, unique=True)
     tool, shown = _tool_choice(present, tools)
     schema, schema_field = _schema(config)
     messages, system = to_chat(contents, check=True), system_text(present.get("systemInstruction"), check=True)

@@ -318,6 +318,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (messages, {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0"),
     (messages, {"messages": [*HI, {"role": "assistant", "content": "The answer is ("}]}, "ends with an assistant message"),
     (messages, {"messages": []}, "messages"),
+    (messages, {"tools": [{"name": "add", "input_schema": {"type": "object"}}] * 2}, "two tools with the name 'add'"),
 ]  # fmt: skip
 
 

@@ -30,7 +30,10 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.rollout import llm_server
 from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.vllm_rollout.utils import build_cli_args_from_config
 from vllm import SamplingParams
+from vllm.entrypoints.openai.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from lightning_core import load_config
 from lightning_core.backends.backend import SamplingParams as OurSamplingParams
@@ -38,7 +41,7 @@ from lightning_core.backends.verl import VerlBackend
 from lightning_core.errors import ConfigError
 from lightning_core.trainers.verl import plugin
 from lightning_core.trainers.verl.compose import compose_config
-from lightning_core.trainers.verl.constrained_rows import ENGINE, why_unconstrained
+from lightning_core.trainers.verl.constrained_rows import ENGINE, sampled_places, why_unconstrained
 from lightning_core.trainers.verl.dataset import TaskDataset, write_tasks
 from lightning_core.trainers.verl.estimator import ESTIMATOR
 from lightning_core.trainers.verl.manager import LightningManager
@@ -46,6 +49,7 @@ from lightning_core.trainers.verl.policy_loss import OWN_LOSS, loss_mode
 from lightning_core.trainers.verl.prompts import read_prompts
 from lightning_core.trainers.verl.rows import PromptGroup, train_rows, validation_row
 from lightning_core.trainers.verl.settings import MANAGER, defaults, translate
+from tests.trainers.rows import make_row
 from tests.verl.rows import recorded_row
 
 COMPUTED = {
@@ -111,6 +115,15 @@ def test_the_engine_that_applies_constraints_is_the_one_of_the_policy() -> None:
     assert "import_external_libs(self.external_lib)" in inspect.getsource(HFModelConfig)
 
 
+def test_the_server_gets_the_automaton_of_the_trainer() -> None:
+    settings = defaults(load_config({"policy": {"model": "m"}, "trainer": {"name": "verl"}}))
+    (key,) = (key for key in settings if key.endswith("structured_outputs_config"))
+    assert key.split(".")[-3:-1] == ["engine_kwargs", "vllm"]
+    arguments = build_cli_args_from_config({key.rpartition(".")[2]: settings[key]})
+    parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
+    assert parsed.structured_outputs_config.backend == "guidance"
+
+
 def test_constraints_arrive_as_vllms() -> None:
     sent: dict[str, Any] = {}
 
@@ -174,6 +187,11 @@ def test_transfer_queue_is_written_as_it_expects() -> None:
     batch = list_of_dict_to_tensordict([dict(row.fields) for row in rows])
     assert [len(x) for x in batch["prompts"].unbind()] == [4, 9]
     assert batch["rm_scores"].dtype == torch.float32
+    assert list(sampled_places(batch)) == []
+    constrained = make_row(([1, 2], False), ([3], True), constraint='{"json_schema": {}}')
+    rows += train_rows(group(), 0, [constrained], reward=1.0, signal=True)
+    (tokens,) = sampled_places(list_of_dict_to_tensordict([dict(row.fields) for row in rows]))
+    assert (tokens.row, tokens.start, tokens.token_ids, tokens.constraint) == (2, 2, [3], '{"json_schema": {}}')
 
 
 def test_dataset_is_made_and_read_as_it_expects(tmp_path: Path) -> None:
