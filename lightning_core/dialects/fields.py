@@ -50,7 +50,7 @@ def _is_full() -> bool:
     return notes is None or len(notes) >= _MOST_NOTES
 
 
-class Kind(NamedTuple):
+class JsonType(NamedTuple):
     """A type of values in JSON."""
 
     name: str
@@ -62,14 +62,14 @@ class Kind(NamedTuple):
             raise PolicyRequestError(f"{path} is {value!r}; expected {self.name}", param=path)
 
 
-FLAG = Kind("true or false", (bool,))
-INTEGER = Kind("an integer", (int,))
-NUMBER = Kind("a number", (int, float))
-TEXT = Kind("a string", (str,))
-LIST = Kind("a list", (list,))
-OBJECT = Kind("an object", (dict,))
-TEXT_OR_LIST = Kind("a string or a list", (str, list))
-TEXT_OR_OBJECT = Kind("a string or an object", (str, dict))
+FLAG = JsonType("true or false", (bool,))
+INTEGER = JsonType("an integer", (int,))
+NUMBER = JsonType("a number", (int, float))
+TEXT = JsonType("a string", (str,))
+LIST = JsonType("a list", (list,))
+OBJECT = JsonType("an object", (dict,))
+TEXT_OR_LIST = JsonType("a string or a list", (str, list))
+TEXT_OR_OBJECT = JsonType("a string or an object", (str, dict))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,10 @@ class UnsupportedField:
 class DroppedField(UnsupportedField):
     """A field that is dropped, and why. Values of another type are refused."""
 
-    kind: Kind = field(kw_only=True)
+    kind: JsonType = field(kw_only=True)
 
+
+PENALTY = DroppedField(OFF_POLICY, unless=(0,), kind=NUMBER)
 
 _Unsupported = TypeVar("_Unsupported", bound=UnsupportedField)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_core.dialects.fields import INTEGER, NUMBER, OBJECT, OFF_POLICY, DroppedField, UnsupportedField
+from lightning_core.dialects.fields import INTEGER, NUMBER, OBJECT, OFF_POLICY, PENALTY, DroppedField, UnsupportedField
 
 SAMPLER = {
-    "frequency_penalty": DroppedField(OFF_POLICY, unless=(0,), kind=NUMBER),
-    "presence_penalty": DroppedField(OFF_POLICY, unless=(0,), kind=NUMBER),
+    "frequency_penalty": PENALTY,
+    "presence_penalty": PENALTY,
     "repetition_penalty": DroppedField(OFF_POLICY, unless=(1,), kind=NUMBER),
     "logit_bias": DroppedField(OFF_POLICY, unless=({},), kind=OBJECT),
     "top_k": DroppedField(OFF_POLICY, unless=(0, -1), kind=INTEGER),
