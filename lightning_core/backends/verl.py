@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Protocol
 
 from lightning_core.backends.backend import Delta, SamplingParams, check_request
+from lightning_core.backends.vllm.constraint import structured_outputs
 from lightning_core.errors import ConstraintError, InfrastructureError, PolicyRequestError
+from lightning_core.model.constraint import Constraints
 
 
 class TokenOutput(Protocol):
@@ -39,10 +42,23 @@ class VerlBackend:
     Seeds are not used, because verl resumes an interrupted response with its first seed, which repeats the random numbers.
     """
 
-    def __init__(self, client: LLMClient, *, model: str, max_context: int) -> None:
+    def __init__(
+        self,
+        client: LLMClient,
+        *,
+        model: str,
+        max_context: int,
+        constraints: Constraints | str,
+        whole: LLMClient | None = None,
+    ) -> None:
+        """``constraints``: those of the trainer, or the reason why it has none. ``whole``: samples constrained responses; it begins an
+        interrupted one again, since a server follows a constraint from the first token of a request on. Default: ``client``.
+        """
         self._client = client
         self._model = model
         self._max_context = max_context
+        self._constraints = constraints
+        self._whole = whole or client
 
     @property
     def models(self) -> Sequence[str]:
@@ -55,10 +71,12 @@ class VerlBackend:
     def check(self, params: SamplingParams) -> None:
         """See `Backend.check`."""
         if params.constraint is not None:
-            # The trainer must apply the sampler's mask to its logits, and verl's trainer has none.
-            raise ConstraintError(
-                "trainer.name: verl cannot constrain a response to a JSON schema; ask for it in the prompt, or use trainer.name: torch"
-            )
+            if isinstance(self._constraints, str):
+                raise ConstraintError(
+                    f"trainer.name: verl cannot constrain a response here: {self._constraints}. "
+                    "Or describe the form of the response in the prompt"
+                )
+            self._constraints.start(params.constraint)
 
     def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
@@ -85,7 +103,10 @@ class VerlBackend:
             "logprobs": True,
             "stop_token_ids": sorted(params.stop_token_ids),
         }
-        output = await self._client.generate(
+        client = self._client
+        if (constraint := structured_outputs(params)) is not None:
+            client, settings["structured_outputs"] = self._whole, _StructuredOutputs(constraint)
+        output = await client.generate(
             params.rollout or "", prompt_ids=[int(token) for token in prompt_ids], sampling_params=settings
         )
         if output.stop_reason in ("abort", "aborted") or output.log_probs is None or not output.token_ids:
@@ -108,3 +129,17 @@ class VerlBackend:
         # verl reports "completed" for both.
         cut = len(output.token_ids) >= params.max_tokens and output.token_ids[-1] not in params.stop_token_ids
         yield Delta(token_ids=[], logprobs=[], version=int(last), finish_reason="length" if cut else "stop")
+
+
+class _StructuredOutputs:
+    """vLLM's ``StructuredOutputsParams`` in the process that unpickles it, the server's. vLLM is not imported here."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._fields = fields
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _structured_outputs, (self._fields,)
+
+
+def _structured_outputs(fields: Mapping[str, Any]) -> Any:
+    return import_module("vllm.sampling_params").StructuredOutputsParams(**fields)

@@ -82,26 +82,37 @@ class Encoder:
     def _ids(self, text: str, *, split: bool) -> list[int]:
         if self._fast is None:
             return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=split)
-        fast = self._fast
-        # Settings that others leave in the tokenizer, and for ``split``, are state of its object.
+        # Of a batch: this method lets other threads run.
+        (encoded,) = self._unchanged(split).encode_batch_fast([text], add_special_tokens=False)
+        return encoded.ids
+
+    def _unchanged(self, split: bool) -> Any:
+        """The fast tokenizer, or a copy: settings that others leave in the tokenizer, and ``split``, are state of its object.
+
+        Nothing here changes that state, which other threads encode with at the same time.
+        """
+        fast: Any = self._fast
         if split or fast.encode_special_tokens or fast.padding is not None or fast.truncation is not None:
             if split not in self._copies:
                 self._copies[split] = _copy(fast, split=split)
             fast = self._copies[split]
-        # Of a batch: this method lets other threads run.
-        (encoded,) = fast.encode_batch_fast([text], add_special_tokens=False)
-        return encoded.ids
+        return fast
 
     def _piece_spans(self, text: str, *, start: bool) -> list[tuple[int, int]]:
         """The characters of each id of `_encode_piece`."""
         if self._line and not start:
             offsets = self._offsets(f"\n{text}")
-            ids = self._tokenizer.encode(f"\n{text}", add_special_tokens=False, split_special_tokens=False)
+            ids = self._ids(f"\n{text}", split=False)
             if ids[: len(self._line)] == self._line:
                 return [(a - 1, b - 1) for a, b in offsets[len(self._line) :]]
         return self._offsets(text)
 
     def _offsets(self, text: str) -> list[tuple[int, int]]:
+        if (
+            self._fast is not None
+        ):  # unlike transformers, which sets truncation and padding of the shared object before each text
+            (fast,) = self._unchanged(False).encode_batch([text], add_special_tokens=False)
+            return fast.offsets
         tokenizer: Any = self._tokenizer
         encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=False, return_offsets_mapping=True)
         return [(int(a), int(b)) for a, b in encoded["offset_mapping"]]

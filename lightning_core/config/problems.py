@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from lightning_core.config.source import KeyPath, Problem, Source, apply_overrides
+from lightning_core.config.source import KeyPath, Problem, Source, apply_overrides, dotted
 from lightning_core.errors import ConfigError, did_you_mean, shorten
 
 INVALID_VALUE: Final = "lightning_invalid_value"
@@ -84,7 +85,13 @@ def _all_problems(model: type[BaseModel], source: Source, error: ValidationError
         return
     for details in current:
         if details["type"] == INVALID_COMBINATION:
-            yield from (p for p in _problems(model, details, source) if p.path not in seen)
+            yield from (p for p in _problems(model, details, source) if p.path not in seen and not _names(p, seen))
+
+
+def _names(problem: Problem, paths: Collection[KeyPath]) -> bool:
+    """Whether ``problem`` is about one of the keys ``paths``: a removed value must not be reported as missing."""
+    keys = (re.escape(dotted(path[-2:])) for path in paths if len(path) > 1)
+    return any(re.search(rf"(?<!\w){key}(?!\w)", problem.text) for key in keys)
 
 
 def _repair(data: dict[str | int, Any], details: ErrorDetails, filled: set[KeyPath]) -> None:

@@ -25,9 +25,14 @@ from lightning_core.dialects.exchange import (
     model_name,
 )
 from lightning_core.dialects.fields import (
+    INTEGER,
     NO_HOSTED_TOOLS,
     NOT_STORED,
+    OBJECT,
     OFF_POLICY,
+    TEXT_OR_LIST,
+    TEXT_OR_OBJECT,
+    DroppedField,
     Fields,
     UnsupportedField,
     check_variant,
@@ -47,6 +52,8 @@ PATH = "/messages"
 KEY_HEADER = "x-api-key"
 FORWARDED_HEADERS = ("anthropic-version", "anthropic-beta")
 
+_NO_OTHER = "no other model answers in place of the requested one"
+
 FIELDS = Fields(
     supported=frozenset({
         "model", "messages", "system", "max_tokens", "tools", "tool_choice", "temperature", "top_p", "stop_sequences", "stream",
@@ -57,16 +64,17 @@ FIELDS = Fields(
         "thinking.block_binding", "thinking.budget_tokens", "thinking.display", "user_profile_id", "workspace_id",
     }),
     dropped={
-        "compaction": UnsupportedField("a conversation is never compacted"),
-        "context_management": UnsupportedField(
+        "compaction": DroppedField("a conversation is never compacted", kind=OBJECT),
+        "context_management": DroppedField(
             "the content of a conversation is never changed",
             unless=({}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
+            kind=OBJECT,
         ),
-        "diagnostics": UnsupportedField("there is no prompt cache to diagnose"),
-        "fallback_credit_token": UnsupportedField("no other model answers in place of the requested one"),
-        "fallbacks": UnsupportedField("no other model answers in place of the requested one", unless=([],)),
-        "output_config.task_budget": UnsupportedField("the model is not shown a budget; set max_tokens"),
-        "top_k": UnsupportedField(OFF_POLICY),
+        "diagnostics": DroppedField("there is no prompt cache to diagnose", kind=OBJECT),
+        "fallback_credit_token": DroppedField(_NO_OTHER, kind=TEXT_OR_OBJECT),
+        "fallbacks": DroppedField(_NO_OTHER, unless=([],), kind=TEXT_OR_LIST),
+        "output_config.task_budget": DroppedField("the model is not shown a budget; set max_tokens", kind=OBJECT),
+        "top_k": DroppedField(OFF_POLICY, kind=INTEGER),
     },
     refused={
         "container": UnsupportedField(NO_HOSTED_TOOLS),
@@ -119,7 +127,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
             param="messages",
         )
     tools, definitions = read_tools(objects(body, "tools"), check=True)
-    check_tools(tools)
+    check_tools(tools, unique=True)
     messages = to_chat(turns, check=True, definitions=definitions)
     system = text_of(body.get("system"), "system", check=True)
     tools, tool, one_call = _tool_choice(body, tools)
@@ -214,9 +222,9 @@ def _head(context: ResponseContext) -> dict[str, Any]:
 
 
 def _end(choice: Choice) -> dict[str, Any]:
-    by_text = choice.stop is not None and choice.finish_reason == "stop"
+    by_text = choice.stop is not None and choice.reason == "stop"
     return {
-        "stop_reason": "stop_sequence" if by_text else _STOP_REASONS[choice.finish_reason],
+        "stop_reason": "stop_sequence" if by_text else _STOP_REASONS[choice.reason],
         "stop_sequence": choice.stop if by_text else None,
     }
 

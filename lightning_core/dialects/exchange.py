@@ -91,6 +91,13 @@ class Choice:
     """``length`` if the token limit cut it, also with calls; else ``tool_calls`` if it has calls, else ``stop``."""
     stop: str | None = None
     """The stop string that ended the response."""
+    has_whole_calls: bool = False
+    """Whether ``length`` cut nothing but the end of the response, after complete calls."""
+
+    @property
+    def reason(self) -> str:
+        """The reason in the response: with ``has_whole_calls`` that of calls, which clients run. The record has ``length``."""
+        return "tool_calls" if self.has_whole_calls else self.finish_reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

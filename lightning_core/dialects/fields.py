@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from lightning_core.errors import HostedToolError, PolicyRequestError, did_you_mean
 
@@ -50,13 +50,47 @@ def _is_full() -> bool:
     return notes is None or len(notes) >= _MOST_NOTES
 
 
+class JsonType(NamedTuple):
+    """A type of values in JSON."""
+
+    name: str
+    types: tuple[type, ...]
+
+    def check(self, value: Any, path: str) -> None:
+        """Raise `PolicyRequestError` if ``value``, the field at ``path``, has another type."""
+        if not isinstance(value, self.types) or (isinstance(value, bool) and bool not in self.types):
+            raise PolicyRequestError(f"{path} is {value!r}; expected {self.name}", param=path)
+
+
+FLAG = JsonType("true or false", (bool,))
+INTEGER = JsonType("an integer", (int,))
+NUMBER = JsonType("a number", (int, float))
+TEXT = JsonType("a string", (str,))
+LIST = JsonType("a list", (list,))
+OBJECT = JsonType("an object", (dict,))
+TEXT_OR_LIST = JsonType("a string or a list", (str, list))
+TEXT_OR_OBJECT = JsonType("a string or an object", (str, dict))
+
+
 @dataclass(frozen=True, slots=True)
 class UnsupportedField:
-    """A field that is dropped or refused, and why."""
+    """A field that is refused, and why."""
 
     reason: str
     unless: tuple[Any, ...] = ()
     """Values without effect, which are accepted silently. null always is."""
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedField(UnsupportedField):
+    """A field that is dropped, and why. Values of another type are refused."""
+
+    kind: JsonType = field(kw_only=True)
+
+
+PENALTY = DroppedField(OFF_POLICY, unless=(0,), kind=NUMBER)
+
+_Unsupported = TypeVar("_Unsupported", bound=UnsupportedField)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +106,7 @@ class Fields:
     supported: frozenset[str]
     ignored: frozenset[str] = frozenset()
     """Bookkeeping: accepted, without effect on what the model sees or samples."""
-    dropped: Mapping[str, UnsupportedField] = field(default_factory=dict[str, UnsupportedField])
+    dropped: Mapping[str, DroppedField] = field(default_factory=dict[str, DroppedField])
     """Accepted and noted: they would have an effect that is not available, and clients work without it."""
     refused: Mapping[str, UnsupportedField] = field(default_factory=dict[str, UnsupportedField])
     """Errors: the response would be useless to the client."""
@@ -91,7 +125,7 @@ class Fields:
         def inner(names: frozenset[str]) -> frozenset[str]:
             return frozenset(name.removeprefix(f"{outer}.") for name in names if name.startswith(f"{outer}."))
 
-        def unsupported(fields: Mapping[str, UnsupportedField]) -> dict[str, UnsupportedField]:
+        def unsupported(fields: Mapping[str, _Unsupported]) -> dict[str, _Unsupported]:
             return {name: fields[f"{outer}.{name}"] for name in inner(frozenset(fields))}
 
         return Fields(
@@ -105,7 +139,7 @@ class Fields:
         """Note the fields of ``value`` that are dropped or unknown.
 
         ``path``: where ``value`` is in the request, such as ``messages.2``; empty for the request itself. Raises
-        `PolicyRequestError` for the first field that is refused.
+        `PolicyRequestError` for the first field that is refused, and for a dropped one of another type.
         """
         if value.keys() <= self._accepted:
             return
@@ -121,6 +155,7 @@ class Fields:
                     raise PolicyRequestError(f"{name} is {inner!r}; expected an object", param=name)
                 fields.check(inner, name)
             elif (dropped := self.dropped.get(key)) is not None:
+                dropped.kind.check(inner, name)
                 if inner not in dropped.unless:
                     note(name, dropped.reason)
             elif (refused := self.refused.get(key)) is None:

@@ -21,10 +21,15 @@ from lightning_core.dialects.exchange import (
     model_name,
 )
 from lightning_core.dialects.fields import (
+    FLAG,
     NOT_STORED,
+    NUMBER,
+    OBJECT,
     OFF_POLICY,
     ONLY_SAMPLED,
+    PENALTY,
     TEXT_ONLY,
+    DroppedField,
     Fields,
     UnsupportedField,
     flag,
@@ -75,16 +80,13 @@ FIELDS = Fields(
         )),
     }),
     dropped={
-        "modelArmorConfig": UnsupportedField("the endpoint does not moderate"),
-        "toolConfig.includeServerSideToolInvocations": UnsupportedField("there are no hosted tools", unless=(False,)),
-        f"{_CONFIG}.topK": UnsupportedField(OFF_POLICY),
-        f"{_CONFIG}.presencePenalty": UnsupportedField(OFF_POLICY, unless=(0,)),
-        f"{_CONFIG}.frequencyPenalty": UnsupportedField(OFF_POLICY, unless=(0,)),
+        **dict.fromkeys((f"{_CONFIG}.presencePenalty", f"{_CONFIG}.frequencyPenalty"), PENALTY),
+        "modelArmorConfig": DroppedField("the endpoint does not moderate", kind=OBJECT),
+        "toolConfig.includeServerSideToolInvocations": DroppedField("there are no hosted tools", unless=(False,), kind=FLAG),
+        f"{_CONFIG}.topK": DroppedField(OFF_POLICY, kind=NUMBER),
     },
     refused={
-        "cachedContent": UnsupportedField(NOT_STORED),
-        "continuationToken": UnsupportedField(NOT_STORED),
-        "outputConfig": UnsupportedField(NOT_STORED),
+        **dict.fromkeys(("cachedContent", "continuationToken", "outputConfig"), UnsupportedField(NOT_STORED)),
         f"{_CONFIG}.logprobs": UnsupportedField(ONLY_SAMPLED, unless=(0,)),
         f"{_CONFIG}.responseLogprobs": UnsupportedField("use another wire format for logprobs", unless=(False,)),
         f"{_CONFIG}.responseFormat": UnsupportedField(_USE_SCHEMA.reason, unless=([],)),
@@ -166,7 +168,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
         )
     config = {f"{_CONFIG}.{name}": value for name, value in (present.get(_CONFIG) or {}).items()}
     tools = functions(present, check=True)
-    check_tools(tools)
+    check_tools(tools, unique=True)
     tool, shown = _tool_choice(present, tools)
     schema, schema_field = _schema(config)
     messages, system = to_chat(contents, check=True), system_text(present.get("systemInstruction"), check=True)
@@ -284,7 +286,7 @@ def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[
 def _candidate(index: int, parts: Sequence[Mapping[str, Any]], choice: Choice | None) -> dict[str, Any]:
     """A candidate, partial if there is no ``choice`` yet."""
     candidate = {"content": {"role": "model", "parts": parts}, "index": index}
-    return candidate if choice is None else {**candidate, "finishReason": _WRITTEN_REASONS[choice.finish_reason]}
+    return candidate if choice is None else {**candidate, "finishReason": _WRITTEN_REASONS[choice.reason]}
 
 
 def _response(context: ResponseContext, candidates: Sequence[Mapping[str, Any]], sampled: int) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from lightning_core.chat.messages import READS_TEXT, Message, shown
 from lightning_core.dialects.fields import (
     NO_HOSTED_TOOLS,
     NO_SEARCH,
+    OBJECT,
     TEXT_ONLY,
+    DroppedField,
     Fields,
     UnsupportedField,
     check_left_out,
@@ -57,7 +59,7 @@ PART = Fields(
 TOOL = Fields(
     supported=frozenset({"functionDeclarations"}),
     dropped={
-        name: UnsupportedField(NO_SEARCH)
+        name: DroppedField(NO_SEARCH, kind=OBJECT)
         for name in (
             "enterpriseWebSearch", "exaAiSearch", "googleMaps", "googleSearch", "googleSearchRetrieval", "parallelAiSearch", "urlContext",
         )

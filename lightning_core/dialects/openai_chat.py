@@ -15,9 +15,10 @@ from lightning_core.dialects.dialect import sse
 from lightning_core.dialects.exchange import ChatRequest, Choice, ResponseContext, UpstreamResponse, model_name
 from lightning_core.dialects.fields import (
     NO_SEARCH,
-    OFF_POLICY,
+    OBJECT,
     ONLY_SAMPLED,
     TEXT_ONLY,
+    DroppedField,
     Fields,
     UnsupportedField,
     check_variant,
@@ -45,6 +46,7 @@ from lightning_core.dialects.openai_chat_shape import (
     with_custom,
     with_functions,
 )
+from lightning_core.dialects.openai_sampler import GUIDED, SAMPLER
 from lightning_core.dialects.requirements import OutputRequirements
 from lightning_core.dialects.thinking import Settings, effort, switch, thinking
 from lightning_core.errors import PolicyRequestError
@@ -54,21 +56,6 @@ KEY_HEADER = "authorization"
 FORWARDED_HEADERS = ("openai-organization", "openai-project")
 
 _ERRORS = {401: "authentication_error", 429: "rate_limit_error"}
-
-SAMPLER = {
-    "frequency_penalty": UnsupportedField(OFF_POLICY, unless=(0,)),
-    "presence_penalty": UnsupportedField(OFF_POLICY, unless=(0,)),
-    "repetition_penalty": UnsupportedField(OFF_POLICY, unless=(1,)),
-    "logit_bias": UnsupportedField(OFF_POLICY, unless=({},)),
-    "top_k": UnsupportedField(OFF_POLICY, unless=(0, -1)),
-    "min_p": UnsupportedField(OFF_POLICY, unless=(0,)),
-}
-"""Settings of samplers. vLLM and other servers define ``repetition_penalty``, ``top_k`` and ``min_p``."""
-GUIDED = {
-    name: UnsupportedField("only response_format with a JSON schema constrains a response")
-    for name in ("guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs")
-}
-"""vLLM's constraints. Without them, the agent could not read the response."""
 
 FIELDS = Fields(
     supported=frozenset({
@@ -82,8 +69,8 @@ FIELDS = Fields(
     }),
     dropped={
         **SAMPLER,
-        "moderation": UnsupportedField("the endpoint does not moderate"),
-        "web_search_options": UnsupportedField(NO_SEARCH),
+        "moderation": DroppedField("the endpoint does not moderate", kind=OBJECT),
+        "web_search_options": DroppedField(NO_SEARCH, kind=OBJECT),
     },
     refused={
         **GUIDED,
@@ -208,7 +195,7 @@ def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[
             {
                 "index": i,
                 "message": with_custom(choice.message, options.get("tools")),
-                "finish_reason": choice.finish_reason,
+                "finish_reason": choice.reason,
                 "logprobs": _logprobs(context, choice.token_ids, choice.logprobs),
                 **({"token_ids": choice.token_ids} if options.get("return_token_ids") else {}),
             }
@@ -251,7 +238,7 @@ class _Writer:
             message = with_custom(choice.message, self._options.get("tools"))
             calls = [{"index": i, **call} for i, call in enumerate(message["tool_calls"])]
             events += self._chunk(index, {"tool_calls": calls})
-        return events + self._chunk(index, {}, finish_reason=choice.finish_reason)
+        return events + self._chunk(index, {}, finish_reason=choice.reason)
 
     def end(self, choices: Sequence[Choice]) -> bytes:
         events = b""

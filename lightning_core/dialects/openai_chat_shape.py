@@ -154,15 +154,20 @@ def _check_calls(calls: Any, path: str) -> set[str]:
     return ids
 
 
-def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `PolicyRequestError` for the first tool that is not a valid function."""
+def check_tools(tools: Sequence[Mapping[str, Any]], *, unique: bool = False) -> None:
+    """Raise `PolicyRequestError` for the first tool that is not a valid function, and with ``unique`` for a repeated name."""
+    names: set[str] = set()
     for i, tool in enumerate(tools):
         match tool:
             case {
                 "type": "function",
                 "function": {"name": str(name), **more},
             } if name and _is(more.get("description"), str) and _is(more.get("parameters"), Mapping):
-                pass
+                if unique and name in names:
+                    raise PolicyRequestError(
+                        f"tools has two tools with the name {name!r}; expected a different name for each", param="tools"
+                    )
+                names.add(name)
             case {"type": str(kind)} if kind not in ("function", "custom"):
                 raise refused_tool(kind, f"tools.{i}.type", ["function", "custom"])
             case _:

@@ -33,10 +33,11 @@ from lightning_core.dialects.fields import (
 )
 from lightning_core.dialects.logprobs import characters, token_text
 from lightning_core.dialects.openai_chat import FORWARDED_HEADERS as FORWARDED_HEADERS
-from lightning_core.dialects.openai_chat import GUIDED, SAMPLER, usage, wants_usage
 from lightning_core.dialects.openai_chat import KEY_HEADER as KEY_HEADER
 from lightning_core.dialects.openai_chat import error_body as error_body
 from lightning_core.dialects.openai_chat import error_event as error_event
+from lightning_core.dialects.openai_chat import usage, wants_usage
+from lightning_core.dialects.openai_sampler import GUIDED, SAMPLER
 from lightning_core.errors import PolicyRequestError
 
 PATH = "/completions"

@@ -22,8 +22,12 @@ from lightning_core.dialects.exchange import (
     model_name,
 )
 from lightning_core.dialects.fields import (
+    LIST,
     NOT_STORED,
+    OBJECT,
     ONLY_SAMPLED,
+    TEXT,
+    DroppedField,
     Fields,
     UnsupportedField,
     flag,
@@ -74,9 +78,9 @@ FIELDS = Fields(
         "reasoning.summary", "safety_identifier", "service_tier", "store", "stream_options.include_obfuscation", "text.verbosity", "user",
     }),
     dropped={
-        "context_management": UnsupportedField("a conversation is never compacted", unless=([],)),
-        "moderation": UnsupportedField("the endpoint does not moderate"),
-        "truncation": UnsupportedField("a prompt is never truncated", unless=("disabled",)),
+        "context_management": DroppedField("a conversation is never compacted", unless=([],), kind=LIST),
+        "moderation": DroppedField("the endpoint does not moderate", kind=OBJECT),
+        "truncation": DroppedField("a prompt is never truncated", unless=("disabled",), kind=TEXT),
     },
     refused={
         "background": UnsupportedField("a response cannot be retrieved later", unless=(False,)),
@@ -159,7 +163,7 @@ def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[
 def _response(context: ResponseContext, choice: Choice | None) -> dict[str, Any]:
     """The response object, in progress if there is no ``choice`` yet."""
     options = context.request.body
-    truncated = choice is not None and choice.finish_reason == "length"
+    truncated = choice is not None and choice.reason == "length"
     body: dict[str, Any] = {
         "id": f"{_ID}{context.call}",
         "object": "response",
@@ -204,7 +208,7 @@ def _reasoning(context: ResponseContext, status: str, text: str) -> dict[str, An
 
 
 def _items(context: ResponseContext, choice: Choice) -> list[dict[str, Any]]:
-    status = "incomplete" if choice.finish_reason == "length" else "completed"
+    status = "incomplete" if choice.reason == "length" else "completed"
     text, calls = choice.message.get("content") or "", choice.message.get("tool_calls") or ()
     items: list[dict[str, Any]] = []
     if reasoning := choice.message.get("reasoning_content"):

@@ -14,6 +14,8 @@ from typing import Any, Literal, cast
 from lightning_core.dialects.fields import (
     NO_HOSTED_TOOLS,
     NO_SEARCH,
+    OBJECT,
+    DroppedField,
     Fields,
     UnsupportedField,
     check_left_out,
@@ -31,7 +33,7 @@ TOOLS: Mapping[str, Fields] = {
         supported=frozenset({"type", "name", "description", "parameters", "defer_loading"}),
         # Without a schema of the answer, arguments are not constrained, so the model is not shown `strict`.
         ignored=frozenset({"strict"}),
-        dropped={"output_schema": UnsupportedField("the model is not shown the form of a tool's output")},
+        dropped={"output_schema": DroppedField("the model is not shown the form of a tool's output", kind=OBJECT)},
         refused={"allowed_callers": _CALLERS, "async": _NOT_ASYNC},
     ),
     "custom": Fields(

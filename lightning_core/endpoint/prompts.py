@@ -10,7 +10,7 @@ from lightning_core.chat.conversations import ADVICE, cause_of
 from lightning_core.dialects.exchange import ChatRequest
 from lightning_core.dialects.fields import NO_SEARCH, note
 from lightning_core.endpoint.sessions import Session
-from lightning_core.errors import COUNTED
+from lightning_core.errors import COUNTED, PolicyRequestError
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +23,15 @@ def note_unknown_variables(chat: Chat, request: ChatRequest) -> None:
 
 
 def render_prompts(chat: Chat, request: ChatRequest, session: Session, agent: str | None) -> list[RenderedPrompt]:
-    """The prompts of ``request`` of ``agent``, one if it is a chat. ``session``: of its rollout."""
+    """The prompts of ``request`` of ``agent``, one if it is a chat. ``session``: of its rollout.
+
+    Raises `PolicyRequestError` for a chat without messages, and as `Chat.render`.
+    """
     if request.prompts:
         return [chat.plain(prompt) for prompt in request.prompts]
+    if not request.messages:
+        field = request.input_field
+        raise PolicyRequestError(f"{field} is empty; expected at least one message", param=field)
     prompt = chat.render(
         request.messages,
         request.tools,

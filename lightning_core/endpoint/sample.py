@@ -131,8 +131,9 @@ class Sampler:
             stopped = text if stopped_by_text else None
             place = chat.remember(job.prompt, choice.token_ids, message, job.session.memory, stopped=stopped)
             job.session.prompts.add(job.address.agent, job.prompt, place)
-        if message.get("tool_calls") and choice.finish_reason != "length":
-            choice.finish_reason = "tool_calls"
+        if message.get("tool_calls"):
+            choice.has_whole_calls = choice.finish_reason == "length" and _ends_in_call(job, text)
+            choice.finish_reason = "length" if choice.finish_reason == "length" else "tool_calls"
         choice.message = message
         if request.history is not None:
             job.session.conversations[span.id] = (*request.history, message)
@@ -227,6 +228,12 @@ def _read(job: SamplingJob, text: str) -> Message:
     return job.chat.read(
         text, tools=request.has_tools, thinking=job.prompt.thinking, declared=request.functions, is_json=is_json
     )
+
+
+def _ends_in_call(job: SamplingJob, text: str) -> bool:
+    """Whether the last character of a response is of a complete call: without it, the rest has no less text around the calls."""
+    whole, shorter = (len(_read(job, part).get("content") or "") for part in (text.rstrip(), text.rstrip()[:-1]))
+    return whole <= shorter
 
 
 async def _gather(works: Iterable[Coroutine[Any, Any, Choice]]) -> list[Choice]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from lightning_core.errors import ConfigError
 from lightning_core.records.lock import check_writable
 from lightning_core.records.schema import SCHEMA, UPGRADES, VERSION, VIEWS
+from lightning_core.records.searched_text import attribute_texts
 from lightning_core.records.span_rows import texts_of
 
 _CACHE_KIB = 65_536
@@ -64,6 +65,7 @@ def _mode(path: Path, read_only: bool) -> str:
 def _prepare(database: sqlite3.Connection, path: Path, read_only: bool) -> None:
     database.execute("PRAGMA foreign_keys = ON")
     database.create_function("texts_of", 1, texts_of, deterministic=True)
+    database.create_function("attribute_texts", 1, attribute_texts, deterministic=True)
     if not read_only:
         database.execute("PRAGMA journal_mode = WAL")
         # FULL: a commit waits for the disk; NORMAL can lose the last commits on a power failure.

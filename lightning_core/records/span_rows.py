@@ -20,6 +20,7 @@ from lightning_core.content.packing import unpack
 from lightning_core.content.parts import part_of
 from lightning_core.content.shared_content import References, SharedAttributes, SharedContent, without
 from lightning_core.content.token_tree import TokenTree
+from lightning_core.records.searched_text import message_texts
 from lightning_core.records.values import attributes_of, base64_of
 from lightning_core.trace import AGENT, LOGPROBS, OPERATION, SpanRecord
 
@@ -144,8 +145,11 @@ def _read(data: bytes) -> _Parts:
 
 
 def texts_of(data: bytes) -> str:
-    """The messages and tools of a content, as JSON escapes them in the attributes of a row, for a search in SQL."""
-    return json.dumps("\n".join(text.decode(errors="surrogatepass") for text in _read(data).content.texts))
+    """The texts of the messages of a content, for a search in SQL. Lists of tools, which it has too, are not messages."""
+    texts = (text.decode(errors="surrogatepass") for text in _read(data).content.texts)
+    return (
+        "\n".join(message_texts(text for text in texts if not text.startswith("["))).encode(errors="replace").decode()
+    )
 
 
 class AttributeReader:

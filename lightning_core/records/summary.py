@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
 
 from lightning_core.errors import shorten
 from lightning_core.records.solved import ROUNDING, is_solved
-from lightning_core.records.store import LEFT_OUT, Phase, Status, Store
+from lightning_core.records.store import LEFT_OUT, Phase, RolloutRecord, Status, Store
 from lightning_core.trace import Trace
 
 Rewards = Mapping[str, Sequence[float]]
@@ -93,10 +94,20 @@ def wasted_groups(metrics: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
 
 def first_error(store: Store, statuses: Collection[Status], *, phase: Phase = "train", after: int = 0) -> str | None:
     """The error of the first rollout of ``phase`` with one of ``statuses`` that was stored ``after`` this ordinal, shortened."""
-    stored = (r for status in statuses for r in store.rollouts(phase=phase, status=status))
-    matching = (r for r in stored if r.ordinal > after)
-    first = min(matching, key=lambda r: r.ordinal, default=None)
+    first = min(_ended(store, statuses, phase, after), key=lambda r: r.ordinal, default=None)
     return None if first is None or first.error is None else one_line(first.error, _ERROR_CHARACTERS)
+
+
+def count_statuses(store: Store, ending: str, *, phase: Phase, after: int = 0) -> str:
+    """The rollouts with one of the `ENDINGS` by status, such as `` (2 timeout, 1 refused)``; empty if all have the ending's own name."""
+    counts = Counter(r.status for r in _ended(store, ENDINGS[ending], phase, after))
+    listed = ", ".join(f"{number} {status}" for status, number in counts.most_common())
+    return "" if set(counts) <= {ending} else f" ({listed})"
+
+
+def _ended(store: Store, statuses: Collection[Status], phase: Phase, after: int) -> Iterator[RolloutRecord]:
+    stored = (r for status in statuses for r in store.rollouts(phase=phase, status=status))
+    return (r for r in stored if r.ordinal > after)
 
 
 def first_errors(store: Store) -> dict[str, str]:

@@ -189,6 +189,19 @@ rollouts: {group_size: yes}
 
 
 @pytest.mark.parametrize(
+    ("text", "invalid"),
+    [
+        ("credit: {rewards: discounted, gamma: 2}", "credit.gamma: found 2"),
+        ("policies: {a: {agents: [x], credit: {rewards: discounted, gamma: 2}}}", "policies.a.credit.gamma: found 2"),
+        ("policy: {model: m, tuning: lroa, lora: {rank: 4}}", "policy.tuning: found 'lroa'"),
+    ],
+)
+def test_an_invalid_value_is_not_reported_as_missing_too(tmp_path: Path, text: str, invalid: str) -> None:
+    (problem,) = refusal(tmp_path, text if "policy:" in text else MINIMAL + text)
+    assert invalid in problem
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("tasks: {train: {source: a.jsonl, args: {n: 1}}}", "tasks.train.args: goes with a source 'module:callable' only"),

@@ -391,6 +391,17 @@ def test_a_cut_response_with_a_call_is_cut_in_the_record_and_for_the_client(wire
 
 @each_wire
 @streamed_or_not
+def test_a_response_whose_end_is_cut_after_whole_calls_is_cut_in_the_record_only(wire: Wire, stream: bool):
+    """SDKs refuse to run the calls of a response that is reported as cut."""
+    with serve(lambda p: TWO_CALLS) as endpoint, talk(endpoint, wire) as (run, client):
+        answer = wire.ask(client, ["hi"], stream=stream, limit=len(TWO_CALLS))
+    assert (len(answer.calls), answer.end) == (2, "calls")
+    (cut,) = trace_to_transitions(run.trace, agents={"writer"})
+    assert cut.finish_reason == "length"
+
+
+@each_wire
+@streamed_or_not
 def test_errors_are_of_the_class_that_the_client_has_for_them(wire: Wire, stream: bool):
     with serve(iter([])) as endpoint:
         with (

@@ -22,7 +22,7 @@ from lightning_core.dialects import openai_chat as chat_completions
 from lightning_core.dialects import openai_completions as completions
 from lightning_core.dialects import openai_responses as responses
 from lightning_core.dialects.dialect import Dialect
-from lightning_core.dialects.openai_chat import GUIDED, SAMPLER
+from lightning_core.dialects.openai_sampler import GUIDED, SAMPLER
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.records.ledger import trace_ledger
 from tests.endpoint.serving import HI, client_in_rollout, client_in_scope, serve, serve_backend
@@ -134,6 +134,7 @@ def test_a_refusal_names_the_field_and_the_reason(endpoint: PolicyEndpoint, wire
     assert all(failure.startswith("HostedToolError: ") for failure in run.infrastructure)
 
 
+VALUES: dict[type, Any] = {bool: True, dict: {"any": "thing"}, list: [{}], str: "auto", int: 7}
 DROPPED = [(wire, name) for wire in DIALECTS for name in sorted(wire.FIELDS.dropped)]
 
 
@@ -142,13 +143,18 @@ def test_a_dropped_field_is_noted_and_changes_nothing(endpoint: PolicyEndpoint, 
     outer, _, inner = name.partition(".")
     field = wire.FIELDS.dropped[name]
     with client_in_rollout(endpoint) as (run, client):
-        for value in ({"any": "thing"}, None, *field.unless):
+        for value in (VALUES[field.kind.types[0]], None, *field.unless):
             body = {**LEAST[wire.PATH], outer: {inner: value} if inner else value}
             assert client.post(wire.PATH, json=body).status_code == 200
     noted, *without_effect = run.trace.calls
     assert noted.dropped == (f"{name}: {field.reason}",)
     assert {call.dropped for call in without_effect} == {()}
     assert len({call.prompt_ids.tobytes() for call in run.trace.calls if call.prompt_ids is not None}) == 1
+    with client_in_rollout(endpoint) as (_, client):
+        (wrong, *_) = (value for kind, value in VALUES.items() if kind not in (*field.kind.types, int))
+        refused = client.post(wire.PATH, json={**LEAST[wire.PATH], outer: {inner: wrong} if inner else wrong})
+    assert refused.status_code == 400
+    assert f"{name} is {wrong!r}; expected {field.kind.name}" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("wire", DIALECTS, ids=lambda wire: wire.PATH)
@@ -303,7 +309,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (responses, {"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0"),
     (responses, {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0"),
     (responses, {"input": 3}, "input"),
-    (responses, {"input": []}, "messages"),
+    (responses, {"input": []}, "input"),
     (messages, {"max_tokens": None}, "max_tokens"),
     (messages, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),
     (messages, {"tool_choice": {"type": "any"}}, "tool_choice"),
@@ -312,6 +318,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (messages, {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0"),
     (messages, {"messages": [*HI, {"role": "assistant", "content": "The answer is ("}]}, "ends with an assistant message"),
     (messages, {"messages": []}, "messages"),
+    (messages, {"tools": [{"name": "add", "input_schema": {"type": "object"}}] * 2}, "two tools with the name 'add'"),
 ]  # fmt: skip
 
 

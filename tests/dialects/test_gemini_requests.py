@@ -154,6 +154,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"systemInstruction": "be kind"}, "systemInstruction"),
     ({"tools": [{"googleSearch": {}}]}, "tools"),
     ({"tools": [{"functionDeclarations": [{"description": "no name"}]}]}, "tools.0"),
+    ({"tools": [{"functionDeclarations": [ADD, ADD]}]}, "two tools with the name"),
     ({"tools": [{"functionDeclarations": [{**ADD, "parametersJsonSchema": {}}]}]}, "parametersJsonSchema"),
     ({"toolConfig": {"functionCallingConfig": {"mode": "SOMETIMES"}}}, "functionCallingConfig.mode"),
     ({"toolConfig": {"functionCallingConfig": {"mode": "ANY"}}}, "tool_choice"),

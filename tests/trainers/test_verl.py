@@ -15,14 +15,18 @@ import pytest
 import torch
 
 from lightning_core import Config, load_config
+from lightning_core.backends.backend import SamplingParams
+from lightning_core.backends.verl import VerlBackend
 from lightning_core.config.build_rules import check_rules, policy_rules
 from lightning_core.credit import loss as declare_loss
-from lightning_core.errors import ConfigError, MissingExtra, ProofError, RewardError, TrainingError
+from lightning_core.errors import ConfigError, ConstraintError, MissingExtra, ProofError, RewardError, TrainingError
+from lightning_core.model.constraint import Constraints
 from lightning_core.records.checkpoints import checkpoints
 from lightning_core.records.store import Store
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.counts import add_counts
 from lightning_core.rollouts.rows import to_rows
+from lightning_core.trainers.verl.constrained_rows import constraints_of, exclude, sampled_places
 from lightning_core.trainers.verl.estimator import SETTINGS, weighted_advantages
 from lightning_core.trainers.verl.export import sampling_config
 from lightning_core.trainers.verl.policy_loss import OWN_LOSS, loss_mode, make_policy_loss
@@ -30,7 +34,9 @@ from lightning_core.trainers.verl.records import LOG, archive_log, read_failure,
 from lightning_core.trainers.verl.rows import SIGNAL, PromptGroup, train_rows, validation_row
 from lightning_core.trainers.verl.settings import defaults, flatten, rows_per_update, translate
 from lightning_core.transitions import RowStreams, Streams
+from tests.chat.test_chat import make_tokenizer
 from tests.rollouts.collected import ScriptedAgents, collect_step
+from tests.trainers.rows import make_row
 from tests.verl.rows import recorded_row
 
 GROUP = PromptGroup(uid="u-1", columns={"raw_prompt": ["x"]}, step=4)
@@ -53,6 +59,35 @@ def test_a_row_is_a_prompt_and_everything_after_it() -> None:
     assert fields["uid"] == "u-1-2", "the rollout, by which the estimator weighs"
     assert fields["extra_fields"]["reward_extra_info"]["reward"] == 0.25
     assert (row.tag["prompt_len"], row.tag["response_len"], row.tag["seq_len"]) == (4, 3, 7)
+
+
+def test_a_backend_constrains_only_if_the_trainer_can() -> None:
+    params = SamplingParams(max_tokens=4, json_schema='{"type": "object"}', stop_token_ids=frozenset({256}))
+    client: Any = SimpleNamespace()
+    with pytest.raises(ConstraintError, match="cannot constrain a response here: fused kernels"):
+        VerlBackend(client, model="policy", max_context=9, constraints="fused kernels").check(params)
+    constrains = VerlBackend(client, model="policy", max_context=9, constraints=Constraints(make_tokenizer(), 320))
+    constrains.check(params)
+    with pytest.raises(ConstraintError, match="not supported"):
+        constrains.check(dataclasses.replace(params, json_schema='{"not": {}}'))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_only_the_places_of_constrained_tokens_lose_logits(packed: bool) -> None:
+    params = SamplingParams(max_tokens=4, json_schema='{"enum": [1, 2]}', stop_token_ids=frozenset({256}))
+    row = make_row(([5, 6], False), ([*make_tokenizer().encode("2"), 256], True), constraint=params.constraint)
+    rows = torch.nested.nested_tensor(
+        [torch.tensor([7, 8, 9]), torch.from_numpy(row.token_ids.astype(np.int64))], layout=torch.jagged
+    )
+    masks = torch.nested.nested_tensor([torch.tensor([1]), torch.tensor([1, 1])], layout=torch.jagged)
+    batch = {"input_ids": rows, "response_mask": masks, "constraints": ["", constraints_of(row.segments)]}
+    logits = torch.zeros((1, 7, 320) if packed else (2, 4, 320))
+    exclude(logits, sampled_places(batch), Constraints(make_tokenizer(), 320))
+    of_row = logits[0, 3:] if packed else logits[1]
+    allowed = [set(place.nonzero().flatten().tolist()) for place in of_row == 0]
+    assert allowed[1:3] == [{*make_tokenizer().encode("1"), *make_tokenizer().encode("2")}, {256}]
+    assert [len(place) for place in (allowed[0], allowed[3])] == [320, 320]
+    assert not (logits[0, :3] if packed else logits[0]).any()
 
 
 def test_tags_hold_the_oldest_and_the_newest_version() -> None:

@@ -34,6 +34,31 @@ async def _say_twice() -> None:
     await _ask([*messages, {"role": "assistant", "content": said}, {"role": "user", "content": "and now?"}])
 
 
+NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+@trainable("writer")
+async def _typed() -> tuple[str, Any]:
+    """A document of a schema, and a required call."""
+    schema = {"type": "json_schema", "json_schema": {"name": "number", "schema": NUMBER}}
+    tool = {"type": "function", "function": {"name": "add", "parameters": NUMBER}}
+    messages: list[Any] = [{"role": "user", "content": "a number"}]
+    async with AsyncOpenAI(api_key="none", max_retries=0) as client:
+        document = await client.chat.completions.create(model="m", messages=messages, response_format=schema)  # type: ignore[call-overload]
+        called = await client.chat.completions.create(
+            model="m", messages=messages, tools=[tool], tool_choice="required"
+        )  # type: ignore[list-item]
+    return document.choices[0].message.content or "", called.choices[0]
+
+
+async def typed(task: Task) -> float:
+    """The share of zeros in a document of a schema."""
+    document, called = await _typed()
+    if not document.startswith('{"n": ') or not (called.message.tool_calls or called.finish_reason == "length"):
+        raise ValueError(f"not constrained: {document!r}, {called!r}")
+    return document.count("0") / len(document)
+
+
 async def digits(task: Task) -> float:
     return len(set(await _say())) / 4
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import importlib
 import inspect
+import pickle
 import textwrap
 from collections.abc import Iterator
 from importlib import metadata
@@ -23,13 +25,23 @@ from verl.trainer.ppo.v1 import replay_buffer, trainer_base
 from verl.utils.config import validate_config
 from verl.utils.import_utils import load_class_from_fqn
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.workers.config import HFModelConfig
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.rollout import llm_server
 from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.vllm_rollout.utils import build_cli_args_from_config
+from vllm import SamplingParams
+from vllm.entrypoints.openai.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from lightning_core import load_config
+from lightning_core.backends.backend import SamplingParams as OurSamplingParams
+from lightning_core.backends.verl import VerlBackend
 from lightning_core.errors import ConfigError
 from lightning_core.trainers.verl import plugin
 from lightning_core.trainers.verl.compose import compose_config
+from lightning_core.trainers.verl.constrained_rows import ENGINE, sampled_places, why_unconstrained
 from lightning_core.trainers.verl.dataset import TaskDataset, write_tasks
 from lightning_core.trainers.verl.estimator import ESTIMATOR
 from lightning_core.trainers.verl.manager import LightningManager
@@ -37,6 +49,7 @@ from lightning_core.trainers.verl.policy_loss import OWN_LOSS, loss_mode
 from lightning_core.trainers.verl.prompts import read_prompts
 from lightning_core.trainers.verl.rows import PromptGroup, train_rows, validation_row
 from lightning_core.trainers.verl.settings import MANAGER, defaults, translate
+from tests.trainers.rows import make_row
 from tests.verl.rows import recorded_row
 
 COMPUTED = {
@@ -50,6 +63,7 @@ COMPUTED = {
     "token_level_rewards",
 }
 """Fields that verl's trainer writes before it reads them."""
+VERSIONS = ("min_global_steps", "max_global_steps")
 
 
 def moved(what: str, found: object, expected: object) -> str:
@@ -88,6 +102,46 @@ def test_model_servers_are_called_as_they_expect() -> None:
     found = set(TokenOutput.model_fields)
     expected = {"token_ids", "log_probs", "stop_reason", "extra_fields"}
     assert expected <= found, moved("TokenOutput", found, expected)
+
+
+def test_the_engine_that_applies_constraints_is_the_one_of_the_policy() -> None:
+    importlib.import_module(ENGINE)  # as verl does
+    for strategy in ("fsdp", "fsdp2"):
+        found = EngineRegistry.get_engine_cls("language_model", strategy)
+        assert (found.__module__, found.__name__) == (ENGINE, "ConstrainedEngine")
+    own = inspect.signature(found.prepare_model_outputs).parameters
+    theirs = inspect.signature(FSDPEngineWithLMHead.prepare_model_outputs).parameters
+    assert list(own) == list(theirs), moved("prepare_model_outputs", list(theirs), list(own))
+    assert "import_external_libs(self.external_lib)" in inspect.getsource(HFModelConfig)
+
+
+def test_the_server_gets_the_automaton_of_the_trainer() -> None:
+    settings = defaults(load_config({"policy": {"model": "m"}, "trainer": {"name": "verl"}}))
+    (key,) = (key for key in settings if key.endswith("structured_outputs_config"))
+    assert key.split(".")[-3:-1] == ["engine_kwargs", "vllm"]
+    arguments = build_cli_args_from_config({key.rpartition(".")[2]: settings[key]})
+    parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
+    assert parsed.structured_outputs_config.backend == "guidance"
+
+
+def test_constraints_arrive_as_vllms() -> None:
+    sent: dict[str, Any] = {}
+
+    class Client:
+        async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+            sent.update(pickle.loads(pickle.dumps(sampling_params)))
+            return TokenOutput(token_ids=[9], log_probs=[0.0], extra_fields=dict.fromkeys(VERSIONS, 1))
+
+    async def sample() -> None:
+        params = OurSamplingParams(max_tokens=1, json_schema='{"type": "object"}', stop_token_ids=frozenset({9}))
+        backend = VerlBackend(Client(), model="policy", max_context=9, constraints="never", whole=Client())
+        async for _ in backend._generate([1], params, stream=False):
+            pass
+
+    asyncio.run(sample())
+    del sent["max_tokens"], sent["logprobs"]
+    grammar = SamplingParams(max_tokens=1, **sent).structured_outputs.grammar
+    assert grammar.startswith("start: response (<[9]>)")
 
 
 def test_rows_have_the_fields_that_the_trainer_reads() -> None:
@@ -133,6 +187,11 @@ def test_transfer_queue_is_written_as_it_expects() -> None:
     batch = list_of_dict_to_tensordict([dict(row.fields) for row in rows])
     assert [len(x) for x in batch["prompts"].unbind()] == [4, 9]
     assert batch["rm_scores"].dtype == torch.float32
+    assert list(sampled_places(batch)) == []
+    constrained = make_row(([1, 2], False), ([3], True), constraint='{"json_schema": {}}')
+    rows += train_rows(group(), 0, [constrained], reward=1.0, signal=True)
+    (tokens,) = sampled_places(list_of_dict_to_tensordict([dict(row.fields) for row in rows]))
+    assert (tokens.row, tokens.start, tokens.token_ids, tokens.constraint) == (2, 2, [3], '{"json_schema": {}}')
 
 
 def test_dataset_is_made_and_read_as_it_expects(tmp_path: Path) -> None:
@@ -197,6 +256,7 @@ def test_every_key_is_one_of_verls(sections: dict[str, Any], tmp_path: Path) -> 
     derived = translate(config, model="m", max_context=1024, folder=tmp_path, working_dir=tmp_path)
     found = compose_config(derived, defaults(config), config.trainer.verl)
     wanted = config.algorithm.kl is not None
+    assert why_unconstrained(found) is None
     found.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu = None
     OmegaConf.resolve(found)
     validate_config(config=found, use_reference_policy=wanted, use_critic=False)
@@ -217,6 +277,29 @@ def test_keys_that_verl_does_not_have_and_keys_of_ours_are_refused(tmp_path: Pat
 
 def group() -> PromptGroup:
     return PromptGroup(uid="uid-1", columns={"raw_prompt": [], "reward_model": {}, "data_source": "t"}, step=1)
+
+
+_SHARED = "actor_rollout_ref"
+
+
+@pytest.mark.parametrize(
+    ("own", "why"),
+    [
+        ({f"{_SHARED}.rollout.name": "sglang"}, "use 'vllm'"),
+        ({f"{_SHARED}.rollout.engine_kwargs.vllm.structured_outputs_config.backend": "xgrammar"}, "'guidance'"),
+        ({f"{_SHARED}.rollout.engine_kwargs.vllm.reasoning_parser": "qwen3"}, "no reasoning parser"),
+        ({f"{_SHARED}.model.external_lib": "theirs"}, "external_lib"),
+        ({f"{_SHARED}.model.use_fused_kernels": True}, "fused kernels"),
+        ({f"{_SHARED}.actor.fsdp_config.ulysses_sequence_parallel_size": 2}, "split over GPUs"),
+        ({f"{_SHARED}.ref.strategy": "veomni"}, "FSDP"),
+    ],
+)
+def test_constraints_are_refused_where_the_trainer_cannot_apply_them(
+    own: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    config = load_config({"policy": {"model": "m"}, "trainer": {"name": "verl", "verl": own}})
+    derived = translate(config, model="m", max_context=1024, folder=tmp_path, working_dir=tmp_path)
+    assert why in (why_unconstrained(compose_config(derived, defaults(config), config.trainer.verl)) or "")
 
 
 def calls(source: str) -> Iterator[ast.Call]:

@@ -325,7 +325,7 @@ def _eval(options: argparse.Namespace) -> int:
     from lightning_core.records.intervals import confidence_interval
     from lightning_core.records.remove import removed_if_unused
     from lightning_core.records.store import Store
-    from lightning_core.records.summary import ENDINGS, first_error
+    from lightning_core.records.summary import ENDINGS, count_statuses, first_error
     from lightning_core.tools.cli.console import show
     from lightning_core.tools.cli.ledger import format_ledger
     from lightning_core.tools.cli.summary import format_estimate
@@ -361,7 +361,8 @@ def _eval(options: argparse.Namespace) -> int:
         ):
             if number:
                 error = first_error(store, ENDINGS[name], phase="eval_manual", after=before)
-                say(f"{plural(number, 'rollout')} {what}{'' if error is None else f'; the first: {error}'}")
+                statuses = count_statuses(store, name, phase="eval_manual", after=before)
+                say(f"{plural(number, 'rollout')} {what}{statuses}{'' if error is None else f'; the first: {error}'}")
         show("", format_ledger(store.ledger(after=before)), "")
     say(f"recorded in {folder}")
     return exits.OK

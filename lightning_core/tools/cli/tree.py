@@ -13,7 +13,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from lightning_core.errors import visible
-from lightning_core.records.store import CallCredit, RolloutRecord
+from lightning_core.records.store import LEFT_OUT, CallCredit, RolloutRecord
 from lightning_core.tools.cli.console import Column, make_table, one_line
 from lightning_core.trace import Call, Event, Trace
 
@@ -51,7 +51,7 @@ def make_rollout_table(records: Sequence[RolloutRecord]) -> Table:
                 r.phase,
                 str(r.step),
                 r.task_id,
-                _number(r.reward),
+                counted_reward(r),
                 str(r.calls),
                 status_text(r.status, r.error),
             )
@@ -88,6 +88,13 @@ def _outcome(trace: Trace) -> str:
     return "ok" if trace.error is None else "failed"
 
 
+def counted_reward(record: RolloutRecord) -> str:
+    """The reward that a rollout counts with: 0 for an agent that ended before it got one; "none" for a rollout that is left out."""
+    if record.reward is None and record.status not in LEFT_OUT:
+        return f"{_number(0.0)} (not given)"
+    return _number(record.reward)
+
+
 def status_text(status: str, error: str | None) -> str:
     return status if error is None else f"{status}: {one_line(error)}"
 
@@ -99,7 +106,7 @@ def _header(trace: Trace, record: RolloutRecord | None) -> Iterator[str]:
     else:
         seconds = max(0, record.ended_ns - record.started_ns) / 1e9
         yield (
-            f"rollout {record.ordinal}  {record.phase} at step {record.step}  reward {_number(record.reward)}  "
+            f"rollout {record.ordinal}  {record.phase} at step {record.step}  reward {counted_reward(record)}  "
             f"{status_text(record.status, record.error)}  {seconds:.1f} s"
         )
     yield f"task {one_line(trace.task_id)}: {one_line(json.dumps(trace.task, ensure_ascii=False))}"

@@ -212,19 +212,22 @@ def _conditions(store: Store, wanted: RolloutFilter) -> Iterator[tuple[str, Sequ
 
 
 def _contains(text: str, *, shared: bool) -> tuple[str, Sequence[str]]:
-    # Spans have JSON texts, and messages are JSON inside it: a quote or a character beyond ASCII is escaped once or twice.
-    once = json.dumps(text)[1:-1]
-    patterns = list(dict.fromkeys(_like(form) for form in (once, json.dumps(once)[1:-1])))
-    inside = " OR ".join("attributes LIKE ? ESCAPE '!'" for _ in patterns)
-    sources = ["spans WHERE rollout = rollouts.id"]
-    if shared:
-        sources.append("(SELECT texts_of(data) AS attributes FROM contents WHERE rollout = rollouts.id) WHERE 1")
-    found = " OR ".join(f"EXISTS (SELECT 1 FROM {source} AND ({inside}))" for source in sources)
+    # Attributes are JSON with messages as JSON inside, and calls in those: quotes and characters beyond ASCII are escaped
+    # up to three times.
+    escaped = [text]
+    for _ in range(3):
+        escaped.append(json.dumps(escaped[-1])[1:-1])
+    patterns = [_like(form) for form in dict.fromkeys(escaped)]
     plain = _like(text)
-    return (
-        f"(task_id LIKE ? ESCAPE '!' OR error LIKE ? ESCAPE '!' OR {found})",
-        [plain, plain, *patterns * len(sources)],
-    )
+    # The first condition costs less, and excludes nearly all rows.
+    likely = " OR ".join("attributes LIKE ? ESCAPE '!'" for _ in patterns)
+    is_text = f"(({likely}) AND attribute_texts(attributes) LIKE ? ESCAPE '!')"
+    found = f"EXISTS (SELECT 1 FROM spans WHERE rollout = rollouts.id AND (error LIKE ? ESCAPE '!' OR {is_text}))"
+    values = [plain, plain, plain, *patterns, plain]
+    if shared:
+        found += " OR EXISTS (SELECT 1 FROM contents WHERE rollout = rollouts.id AND texts_of(data) LIKE ? ESCAPE '!')"
+        values.append(plain)
+    return f"(task_id LIKE ? ESCAPE '!' OR error LIKE ? ESCAPE '!' OR {found})", values
 
 
 def _like(text: str) -> str:

@@ -16,6 +16,7 @@ from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.signal import Resources, open_signals
 from lightning_core.trace import POLICY
+from lightning_core.trainers.verl.constrained_rows import why_unconstrained
 from lightning_core.trainers.verl.policy_chat import open_chat
 from lightning_core.trainers.verl.pool import WorkerPool
 from lightning_core.trainers.verl.worker import RolloutWorker
@@ -52,17 +53,18 @@ def open_cluster_collector(
     client: Any,
     store: Store,
     *,
-    model: str,
-    max_context: int,
-    workers: int,
+    of_verl: Any,
     working_dir: Path,
     on_rollout: Callable[[Rollout], None],
 ) -> Collector:
-    """A collector whose agents run on so many ``workers``, and whose model calls ``client`` samples.
+    """A collector whose agents run on workers of the cluster, and whose model calls ``client`` samples.
 
-    ``model``: the folder, or the name on the Hub, that has the tokenizer. ``working_dir``: agents are imported from there.
-    ``on_rollout``: see `Collector`. Raises the errors of signals that cannot be opened.
+    ``of_verl``: verl's configuration. ``working_dir``: agents are imported from there. ``on_rollout``: see `Collector`. Raises the
+    errors of signals that cannot be opened.
     """
+    rollout = of_verl.actor_rollout_ref.rollout
+    model, max_context = str(of_verl.actor_rollout_ref.model.path), int(rollout.max_model_len)
+    workers, unconstrained = int(rollout.agent.num_workers), why_unconstrained(of_verl)
     chat = open_chat(config, model)
     actor = ray.remote(RolloutWorker).options(
         num_cpus=1, scheduling_strategy="SPREAD", max_concurrency=1 + config.rollouts.concurrency
@@ -76,6 +78,7 @@ def open_cluster_collector(
             max_context=max_context,
             concurrency=-(-config.rollouts.concurrency // workers),
             folder=str(working_dir),
+            unconstrained=unconstrained,
         )
 
     agents = ClusterAgents(WorkerPool(make, workers), retries=config.rollouts.retries)

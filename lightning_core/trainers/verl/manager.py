@@ -61,8 +61,7 @@ class LightningManager:
         ``actor_rollout_ref.rollout.custom.lightning`` locates ours.
         """
         del teacher_client, reward_loop_worker_handles  # the agents return the rewards
-        rollout = config.actor_rollout_ref.rollout
-        settings = rollout.custom["lightning"]
+        settings = config.actor_rollout_ref.rollout.custom["lightning"]
         folder, working_dir = Path(settings["folder"]), Path(settings["working_dir"])
         ours = load_config(folder / "config.yaml")
         if working_dir.is_dir():
@@ -77,9 +76,7 @@ class LightningManager:
                 ours,
                 llm_client,
                 store,
-                model=str(config.actor_rollout_ref.model.path),
-                max_context=int(rollout.max_model_len),
-                workers=int(rollout.agent.num_workers),
+                of_verl=config,
                 working_dir=working_dir,
                 on_rollout=lambda found: display.advance(found.trace),
             )

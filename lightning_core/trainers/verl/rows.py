@@ -17,6 +17,8 @@ from torch import Tensor
 
 from lightning_core.errors import ProofError
 from lightning_core.trainers.torch.proof import prove_segment
+from lightning_core.trainers.verl.constrained_rows import FIELD as CONSTRAINTS
+from lightning_core.trainers.verl.constrained_rows import constraints_of
 from lightning_core.transitions import Row
 
 SIGNAL = "lightning_signal"
@@ -102,6 +104,7 @@ def _row(
         "rm_scores": _floats(rewards[start:]),
         "multi_modal_inputs": {},
         "num_turns": len(row.segments),
+        CONSTRAINTS: constraints_of(row.segments),
         "extra_fields": {"reward_extra_info": dict(info)},
     }
     tag = {

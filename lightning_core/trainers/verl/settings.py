@@ -17,6 +17,7 @@ from lightning_core.config.rule_names import importable
 from lightning_core.config.signal_sections import stream_kinds
 from lightning_core.config.types import is_callable_name
 from lightning_core.credit import LOSSES
+from lightning_core.trainers.verl.constrained_rows import ENGINE
 from lightning_core.trainers.verl.estimator import ESTIMATOR, SETTINGS
 from lightning_core.trainers.verl.policy_loss import OWN_LOSS, loss_mode
 from lightning_core.trainers.verl.rows import SIGNAL
@@ -52,6 +53,8 @@ def defaults(c: Config) -> dict[str, Any]:
     chosen: dict[str, Any] = {
         f"{_ROLLOUT}.name": "vllm",
         f"{_ROLLOUT}.tensor_model_parallel_size": 1,
+        f"{_ROLLOUT}.engine_kwargs.vllm.structured_outputs_config": {"backend": "guidance"},
+        f"{_MODEL}.external_lib": ENGINE,
         f"{_ACTOR}.strategy": "fsdp2",
         "actor_rollout_ref.ref.strategy": "fsdp2",
         "data.dataloader_num_workers": 0,  # tasks are in memory

@@ -11,26 +11,44 @@ from typing import Any
 from lightning_core.backends.verl import LLMClient, VerlBackend
 from lightning_core.config import Config
 from lightning_core.endpoint.routing import Routing
+from lightning_core.model.constraint import Constraints
 from lightning_core.rollouts.attempt import Attempt, Job
 from lightning_core.rollouts.entry_points import load_agent, load_reward
 from lightning_core.rollouts.local_agents import capturing, open_agents
 from lightning_core.trace import POLICY
 from lightning_core.trainers.verl.policy_chat import open_chat
+from lightning_core.trainers.verl.whole_responses import WholeResponses
 
 
 class RolloutWorker:
     """Runs agents. The manager creates several as Ray actors across the cluster.
 
     ``folder``: working directory of the process that started the run. Agents are imported from there if it exists on this machine.
+    ``unconstrained``: why responses cannot be constrained, if so.
     """
 
     def __init__(
-        self, config: Config, client: LLMClient, *, model: str, max_context: int, concurrency: int, folder: str
+        self,
+        config: Config,
+        client: LLMClient,
+        *,
+        model: str,
+        max_context: int,
+        concurrency: int,
+        folder: str,
+        unconstrained: str | None = None,
     ) -> None:
         if Path(folder).is_dir():
             os.chdir(folder)
         chat = open_chat(config, model)
-        backend = VerlBackend(client, model=POLICY, max_context=max_context)
+        tokenizer: Any = chat.tokenizer
+        backend = VerlBackend(
+            client,
+            model=POLICY,
+            max_context=max_context,
+            constraints=unconstrained or Constraints(tokenizer, len(tokenizer)),
+            whole=None if config.trainer.mode == "sync" else WholeResponses(client),
+        )
         self._open = ExitStack()
         self._open.enter_context(capturing(config))
         self._agents = self._open.enter_context(

@@ -133,11 +133,13 @@ def test_interrupted(
 def test_eval_of_a_run(run_folder: Path, loop: Install, capsys: pytest.CaptureFixture[str]) -> None:
     newest = run_folder / "checkpoints" / "step-000002"
     evaluation = to_evaluation([
-        ("a", "ok", 1.0), ("b", "max_calls", 0.0), ("b", "ok", 1.0), ("b", "timeout", 0.0)
+        ("a", "ok", 1.0), ("b", "max_calls", 0.0), ("b", "ok", 1.0), ("b", "timeout", 0.0), ("c", "refused", 0.0)
     ])  # fmt: skip
 
     def measure(arguments: dict[str, Any]) -> Any:
         record_rollout(arguments["folder"], phase="eval_manual", status="max_calls", error="it made 9 calls")
+        for status in ("timeout", "refused", "timeout"):
+            record_rollout(arguments["folder"], phase="eval_manual", status=status, error=f"{status} it was")
         return evaluation
 
     calls = loop(measure, [run_folder / "checkpoints" / "step-000001", newest])
@@ -147,8 +149,9 @@ def test_eval_of_a_run(run_folder: Path, loop: Install, capsys: pytest.CaptureFi
     assert calls[0]["config"].eval.samples == 2
     out = capsys.readouterr().out
     assert "held-out reward 0.750 [0.114, 0.994] (95% interval) on 2 tasks" in out
-    assert "\n1 rollout reached rollouts.max_calls; the first: it made 9 calls\n1 rollout left out\n" in out
-    assert "\nwriter         1  answered  policy (trained)\n" in out, "earlier rollouts are not counted"
+    assert "\n1 rollout reached rollouts.max_calls; the first: it made 9 calls\n" in out
+    assert "\n2 rollouts left out (2 timeout, 1 refused); the first: timeout it was\n" in out
+    assert "\nwriter         4  answered  policy (trained)\n" in out, "earlier rollouts are not counted"
 
 
 def test_eval_of_a_configuration(home: Path, loop: Install, capsys: pytest.CaptureFixture[str]) -> None:

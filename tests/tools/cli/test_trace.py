@@ -16,7 +16,7 @@ from lightning_core.records.store import Phase, Status, Store
 from lightning_core.tools.cli import trace as cli_trace
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.runs.browse import ORDERS
-from tests.records.test_store import record
+from tests.records.test_store import record, root
 from tests.tools.cli.conftest import Install
 from tests.tools.cli.recorded import call, keep, try_it
 from tests.tools.cli.terminal import on_terminal
@@ -93,6 +93,21 @@ def test_rollouts_are_filtered_and_sorted(
     table = capsys.readouterr().out
     assert [int(line.split()[0]) for line in table.split("\n\n")[0].splitlines()[1 : 1 + len(expected)]] == expected
     assert expected or table.splitlines()[-1] == "no rollout matches"
+
+
+def test_the_reward_of_a_rollout_that_counts_without_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").write_text("policy: {model: m}\n")
+    with Store(tmp_path / "store.db") as store:
+        for number, status in enumerate(("masked", "refused")):
+            ended = record(f"{number:032x}", status=status, reward=None, error="it was refused")
+            store.add_rollout(ended, [root(f"{number:032x}")])
+    assert main(["trace", str(tmp_path)]) == 0
+    counted, left_out = capsys.readouterr().out.splitlines()[1:3]
+    assert "0.000 (not given)" in counted
+    assert "masked: it was refused" in counted
+    assert "none" in left_out
+    assert main(["trace", str(tmp_path), "--rollout", "1"]) == 0
+    assert "reward 0.000 (not given)  masked: it was refused" in capsys.readouterr().out
 
 
 def test_a_rollout_without_spans_is_listed_and_shown_as_a_message(

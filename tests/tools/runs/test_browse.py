@@ -61,6 +61,9 @@ def ordinals(store: Store, **wanted: Any) -> list[int]:
         ({"text": "100% of-"}, []),
         ({"text": "no 7"}, [4]),
         ({"text": ""}, [1, 2, 3, 4]),
+        ({"text": "content"}, []),
+        ({"text": "user"}, []),
+        ({"text": "chat"}, []),
         ({"agent": "b", "step": 0}, [2]),
     ],
 )

@@ -38,6 +38,10 @@ class Embedded:
             master.copy_(self.weights[name][parameter])
         self._trainer.model.tuning.publish()
 
+    @property
+    def tokenizer(self) -> Any:
+        return self._trainer.model.tokenizer
+
     def logprobs(self, row: Row) -> Any:
         """The policy's logprobs of the row's sampled tokens."""
         (batch,) = pack_rows([row], [0], budget=ALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_core import Row
+from lightning_core.backends.backend import SamplingParams
 from lightning_core.transitions import RowStreams
 from tests.trainers.rows import make_row
 
@@ -60,6 +62,34 @@ def make_rows(logprobs: Callable[[Row], Any], temperature: float = TEMPERATURE) 
             )
         )
     return rows
+
+
+def with_constraints(rows: Sequence[Row], logprobs: Callable[[Row], Any], tokenizer: Any) -> list[Row]:
+    """``rows`` and three whose responses follow a JSON schema: one call, two calls, and one that is cut."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    stop = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    constraint = SamplingParams(
+        max_tokens=20, json_schema=json.dumps(schema), stop_token_ids=frozenset({stop})
+    ).constraint
+    noise, found = np.random.default_rng(2), list(rows)
+    for number, texts in enumerate((['{"n": 12}'], ['{"n": 0}', '{"n": -305}'], ['{"n": 77'])):
+        parts: list[tuple[list[int], bool]] = []
+        for text in texts:
+            parts.append(([5 + number, 6, 7, 8], False))
+            parts.append((tokenizer.encode(text) + ([stop] if text.endswith("}") else []), True))
+        row = make_row(*parts, temperature=TEMPERATURE, constraint=constraint)
+        own = logprobs(row) + noise.normal(scale=0.25, size=int(row.mask.sum()))
+        found.append(
+            make_row(
+                *parts,
+                rollout=f"schema-{number}",
+                temperature=TEMPERATURE,
+                advantage=noise.normal(size=len(own)).tolist(),
+                logprobs=own.tolist(),
+                constraint=constraint,
+            )
+        )
+    return found
 
 
 def with_ce(rows: Sequence[Row]) -> list[Row]:

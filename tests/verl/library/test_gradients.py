@@ -15,7 +15,7 @@ from lightning_core.config.algorithm import Algorithm, Importance, Kl
 from lightning_core.trainers.verl.plugin import register_loss
 from tests.tiny_model import make_tiny_model
 from tests.verl.library.embedded import Embedded
-from tests.verl.library.step import absolute, assert_same, make_rows, with_ce, with_lessons
+from tests.verl.library.step import absolute, assert_same, make_rows, with_ce, with_constraints, with_lessons
 from tests.verl.library.trainer import VerlTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's and verl's
@@ -109,6 +109,18 @@ def test_token_advantages(embedded: Embedded, verl_trainer: VerlTrainer, rows: l
     without, _ = embedded.gradients(rows, algorithm)
     assert absolute(expected, without) > 1e-2
     assert_same(verl_trainer.gradients(taught, algorithm, multiple=8, micro=4), expected)
+
+
+@pytest.mark.parametrize("batching", [{"micro": 1}, {"micro": 6}], ids=str)
+@pytest.mark.parametrize("penalty", ["", "k3", "entropy"])
+def test_constrained_responses(
+    embedded: Embedded, verl_trainer: VerlTrainer, rows: list[Row], penalty: str, batching: dict[str, int]
+) -> None:
+    """Logprobs, KL and entropy are those among the allowed tokens, beside rows without a constraint and padding rows."""
+    both = with_constraints(rows, embedded.logprobs, embedded.tokenizer)
+    algorithm = Algorithm(**{**TOKENS, **PENALTIES.get(penalty, {})}, importance=CORRECTIONS["tis-token"])
+    expected, _ = embedded.gradients(both, algorithm)
+    assert_same(verl_trainer.gradients(both, algorithm, multiple=12, **batching), expected)
 
 
 REWARD_WEIGHTS = {"and rewards": 1.0, "alone": 0.0}

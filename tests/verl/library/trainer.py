@@ -30,6 +30,8 @@ from verl.workers.utils.losses import ppo_loss
 
 from lightning_core import Row
 from lightning_core.config.algorithm import Algorithm
+from lightning_core.trainers.verl.constrained_rows import ENGINE
+from lightning_core.trainers.verl.constrained_rows import FIELD as CONSTRAINTS
 from lightning_core.trainers.verl.estimator import ESTIMATOR, SETTINGS
 from lightning_core.trainers.verl.policy_loss import loss_mode
 from lightning_core.trainers.verl.rows import PromptGroup, train_rows
@@ -38,6 +40,7 @@ from tests.verl.library.step import TEMPERATURE, Weights
 PARTITION = "train"
 FIELDS = (
     "uid", "prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask", "rollout_log_probs", "rm_scores",
+    CONSTRAINTS,
 )  # fmt: skip
 """Those of a row that the update reads."""
 EOS = 2  # padding rows consist of any token
@@ -258,6 +261,7 @@ def _overrides(folder: Path) -> list[str]:
     actor = "actor_rollout_ref.actor"
     return [
         f"actor_rollout_ref.model.path={folder}",
+        f"actor_rollout_ref.model.external_lib={ENGINE}",
         "actor_rollout_ref.model.use_remove_padding=false",
         "actor_rollout_ref.model.enable_gradient_checkpointing=false",
         "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
