@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 
 from lightning_core.config import Config, dump_config
-from lightning_core.errors import ConfigError, did_you_mean, need_path
+from lightning_core.errors import ConfigError, did_you_mean
 from lightning_core.records.checkpoints import checkpoint_step, checkpoints
 from lightning_core.records.commit import record_commit
 from lightning_core.records.configs import record_config
+from lightning_core.records.failures import need_path
 from lightning_core.records.runs import is_run, run_folders
 
 SUPERVISED = "sft.json"

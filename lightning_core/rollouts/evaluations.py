@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_core.config import Config
+from lightning_core.records.held_out import check_held_out
 from lightning_core.records.observer import Observers
 from lightning_core.records.results import Evaluation, to_evaluation
 from lightning_core.records.store import Phase, Store
@@ -35,8 +36,8 @@ class Evaluations:
         self._observers = observers
 
     def before(self, step: int) -> None:
-        """Evaluate before the first step, unless it is recorded."""
-        if self._tasks and not self._store.rollouts(phase="eval_before", last=1):
+        """Evaluate before the first step, unless it is recorded. Raises `ConfigError` if that has other tasks."""
+        if self._tasks and not check_held_out(self._store, {str(task["id"]): None for task in self._tasks}):
             self.evaluate(self._tasks, "eval_before", step)
 
     def during(self, step: int) -> bool:

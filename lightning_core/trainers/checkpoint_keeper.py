@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lightning_core.config.trainer import TrainerSection
-from lightning_core.errors import LightningError
+from lightning_core.errors import describe
 from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step, delete_old, mark_best
 from lightning_core.records.results import held_out_rewards
 from lightning_core.records.store import Store
@@ -59,20 +59,20 @@ class CheckpointKeeper:
             delete_old(self._folder, self._settings.keep_checkpoints)
 
     @contextmanager
-    def saving_progress(self, step: Callable[[], int]) -> Generator[None]:
+    def saving_progress(self, step: Callable[[], int | None]) -> Generator[None]:
         """Save a checkpoint if the body raises after updates that no checkpoint has.
 
-        Nothing is saved if the weights may be in the middle of an update: after other errors than ours, or a second signal.
+        Nothing is saved in the middle of a step: if ``step`` returns None, or a second signal interrupts an update.
         """
         try:
             yield
-        except (LightningError, Interrupted) as error:
-            midway = isinstance(error, Interrupted) and error.midway
-            if step() > self._saved and not midway:
+        except (Exception, Interrupted) as error:
+            done = None if isinstance(error, Interrupted) and error.midway else step()
+            if done is not None and done > self._saved:
                 try:
-                    self.save(step())
-                except Exception:  # the error above is the one to report
-                    logger.exception("no checkpoint could be saved after step %d", step())
+                    self.save(done)
+                except Exception as failure:  # noqa: BLE001 - the error above is the one to report
+                    logger.error("no checkpoint could be saved after step %d: %s", done, describe(failure))
             raise
 
     def _is_saved(self, step: int) -> bool:
