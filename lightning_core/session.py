@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 
 from lightning_core.credit import Credit, Episode
-from lightning_core.errors import TrainingError
 from lightning_core.records.steps import StepLog
 from lightning_core.rollouts.attempt import Group, Rollout, Task
 from lightning_core.rollouts.counts import counts_to_metrics, seconds_to_metrics
@@ -50,8 +49,6 @@ class TrainingSession:
             observers=plan.observers,
         )
         self._stopped: str | None = None
-        self._is_whole = True
-        """Whether the weights are those of ``steps`` recorded steps."""
         self._picked = 0
         """Number of tasks of the current step, without those that `refill` adds."""
         self._began = self._collected = 0.0
@@ -125,13 +122,8 @@ class TrainingSession:
         self._collector.record_credit(episodes, credit, self.steps)
 
     def update(self, rows: Sequence[Row]) -> Mapping[str, float]:
-        """rows → new weights; returns the update's metrics. They belong to a whole step once `record` has returned."""
-        self._is_whole = False
-        try:
-            return self.learner.step(rows)
-        except TrainingError:  # the weights are unchanged
-            self._is_whole = True
-            raise
+        """rows → new weights; returns the update's metrics."""
+        return self._checkpoints.update(rows)
 
     def record(
         self,
@@ -157,7 +149,7 @@ class TrainingSession:
         )
         self.steps += 1
         self._log.add(self.steps, {**counts_to_metrics(counts), **metrics, **fitted, **seconds})
-        self._is_whole = True
+        self._checkpoints.is_whole_step = True
 
     def observe(self, rows: Sequence[Row]) -> None:
         """After a recorded step: measure its change, and save a checkpoint and evaluate at the configured intervals."""
@@ -180,7 +172,7 @@ class TrainingSession:
 
     def saving_progress(self) -> AbstractContextManager[None]:
         """See `CheckpointKeeper.saving_progress`."""
-        return self._checkpoints.saving_progress(lambda: self.steps if self._is_whole else None)
+        return self._checkpoints.saving_progress(lambda: self.steps)
 
 
 @contextmanager
