@@ -36,7 +36,7 @@ def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
         _prepare(database, path, read_only)
     except BaseException as error:
         database.close()
-        if isinstance(error, sqlite3.DatabaseError) and error.sqlite_errorcode in _NOT_A_STORE:
+        if isinstance(error, sqlite3.DatabaseError) and getattr(error, "sqlite_errorcode", None) in _NOT_A_STORE:
             raise ConfigError(f"{str(path)!r} cannot be opened as a run's store: {error}") from error
         raise
     return database

@@ -102,7 +102,7 @@ class StoreErrors:
         if not isinstance(error, sqlite3.Error):
             return
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)  # set by SQLite only
-        if code == sqlite3.SQLITE_ERROR and "no such" in str(error):  # a table is missing
+        if any(words in str(error) for words in ("no such table", "no such column", "Could not decode")):
             code = sqlite3.SQLITE_CORRUPT
         known = _STORE.get(sqlite3.SQLITE_FULL if code in _NO_SPACE else code & 0xFF)
         if known is not None:

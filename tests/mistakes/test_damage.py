@@ -115,25 +115,30 @@ EXPECTED = [
     ("credit", "config: not YAML", 2, "runs/run/config.yaml:2: not valid YAML"),
     ("serve", "config: not text", 2, "cannot read the configuration 'runs/run/config.yaml'"),
     ("sft", "store: damaged pages", 1, f"the run's store {STORE} is damaged"),
-    ("eval", "checkpoint: torn facts", 1, "'runs/run/checkpoints/step-000001' is not a checkpoint, or is damaged"),
-    ("export", "store: damaged pages", 0, "of runs/run/checkpoints/step-000001 as hf"),
     ("compare", "store: damaged pages", 0, "cannot be compared"),
     ("list", "metrics: not metrics", 0, "run"),
     ("resume", "metrics: a damaged line", 0, "line 1 of 'runs/run/metrics.jsonl' is damaged"),
-    ("resume", "config: not text", 0, "runs/run/config.yaml is missing or damaged"),
-    ("resume", "store: damaged pages", 1, f"the run's store {STORE} is damaged"),
 ]
 """Command, damage, exit code, and words of the message."""
-CHEAP = {"trace", "trace one", "credit", "list", "compare", "remove"}
-"""They load no model."""
 ALL = [
-    pytest.param(command, damage, marks=() if command in CHEAP and damage.startswith("metrics") else pytest.mark.long)
+    pytest.param(command, damage, marks=() if command == "list" else pytest.mark.long)
     for command in COMMANDS
     for damage in DAMAGES
 ]
 
 
-@pytest.mark.parametrize(("command", "damage", "code", "words"), EXPECTED)
+LOADED = [
+    ("eval", "checkpoint: torn facts", 1, "'runs/run/checkpoints/step-000001' is not a checkpoint, or is damaged"),
+    ("export", "store: damaged pages", 0, "of runs/run/checkpoints/step-000001 as hf"),
+    ("resume", "config: not text", 0, "runs/run/config.yaml is missing or damaged"),
+    ("resume", "store: damaged pages", 1, f"the run's store {STORE} is damaged"),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "damage", "code", "words"),
+    [*EXPECTED, *(pytest.param(*case, marks=pytest.mark.long) for case in LOADED)],
+)
 def test_the_damaged_file_is_named(
     copied: Path, attempt: Try, command: str, damage: str, code: int, words: str
 ) -> None:
