@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")]
 
 LIMITED = """
 import json, random, resource, sys
