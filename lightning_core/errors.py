@@ -28,8 +28,7 @@ import threading
 import traceback
 import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from html import escape
@@ -209,15 +208,16 @@ class ProofError(TrainingError):
     """Training data differs from what was sampled. The weights are unchanged."""
 
 
-@contextmanager
-def need_path(purpose: str, advice: str) -> Generator[None]:
-    """Raise an `OSError` of the body, such as a missing permission, as `ConfigError`. A full disk remains an `OSError`."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in DISK_FULL:
-            raise
-        raise ConfigError(f"cannot {purpose}: {os_problem(error)}. {advice}") from error
+class NonFiniteError(TrainingError):
+    """The loss or the gradient of an update is not finite. The weights are unchanged."""
+
+
+class OutOfMemoryError(TrainingError, MemoryError):
+    """An update does not fit the memory, even with the smallest micro-batches. The weights are unchanged."""
+
+
+class RecordError(LightningError, RuntimeError):
+    """A file of a run cannot be read or written: its store, its metrics."""
 
 
 def os_problem(error: OSError) -> str:

@@ -76,7 +76,7 @@ def train(plan: Plan) -> None:
                 plan.observers.phase("update")
                 with uninterrupted():  # a checkpoint needs a whole update, and its metrics
                     session.record_credit(episodes, credit)
-                    metrics = session.learner.step(rows)  # → new weights
+                    metrics = session.update(rows)  # → new weights
                     session.record(groups, episodes, credit, rows, streams, metrics)
                 session.observe(rows)
             session.finish()

@@ -138,6 +138,10 @@ class TrainingSession:
         self._collected = time.monotonic()
         self._collector.record_credit(episodes, credit, self.steps)
 
+    def update(self, rows: Sequence[Row]) -> Mapping[str, float]:
+        """rows → new weights; returns the update's metrics."""
+        return self._checkpoints.update(rows)
+
     def record(
         self,
         groups: Sequence[Group],
@@ -163,6 +167,7 @@ class TrainingSession:
         )
         self.steps += 1
         self._log.add(self.steps, {**counts_to_metrics(counts), **metrics, **fitted, **seconds})
+        self._checkpoints.is_whole_step = True
 
     def observe(self, rows: Sequence[Row]) -> None:
         """After a recorded step: measure its change, and save a checkpoint and evaluate at the configured intervals."""

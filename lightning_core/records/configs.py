@@ -44,8 +44,10 @@ def record_config(folder: Path, config: Config, *, step: int) -> None:
     The settings that differ are logged. Raises `ConfigError` as `dump_config` does.
     """
     newest = folder / _NEWEST
-    before = newest.read_text(encoding="utf-8") if newest.is_file() else ""
+    before = newest.read_text(encoding="utf-8", errors="replace") if newest.is_file() else ""
     earlier = _settings(before)
+    if not earlier:
+        logger.warning("%s is missing or damaged, so changed settings are not listed; it is written again", newest)
     # ``name`` and ``resume`` select the run; they are not settings.
     run = config.run.model_copy(update={"resume": False, "name": dict(leaves(earlier)).get(("run", "name"))})
     text = dump_config(config.model_copy(update={"run": run}))

@@ -13,6 +13,10 @@ from lightning_core.records.schema import SCHEMA, UPGRADES, VERSION, VIEWS
 from lightning_core.records.searched_text import attribute_texts
 from lightning_core.records.span_rows import texts_of
 
+_NOT_A_STORE = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+"""It is another file, or its tables are those of another program."""
+_PATIENCE = 30.0
+"""Seconds that a lock of another process is waited for."""
 _CACHE_KIB = 65_536
 """Largest page cache of a store that is written to."""
 
@@ -29,15 +33,14 @@ def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
         path.parent.mkdir(parents=True, exist_ok=True)
         check_writable(path.parent)
     uri = f"{path.absolute().as_uri()}?{_mode(path, read_only)}"
-    database = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=30)
+    database = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=_PATIENCE)
     database.row_factory = sqlite3.Row
     try:
         _prepare(database, path, read_only)
-    except sqlite3.DatabaseError as error:
+    except BaseException as error:
         database.close()
-        raise ConfigError(f"{str(path)!r} cannot be opened as a run's store: {error}") from error
-    except BaseException:
-        database.close()
+        if isinstance(error, sqlite3.DatabaseError) and getattr(error, "sqlite_errorcode", None) in _NOT_A_STORE:
+            raise ConfigError(f"{str(path)!r} cannot be opened as a run's store: {error}") from error
         raise
     return database
 

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from lightning_core.errors import ConfigError, need_path
+from lightning_core.errors import ConfigError
+from lightning_core.records.failures import need_path
 
 try:
     import fcntl

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import sqlite3
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, RecordError
 from lightning_core.records.lock import is_running, running
 from lightning_core.records.runs import is_run, list_runs
 from lightning_core.records.store import Store
@@ -60,7 +59,7 @@ def removed_if_unused(folder: Path) -> Generator[None]:
     try:
         yield
     except BaseException:
-        with suppress(OSError, sqlite3.Error):
+        with suppress(OSError, RecordError):
             if _is_unused(folder):
                 remove_runs([folder])
         raise

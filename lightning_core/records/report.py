@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.capture.integration import discover, requirements_of_extra
-from lightning_core.errors import MissingExtra
+from lightning_core.errors import MissingExtra, RecordError
 from lightning_core.records.constant_answer import ConstantAnswer, DistinctAnswers
 from lightning_core.records.intervals import Comparison, Estimate
 from lightning_core.records.json_file import read_json
 from lightning_core.records.summary import Answers, RaisedMonitor, SolvedTasks
+
+logger = logging.getLogger(__name__)
 
 _PACKAGES = ("lightning-rl", "torch", "transformers", "numpy")
 
@@ -148,9 +151,15 @@ class MetricsLog:
     incomplete last line.
     """
 
-    def __init__(self, path: Path, *, keep_steps: int = 0) -> None:
+    def __init__(
+        self, path: Path, *, keep_steps: int = 0, stored: Mapping[int, Mapping[str, Any]] | None = None
+    ) -> None:
+        """``stored``: the metrics by step in the run's store, which replace a file that is damaged or lost.
+
+        Raises `RecordError` for a damaged file if the store does not have its steps.
+        """
         self.path = path
-        kept = [line for line in read_metrics(path) if line["step"] <= keep_steps] if path.is_file() else []
+        kept = [line for line in _read_or_restore(path, stored or {}) if line["step"] <= keep_steps]
         self.lines: list[Mapping[str, Any]] = list(kept)
         """The steps in the file."""
         _write_atomically(path, "".join(_json_line(line) for line in kept))
@@ -163,10 +172,33 @@ class MetricsLog:
             file.write(_json_line(line))
 
 
+def _read_or_restore(path: Path, stored: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    restored = [{"step": step, **metrics} for step, metrics in stored.items()]
+    if not path.is_file():
+        return restored
+    try:
+        return read_metrics(path)
+    except RecordError as error:
+        if not restored:
+            raise
+        logger.warning("%s. Its lines are restored from the store", error)
+        return restored
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl``, without an incomplete last line."""
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    """The lines of ``metrics.jsonl``, without an incomplete last line. Raises `RecordError` for a damaged one."""
+    found: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        if not line:
+            continue
+        try:
+            values: Any = json.loads(line)
+        except ValueError as error:
+            raise RecordError(f"line {number} of {str(path)!r} is damaged: {error}") from None
+        if not (isinstance(values, dict) and isinstance(values.get("step"), int)):
+            raise RecordError(f"line {number} of {str(path)!r} is damaged: expected the metrics of a step")
+        found.append(values)
+    return found
 
 
 def _json_line(values: Mapping[str, Any]) -> str:

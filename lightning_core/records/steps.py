@@ -22,7 +22,7 @@ class StepLog:
         self._store = store
         self._observers = observers
         store.rewind(after, keep=keep)
-        self._metrics = MetricsLog(folder / "metrics.jsonl", keep_steps=after)
+        self._metrics = MetricsLog(folder / "metrics.jsonl", keep_steps=after, stored=store.steps())
         observers.start(Recorded(lines=self._metrics.lines, store=store))
 
     def add(self, step: int, metrics: Mapping[str, float]) -> Mapping[str, Any]:

@@ -18,7 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, get_args
 
+from lightning_core.errors import RecordError
 from lightning_core.records.database import open_database, transaction
+from lightning_core.records.failures import StoreErrors
 from lightning_core.records.group_commit import GroupCommit
 from lightning_core.records.ledger import Ledger, call_entries, event_entry
 from lightning_core.records.span_rows import OUTPUT_TOKENS_PATH, AttributeReader, SpanRows, plain_rows, to_rows
@@ -126,18 +128,21 @@ class CallCredit:
 class Store:
     """The store in the file ``path``, created unless ``read_only``; a context manager.
 
-    Raises `ConfigError` if there is no file to read, or if it is not a store of this version.
+    Raises `ConfigError` if there is no file to read, or if it is not a store of this version. All methods raise `RecordError` if the
+    file cannot be read or written.
     """
 
     def __init__(self, path: Path | str, *, read_only: bool = False) -> None:
         self.path = Path(path)
         self._lock = threading.RLock()
-        self._db = open_database(self.path, read_only=read_only)
-        self._queue = GroupCommit(self.add_rollouts, storage_errors=(sqlite3.OperationalError, OSError))
+        self._errors = StoreErrors(self.path)
+        with self._errors:
+            self._db = open_database(self.path, read_only=read_only)
+        self._queue = GroupCommit(self.add_rollouts, storage_errors=(RecordError, sqlite3.OperationalError, OSError))
 
     @contextmanager
     def _transaction(self) -> Generator[None]:
-        with self._lock, transaction(self._db):
+        with self._lock, self._errors, transaction(self._db):
             yield
 
     def add_rollout(self, record: RolloutRecord, spans: Iterable[SpanRecord]) -> int:
@@ -353,13 +358,13 @@ class Store:
 
     def select(self, query: str, *values: Any) -> list[sqlite3.Row]:
         """The rows of a SELECT statement on the tables of `schema`."""
-        with self._lock:
+        with self._lock, self._errors:
             return self._db.execute(query, values).fetchall()
 
     def close(self) -> None:
         """Write what is queued and close the file; closing twice does nothing."""
         self._queue.close()
-        with self._lock:
+        with self._lock, self._errors:
             self._db.close()
 
     def __enter__(self) -> Store:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_core.config import Config
+from lightning_core.records.held_out import check_held_out
 from lightning_core.records.observer import Observers
 from lightning_core.records.results import Evaluation, to_evaluation
 from lightning_core.records.store import Phase, Store
@@ -38,8 +39,11 @@ class Evaluations:
         self._recorded = recorded
 
     def lacks_before(self) -> bool:
-        """Whether there are held-out tasks, and no evaluation of the initial weights is recorded."""
-        return bool(self._tasks) and not self._store.rollouts(phase="eval_before", last=1)
+        """Whether there are held-out tasks, and no evaluation of the initial weights is recorded.
+
+        Raises `ConfigError` if that has other tasks.
+        """
+        return bool(self._tasks) and not check_held_out(self._store, {str(task["id"]): None for task in self._tasks})
 
     def before(self) -> None:
         """Evaluate the initial weights."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+from typing import Any
 
-from lightning_core.errors import Repeats, shorten, visible
+from lightning_core.errors import Repeats, explain, shorten, visible
+
+DEBUG_VARIABLE = "LIGHTNING_DEBUG"
 
 _MOST_LINES = 30
 _LAST_LINES = 10
@@ -21,10 +25,14 @@ _MOST_KINDS = 10_000
 
 
 def configure_logging(level: int = logging.WARNING) -> None:
-    """Print messages from ``level`` on standard error, folded. Does nothing if logging has been configured."""
+    """Print messages from ``level`` on standard error, folded. Does nothing if logging has been configured.
+
+    Tracebacks are shown if the variable ``LIGHTNING_DEBUG`` is set, which child processes inherit.
+    """
     handler = logging.StreamHandler()
     handler.addFilter(FirstOfEach())
-    handler.setFormatter(FoldingFormatter("%(levelname)s %(name)s: %(message)s"))
+    formatter = FoldingFormatter if DEBUG_VARIABLE in os.environ else _PlainFormatter
+    handler.setFormatter(formatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
 
 
@@ -68,6 +76,14 @@ class FoldingFormatter(logging.Formatter):
             lines[_MOST_LINES - _LAST_LINES : -_LAST_LINES] = [f"… {left} lines more …"]
         lines = [shorten(line, _MOST_CHARACTERS) for line in lines]
         return "\n".join([f"{lines[0]}{getattr(record, 'times', '') or ''}", *lines[1:]])
+
+
+class _PlainFormatter(FoldingFormatter):
+    """Shows the user's code and the message in place of a traceback."""
+
+    def formatException(self, ei: Any) -> str:
+        """The lines to print."""
+        return explain(ei[1])
 
 
 def _text(record: logging.LogRecord) -> str:

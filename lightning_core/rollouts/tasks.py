@@ -15,7 +15,8 @@ from lightning_core.config import Config
 from lightning_core.config.imports import import_callable, user_code
 from lightning_core.config.sections import TaskSource
 from lightning_core.config.types import is_callable_name
-from lightning_core.errors import ConfigError, describe, need_path
+from lightning_core.errors import ConfigError, describe
+from lightning_core.records.failures import need_path
 from lightning_core.rollouts.attempt import Task
 
 logger = logging.getLogger(__name__)

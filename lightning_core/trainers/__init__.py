@@ -26,8 +26,8 @@ class Learner(Protocol):
         """Update each policy on the ``rows`` that it sampled, and return the step's metrics.
 
         A step without rows keeps the weights, and counts. If no row has a gradient, the metrics of an update, such as ``loss`` and
-        ``grad_norm``, are missing. Raises `TrainingError` and leaves the weights unchanged if the loss or
-        the gradient is not finite.
+        ``grad_norm``, are missing, as for an update whose loss or gradient is not finite, which is skipped.
+        Raises `TrainingError` and leaves the weights unchanged if the third step in a row would be skipped.
         """
         ...
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from lightning_core.config.trainer import TrainerSection
-from lightning_core.errors import LightningError
+from lightning_core.errors import TrainingError, describe
 from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step, delete_old, mark_best
 from lightning_core.records.results import held_out_rewards
 from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import Interrupted
 from lightning_core.trainers import Learner
+from lightning_core.transitions import Row
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,17 @@ class CheckpointKeeper:
         self._folder = folder
         self._store = store
         self._saved = step
+        self.is_whole_step = True
+        """Whether the weights are those of recorded steps; set it when the step of an `update` is recorded."""
+
+    def update(self, rows: Sequence[Row]) -> Mapping[str, float]:
+        """See `Learner.step`."""
+        self.is_whole_step = False
+        try:
+            return self._learner.step(rows)
+        except TrainingError:  # the weights are unchanged
+            self.is_whole_step = True
+            raise
 
     def save(self, step: int) -> None:
         """Write a checkpoint. Delete those beyond ``trainer.keep_checkpoints``, and the optimizer's state of the rest.
@@ -62,17 +74,17 @@ class CheckpointKeeper:
     def saving_progress(self, step: Callable[[], int]) -> Generator[None]:
         """Save a checkpoint if the body raises after updates that no checkpoint has.
 
-        Nothing is saved if the weights may be in the middle of an update: after other errors than ours, or a second signal.
+        Nothing is saved in the middle of a step: between `update` and its record, or if a second signal interrupts the update.
         """
         try:
             yield
-        except (LightningError, Interrupted) as error:
-            midway = isinstance(error, Interrupted) and error.midway
+        except (Exception, Interrupted) as error:
+            midway = not self.is_whole_step or (isinstance(error, Interrupted) and error.midway)
             if step() > self._saved and not midway:
                 try:
                     self.save(step())
-                except Exception:  # the error above is the one to report
-                    logger.exception("no checkpoint could be saved after step %d", step())
+                except Exception as failure:  # noqa: BLE001 - the error above is the one to report
+                    logger.error("no checkpoint could be saved after step %d: %s", step(), describe(failure))
             raise
 
     def _is_saved(self, step: int) -> bool:

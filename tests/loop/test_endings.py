@@ -123,6 +123,7 @@ def test_a_model_with_nan_weights_is_named(model: Path, tmp_path: Path) -> None:
         fit(config=small(damaged, tmp_path))
 
 
+@pytest.mark.long
 def test_weights_that_become_too_large_end_the_run_with_a_clear_error(model: Path, tmp_path: Path) -> None:
     config = small(model, tmp_path, trainer={"learning_rate": 1e30, "warmup_steps": 0})
     with pytest.raises((TrainingError, InfrastructureError), match=r"not finite|the loss is"):

@@ -36,17 +36,22 @@ trainer: {steps: 1}
 """
 
 
+def write_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write the agent, its tasks and ``lightning.yaml`` to ``folder``, the working directory."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != ""])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (folder / "my_agent.py").write_text(AGENT)
+    (folder / "lightning.yaml").write_text(CONFIG)
+    for name, start in (("train", 0), ("eval", 10)):
+        lines = [f'{{"id": "{name}{i}", "prompt": "say {i}"}}\n' for i in range(start, start + 3)]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The working directory, with an agent, its tasks and ``lightning.yaml``. Its modules are forgotten afterwards."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != ""])
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    (tmp_path / "my_agent.py").write_text(AGENT)
-    (tmp_path / "lightning.yaml").write_text(CONFIG)
-    for name, start in (("train", 0), ("eval", 10)):
-        lines = [f'{{"id": "{name}{i}", "prompt": "say {i}"}}\n' for i in range(start, start + 3)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    write_home(tmp_path, monkeypatch)
     known = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - known:

@@ -19,7 +19,7 @@ from lightning_core import reward, rollout
 from lightning_core import trace as tr
 from lightning_core.capture import current_address
 from lightning_core.capture.spans import start_span
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, RecordError
 from lightning_core.records.schema import CONTENTS, SCHEMA
 from lightning_core.records.span_rows import SHARED
 from lightning_core.records.store import CallCredit, RolloutRecord, Store
@@ -410,7 +410,7 @@ def test_a_failure_of_the_storage_fails_all_that_share_the_transaction(tmp_path:
             store._db.execute("DROP TABLE rollouts")
             store._db.set_trace_callback(statements.append)
         for future in (first, *queued):
-            with pytest.raises(sqlite3.OperationalError, match="no such table"):
+            with pytest.raises(RecordError, match="no such table"):
                 future.result()
     assert statements.count("BEGIN IMMEDIATE") == 2, "the first rollout, and all others"
 
@@ -431,7 +431,7 @@ def test_many_threads_and_a_reader(tmp_path: Path) -> None:
             thread.join()
         assert len(store.rollouts()) == len(reader.rollouts()) == 40
         assert calls_by_agent(reader) == {"w": 40}
-        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        with pytest.raises(RecordError, match="readonly"):
             reader.add_step(1, {})
 
 

@@ -19,6 +19,7 @@ WITH_VLLM = {"seconds_push"}
 WITH_SFT = {"held_out_ce_loss"}
 """tests/tools/sft reads it."""
 WITH_TEACHER = {"tokens_distill_constrained"}
+OF_FAILED_UPDATES = {"updates_skipped", "updates_repeated"}
 """A teacher on a server: tests/loop/test_distill.py reads it."""
 
 
@@ -86,4 +87,4 @@ def test_the_page_lists_the_metrics_of_a_step(model: Path, tmp_path: Path) -> No
         )
         assert DOCUMENTED[metric] == bool(policy) or both, name
     found |= {name.rpartition("/")[2] for name in own}
-    assert found | WITH_VLLM | WITH_SFT | WITH_TEACHER == set(DOCUMENTED)
+    assert found | WITH_VLLM | WITH_SFT | WITH_TEACHER | OF_FAILED_UPDATES == set(DOCUMENTED)

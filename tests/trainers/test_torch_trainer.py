@@ -14,7 +14,7 @@ import torch
 from lightning_core import Row
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.config.algorithm import Algorithm, Importance, Kl
-from lightning_core.errors import ConfigError, CreditError, TrainingError
+from lightning_core.errors import ConfigError, CreditError, NonFiniteError, TrainingError
 from lightning_core.model.source import load_model
 from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.trainer import TorchTrainer
@@ -278,7 +278,12 @@ def test_a_loss_that_is_not_finite_leaves_the_weights(
     with pytest.raises(TrainingError, match="advantages that are not finite"):
         trainer.step([make_row(([1, 2], False), ([3], True), advantage=float("nan"))])
     far = make_row(([1, 2], False), ([3], True), advantage=-1.0, logprobs=[-200.0])  # the ratio overflows
-    with pytest.raises(TrainingError, match="the weights are unchanged"):
+    for _ in range(2):
+        metrics = trainer.step([row, far])
+        assert (metrics["updates_skipped"], metrics["updates"], "loss" in metrics) == (1, 0, False)
+    with pytest.raises(
+        NonFiniteError, match=r"the loss of a micro-batch is .*; the weights are unchanged\. It is the third such"
+    ):
         trainer.step([row, far])
     updater = trainer._updater
     calls = iter([updater.update, lambda *_, **__: (_ for _ in ()).throw(TrainingError("boom"))])
@@ -286,7 +291,7 @@ def test_a_loss_that_is_not_finite_leaves_the_weights(
         updater.update = lambda *arguments, **options: next(calls)(*arguments, **options)  # type: ignore[method-assign]
         with pytest.raises(TrainingError, match="boom"):
             trainer.step([row])
-    assert trainer.version == 0
+    assert trainer.version == 2, "steps that are skipped count"
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(trainer).items())
 
 

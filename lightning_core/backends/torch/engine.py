@@ -26,6 +26,7 @@ import torch
 from lightning_core.backends.backend import Delta, FinishReason, SamplingParams, check_request
 from lightning_core.backends.torch.lanes import make_lane
 from lightning_core.backends.torch.rows import ActiveRow, Lane
+from lightning_core.backends.torch.step_watch import StepWatch
 from lightning_core.errors import ConstraintError, InfrastructureError, PolicyRequestError
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.compute import ComputePlan
@@ -109,9 +110,9 @@ class TorchBackend:
         for number, (name, sampled) in enumerate(models.items()):
             self.add(name, sampled, live=number == 0, cached_tokens=cached_tokens)
         self._pauses = 0
-        self._stepping = False
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="lightning-sampling", daemon=True)
+        self._watch = StepWatch(self._thread)
         self._thread.start()
 
     def add(self, name: str, sampled: SampledModel, *, live: bool, cached_tokens: int = 16384) -> None:
@@ -177,7 +178,7 @@ class TorchBackend:
         self._submit(request)
         try:
             while True:
-                item = await request.queue.get()
+                item = await self._watch.next_item(request.queue)
                 if isinstance(item, Exception):
                     raise item
                 yield item
@@ -215,10 +216,10 @@ class TorchBackend:
 
     @contextmanager
     def pause(self) -> Generator[None]:
-        """Pause sampling between two steps, for a weight update. Requests wait."""
+        """Pause sampling between two steps, for a weight update. Requests wait. After a step that hangs, sampling has ended."""
         with self._changed:
             self._pauses += 1
-            self._changed.wait_for(lambda: not self._stepping)
+            self._closing |= not self._changed.wait_for(lambda: not self._watch.stepping, self._watch.left())
         try:
             yield
         finally:
@@ -253,12 +254,13 @@ class TorchBackend:
             self._closing = True
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(self._watch.left())
 
     # The thread ---------------------------------------------------------------------------------------------------------
 
     def _submit(self, request: _Request) -> None:
         with self._changed:
+            self._watch.check()
             if self._closing:
                 raise InfrastructureError("the sampling engine is closed")
             seed = request.params.seed
@@ -278,7 +280,7 @@ class TorchBackend:
                     self._fail(error)
                 finally:
                     with self._changed:
-                        self._stepping = False
+                        self._watch.stop()
                         self._changed.notify_all()
             self._fail(None)
 
@@ -293,8 +295,9 @@ class TorchBackend:
                 while not self._closing and (left := deadline - time.monotonic()) > 0:
                     self._changed.wait(left)
                 self._changed.wait_for(lambda: self._closing or not self._pauses)
-            self._stepping = not self._closing
-            return self._stepping
+            if not self._closing:
+                self._watch.start()
+            return not self._closing
 
     def _each_lane(self) -> Sequence[Lane]:
         """Each lane once; several models may share one."""

@@ -11,15 +11,25 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 HEADER = struct.Struct("!I")
 _PART = 1 << 18
-_CHILD = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {module} import main; main(int(sys.argv[2]))"
+_CHILD = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {module} import main; "
+    "from lightning_core.propagation.children.frames import serve; serve(main, int(sys.argv[2]))"
+)
 
 
 def command(module: str, fd: int) -> list[str]:
     """The command line that runs ``main`` of ``module`` in a new interpreter that finds the same modules."""
     return [sys.executable, "-c", _CHILD.format(module=module), json.dumps(sys.path), str(fd)]
+
+
+def serve(main: Callable[[int], None], fd: int) -> None:
+    """Run ``main`` of a process that `command` started; it ends in silence when the other end of its connection ``fd`` is gone."""
+    with suppress(BrokenPipeError, ConnectionResetError):
+        main(fd)
 
 
 def framed(data: bytes) -> bytes:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import signal
-import sqlite3
 import sys
 import time
 from collections.abc import Sequence
@@ -18,16 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_core.errors import (
-    DISK_FULL,
-    ConfigError,
-    IntegrationUnavailable,
-    LightningError,
-    MissingExtra,
-    os_problem,
-    plural,
-)
-from lightning_core.rollouts.log_format import configure_logging
+from lightning_core.errors import ConfigError, LightningError, plural
+from lightning_core.rollouts.log_format import DEBUG_VARIABLE, configure_logging
 from lightning_core.tools.cli import completion as cli_completion
 from lightning_core.tools.cli import credit as cli_credit
 from lightning_core.tools.cli import doctor as cli_doctor
@@ -40,6 +30,7 @@ from lightning_core.tools.cli import sft as cli_sft
 from lightning_core.tools.cli import trace as cli_trace
 from lightning_core.tools.cli import view as cli_view
 from lightning_core.tools.cli.arguments import DEFAULT_CONFIG, check_overrides, default_config, split_sources
+from lightning_core.tools.cli.border import run_command
 from lightning_core.tools.cli.messages import say
 from lightning_core.tools.cli.trace import as_run_folder, last_rollout
 from lightning_core.trainers import let_threads_sleep
@@ -51,60 +42,26 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    options = parse(sys.argv[1:] if arguments is None else arguments)
+    if options.debug:
+        os.environ[DEBUG_VARIABLE] = "1"
     configure_logging()
     let_threads_sleep()  # before a command loads torch
-    options = parse(sys.argv[1:] if arguments is None else arguments)
-    try:
-        commands = {
-            "init": cli_init.init,
-            "doctor": cli_doctor.doctor,
-            "train": _train,
-            "sft": cli_sft.sft,
-            "eval": _eval,
-            "serve": cli_serve.serve,
-            "export": cli_export.export,
-            "trace": cli_trace.trace,
-            "credit": cli_credit.credit,
-            "view": cli_view.view,
-            "runs": cli_runs.runs,
-            "completion": lambda options: cli_completion.completion(options, build_parser()),
-        }
-        return commands[options.command](options)
-    except (ConfigError, MissingExtra, IntegrationUnavailable) as error:
-        say(f"lightning-rl: {error}", error=True)
-        return exits.USAGE
-    except LightningError as error:
-        say(f"lightning-rl: {type(error).__name__}: {error}", error=True)
-        return exits.ERROR
-    except KeyboardInterrupt as interrupt:
-        return _interrupted(interrupt)
-    except BrokenPipeError:  # the reader closed the pipe, as in "… | head"
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exits.OK
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        return _disk_error(os_problem(error), _FREE_SPACE)
-    except sqlite3.OperationalError as error:
-        code = getattr(error, "sqlite_errorcode", 0)  # set by SQLite only
-        if code in _NO_SPACE:
-            return _disk_error(f"the run's store cannot be written: {error}", _FREE_SPACE)
-        if code & 0xFF == sqlite3.SQLITE_IOERR:
-            return _disk_error(
-                f"the run's store cannot be read or written: {error}", "Check the disk and its file system"
-            )
-        raise
-
-
-_NO_SPACE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
-"""SQLite's errors for `DISK_FULL`."""
-_FREE_SPACE = "Free space on the disk, or raise the quota or the limit on the size of files"
-
-
-def _disk_error(problem: str, advice: str) -> int:
-    with suppress(OSError):
-        say(f"lightning-rl: {problem}. {advice}", error=True)
-    return exits.ERROR
+    commands = {
+        "init": cli_init.init,
+        "doctor": cli_doctor.doctor,
+        "train": _train,
+        "sft": cli_sft.sft,
+        "eval": _eval,
+        "serve": cli_serve.serve,
+        "export": cli_export.export,
+        "trace": cli_trace.trace,
+        "credit": cli_credit.credit,
+        "view": cli_view.view,
+        "runs": cli_runs.runs,
+        "completion": lambda options: cli_completion.completion(options, build_parser()),
+    }
+    return run_command(commands[options.command], options)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -112,6 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lightning-rl", description="Train the model inside an LLM agent by reinforcement learning."
     )
+    parser.set_defaults(folder=None)
     parser.add_argument("--version", action="version", version=metadata.version("lightning-rl"))
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -129,7 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
         "train",
         help="train the policy, and evaluate it on held-out tasks before and after",
         epilog="Exit code: 0 if the run is complete, 1 if it failed, 2 for a wrong configuration, 3 with --require-improvement and "
-        "no significant improvement, 130 if interrupted (143: by SIGTERM).",
+        "no significant improvement, 70 for a bug, 130 if interrupted (143: by SIGTERM).",
     )
     train.add_argument(
         "config", metavar="CONFIG", nargs="?", help=f"YAML file; see docs/configuration.md (default: {DEFAULT_CONFIG})"
@@ -175,11 +133,14 @@ def build_parser() -> argparse.ArgumentParser:
     cli_view.add_options(view)
 
     listed = commands.add_parser("runs", help="list the runs in a folder, compare runs, remove runs")
-    cli_runs.add_options(listed)
+    actions = cli_runs.add_options(listed)
 
     completion = commands.add_parser("completion", help="print the completion script of a shell")
     cli_completion.add_options(completion)
 
+    for command in (*commands.choices.values(), *actions):
+        if command is not listed:
+            command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     for command in (doctor, train, supervised, evaluate, serve, export, show, credit):
         command.add_argument(
             "overrides", metavar="key=value", nargs="*", default=(), help="settings that override the file's"
@@ -241,17 +202,17 @@ def _train(options: argparse.Namespace) -> int:
     began, progress = time.time(), show_progress()
     try:
         result = fit(config=config, eval_tasks=held_out, progress=progress)
-    except LightningError:
-        progress.close()
-        _show_ledger(Path(config.run.dir) / (config.run.name or "latest") / "store.db", since=began)
-        raise
-    except KeyboardInterrupt as interrupt:
-        with suppress(OSError):
-            progress.close()
-        return _interrupted(interrupt, _how_to_resume(config, options.config, options.overrides))
-    finally:
+    except BaseException as error:
         with suppress(OSError):  # after SIGHUP, the terminal may be gone
             progress.close()
+        folder = Path(config.run.dir) / (config.run.name or "latest")
+        if _is_of_this_run(folder, since=began):
+            options.folder = folder
+            error.add_note(_how_to_resume(folder, config, options))
+            if not isinstance(error, KeyboardInterrupt):
+                _show_ledger(folder)
+        raise
+    progress.close()
     with Store(result.folder / "store.db", read_only=True) as store:
         show("", make_summary(result.summary), "", format_ledger(store.ledger()))
     say(f"\nrun: {result.folder}\ncheckpoint: {result.checkpoint}")
@@ -274,24 +235,19 @@ def _enough_tasks(config: Config) -> Sequence[Task]:
     return tasks
 
 
-def _interrupted(interrupt: KeyboardInterrupt, advice: str = "") -> int:
-    """Report the interrupt, and return the exit code."""
-    number = getattr(interrupt, "number", signal.SIGINT)
-    by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
-    with suppress(OSError):
-        say(f"\nlightning-rl: interrupted{by}. {advice}".rstrip(), error=True)
-    return exits.SIGNAL + number
+def _is_of_this_run(folder: Path, *, since: float) -> bool:
+    """Whether the run that failed has recorded anything in ``folder``; otherwise the newest run is a different one."""
+    store = folder / "store.db"
+    return store.is_file() and max(path.stat().st_mtime for path in folder.glob("store.db*")) >= since
 
 
-def _show_ledger(path: Path, *, since: float) -> None:
-    """The ledger of a run that failed, unless it failed before it recorded anything: the newest run is then a different run."""
+def _show_ledger(folder: Path) -> None:
     from lightning_core.records.store import Store
     from lightning_core.tools.cli.console import show
     from lightning_core.tools.cli.ledger import format_ledger
 
-    if path.is_file() and path.stat().st_mtime >= since:
-        with Store(path, read_only=True) as store:
-            show(format_ledger(store.ledger()), "")
+    with suppress(LightningError, OSError), Store(folder / "store.db", read_only=True) as store:
+        show(format_ledger(store.ledger()), "")
 
 
 def _print_verl_config(config: Config) -> int:
@@ -301,15 +257,14 @@ def _print_verl_config(config: Config) -> int:
     return exits.OK
 
 
-def _how_to_resume(config: Config, file: str, overrides: Sequence[str]) -> str:
+def _how_to_resume(folder: Path, config: Config, options: argparse.Namespace) -> str:
     from lightning_core.records.checkpoints import checkpoints
 
-    folder = Path(config.run.dir) / (config.run.name or "latest")
     resumable = checkpoints(folder)
     if not resumable:
         return "No checkpoint was written yet."
-    kept = [text for text in overrides if not text.startswith(("run.name=", "run.resume="))]
-    words = [file, *kept, *([f"run.name={config.run.name}"] if config.run.name else []), "--resume"]
+    kept = [text for text in options.overrides if not text.startswith(("run.name=", "run.resume="))]
+    words = [options.config, *kept, *([f"run.name={config.run.name}"] if config.run.name else []), "--resume"]
     return f"The last checkpoint is {resumable[-1]}; to continue: lightning-rl train {shlex.join(words)}"
 
 
@@ -343,6 +298,7 @@ def _eval(options: argparse.Namespace) -> int:
         create_folder(folder, dump_config(config))
     else:
         folder = run
+    options.folder = folder
     before = last_rollout(folder / "store.db") or 0
     progress = show_progress()
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from lightning_core.errors import ConfigError, plural, visible
+from lightning_core.errors import ConfigError, RecordError, plural, visible
 from lightning_core.records.configs import config_differences
 from lightning_core.records.runs import RunInfo
 from lightning_core.tools.cli.console import Column, make_table
@@ -73,7 +72,7 @@ def make_comparison(runs: Sequence[RunInfo], tasks: int) -> Group:
     for label, run in zip(labels[1:], runs[1:], strict=True):
         try:
             difference = held_out_difference(runs[0].folder, run.folder)
-        except (ConfigError, sqlite3.DatabaseError) as error:  # a damaged store
+        except (ConfigError, RecordError) as error:  # a damaged store
             parts += ["", _line(f"held-out reward of {labels[0]} and {label}: cannot be compared: {error}")]
         else:
             parts += ["", *_held_out(labels[0], label, difference, tasks)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +27,8 @@ def with_action(arguments: Sequence[str]) -> Sequence[str]:
     return ["runs", "list", *arguments[1:]]
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options to ``parser``."""
+def add_options(parser: argparse.ArgumentParser) -> Collection[argparse.ArgumentParser]:
+    """Add the command's options to ``parser``; returns the parsers of its actions."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
 
     listed = actions.add_parser("list", help="list the runs, the newest first; also without the word list: runs DIR")
@@ -55,6 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     for action in (compare, remove):
         action.add_argument("--dir", default="runs", help="the folder of the runs (default: %(default)s)")
+    return actions.choices.values()
 
 
 def runs(options: argparse.Namespace) -> int:

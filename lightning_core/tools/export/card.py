@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from lightning_core.config.source import to_yaml
-from lightning_core.errors import ConfigError, redact_urls
+from lightning_core.errors import ConfigError, RecordError, redact_urls
 from lightning_core.model.source import hub_name, is_demo_model
 from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step
 from lightning_core.records.commit import recorded_commits
@@ -110,7 +110,7 @@ def _data(trained: Trained) -> str:
     try:
         with Store(trained.run / "store.db", read_only=True) as store:
             rollouts = store.rollouts(phase="train")
-    except ConfigError:  # a run without its store can still be exported
+    except (ConfigError, RecordError):  # a run without its store can still be exported
         return "not recorded"
     tasks = len({rollout.task_id for rollout in rollouts})
     return f"{len(rollouts):,} rollouts of {tasks:,} tasks"
@@ -149,7 +149,7 @@ def _evaluations(trained: Trained) -> dict[Phase, dict[int, Evaluation]]:
     try:
         with Store(trained.run / "store.db", read_only=True) as store:
             return {phase: recorded_evaluations(store, phase) for phase in EVALUATIONS}
-    except ConfigError:  # as in `_data`
+    except (ConfigError, RecordError):  # as in `_data`
         return {phase: {} for phase in EVALUATIONS}
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from lightning_core.errors import ConfigError, need_path
+from lightning_core.errors import ConfigError
 from lightning_core.model import peft
 from lightning_core.model.folders import whole
 from lightning_core.model.merge import layers_of
@@ -22,6 +22,7 @@ from lightning_core.model.source import (
     resolve_model,
     save_model,
 )
+from lightning_core.records.failures import need_path
 from lightning_core.tools.export.card import make_card
 from lightning_core.tools.export.gguf import OUTTYPES, write_gguf
 from lightning_core.tools.export.merged import convert, load_merged

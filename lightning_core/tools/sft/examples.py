@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_core.errors import ConfigError, need_path, plural
+from lightning_core.errors import ConfigError, plural
 from lightning_core.otel import read_traces
+from lightning_core.records.failures import need_path
 from lightning_core.records.store import LEFT_OUT, Phase, RolloutRecord, Store
 from lightning_core.tools.runs.traces import read_trace
 from lightning_core.trace import Trace

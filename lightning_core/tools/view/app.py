@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from threading import Event
 
 from starlette.applications import Starlette
@@ -13,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from lightning_core.errors import RecordError
 from lightning_core.tools.view.access import Access
 from lightning_core.tools.view.library import Library
 from lightning_core.tools.view.pages import compare, credit, events, rollout, rollouts, run, runs, tasks
@@ -45,7 +45,7 @@ def create_app(library: Library, *, token: str, port: int, poll_seconds: float =
         Access, token=token, hosts=[f"127.0.0.1:{port}", f"localhost:{port}"], cookie=f"lightning-view-{port}"
     )
     app = Starlette(
-        routes=_ROUTES, middleware=[access], exception_handlers={HTTPException: _error, sqlite3.Error: _damaged}
+        routes=_ROUTES, middleware=[access], exception_handlers={HTTPException: _error, RecordError: _damaged}
     )
     app.state.library = library
     app.state.poll_seconds = poll_seconds
@@ -59,4 +59,4 @@ async def _error(request: Request, error: Exception) -> Response:
 
 
 async def _damaged(request: Request, error: Exception) -> Response:
-    return page(request, "error.html", status=500, message=f"The run's store.db cannot be read: {error}")
+    return page(request, "error.html", status=500, message=str(error))

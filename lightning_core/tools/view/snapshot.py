@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, RecordError
 from lightning_core.records.held_out import held_out_by_task
 from lightning_core.records.intervals import Estimate
 from lightning_core.records.runs import RunInfo
@@ -89,5 +88,5 @@ def read_store(run: RunInfo, *, after: int = 0) -> FromStore:
                 counts=count_rollouts(store, steps=run.steps),
                 failures=failures(store),
             )
-    except (ConfigError, sqlite3.Error) as error:
+    except (ConfigError, RecordError) as error:
         return FromStore(problem=f"The rollouts cannot be read: {error}")

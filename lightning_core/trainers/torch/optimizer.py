@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from lightning_core.config.trainer import TrainerSection
-from lightning_core.errors import TrainingError
 from lightning_core.model.tuning import Tuning
 from lightning_core.trainers.torch.checkpoint import optimizer_moments, restore_moments
+from lightning_core.trainers.torch.finite import finite_norm
 
 
 def learning_rate_factor(settings: TrainerSection, step: int) -> float:
@@ -60,17 +61,15 @@ class MasterOptimizer:
         """The learning rate of step ``step``, counted from 0."""
         return self._learning_rate * learning_rate_factor(self._settings, step)
 
-    def update(self, loss: float, step: int) -> float:
+    def update(self, step: int) -> float:
         """Clip the gradient and update the weights; returns the gradient's norm before clipping.
 
-        Raises `TrainingError`, and leaves the weights as they are, if ``loss`` or the gradient is not finite.
+        Raises `NonFiniteError`, and leaves the weights as they are, if the gradient is not finite.
         """
-        norm = float(torch.nn.utils.clip_grad_norm_(list(self._tuning.masters.values()), self._settings.grad_clip))
-        if not math.isfinite(loss) or not math.isfinite(norm):
-            self._tuning.zero_grad()
-            raise TrainingError(
-                f"step {step + 1}: the loss is {loss} and the gradient norm {norm}; the weights are unchanged"
-            )
+        masters = list(self._tuning.masters.values())
+        total = get_total_norm([master.grad for master in masters if master.grad is not None])
+        norm = finite_norm(total, self._tuning.masters, step)
+        clip_grads_with_norm_(masters, self._settings.grad_clip, total)
         for group in self.adamw.param_groups:
             group["lr"] = self.learning_rate(step)
         self.adamw.step()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from lightning_core.backends.torch.engine import TorchBackend
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.trainer import TrainerSection
 from lightning_core.trainers.torch import checkpoint
+from lightning_core.trainers.torch.failed_updates import UndoneUpdates
 from lightning_core.trainers.torch.policy_model import PolicyModel
 from lightning_core.trainers.torch.proof import check_rows, prove_once
 from lightning_core.trainers.torch.scorer import RowScorer, open_scorer
@@ -37,6 +38,7 @@ class TorchTrainer:
         self.backend = backend
         """See `Trainer.backend`."""
         self._updater = Updater(model, algorithm, settings, seed=seed)
+        self._updates = UndoneUpdates(model, self._updater, state=self.state, restore=self.restore)
         self.version = 0
         """Number of updates; the backend stamps it on each response."""
         self.saved_in: Path | None = None
@@ -57,14 +59,9 @@ class TorchTrainer:
         Rows whose advantages are all 0 cost nothing, but count in the means of the loss.
         """
         self.check(rows)
-        parts = self._updater.mini_batches(rows, self.version)
-        with self.paused(), ExitStack() as undo:
+        with self.paused():
             self.backend.forget(self.model.name)
-            if self._updater.updates_per_step * len(parts) > 1:
-                # A later update can fail after earlier ones have changed the weights.
-                undo.callback(self.restore, self.state().copy())
-            metrics = self._updater.step(parts, self.version)
-            undo.pop_all()
+            metrics = self._updates.step(rows, self.version)
             self.version += 1
             self.backend.versions[self.model.name] = self.version
         return metrics

@@ -10,6 +10,7 @@ import torch
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.build_rules import checked_loss
 from lightning_core.config.trainer import TrainerSection
+from lightning_core.trainers.torch.finite import finite_loss
 from lightning_core.trainers.torch.mini_batches import (
     CROSS_ENTROPY,
     FORWARD_KL,
@@ -75,7 +76,7 @@ class Updater:
         """Update the weights once. ``step``: the number of steps before this one.
 
         ``compare``: the weights are still the sampler's, so both must compute the same logprobs.
-        Raises `ProofError`, or `TrainingError` if they do not or the loss is not finite; the weights are unchanged then.
+        Raises `ProofError`, `TrainingError` if they do not, or `NonFiniteError`; the weights are unchanged then.
         """
         rows, objective, algorithm = part.rows, part.objective, part.objective.algorithm
         self._tuning.zero_grad()
@@ -105,16 +106,16 @@ class Updater:
                 divergence, divergence_sum = kl_term(logprobs_X)
                 total = total + divergence
                 terms[FORWARD_KL] += divergence_sum
+            loss += finite_loss(total, logprobs, batch, rows, step)
             total.backward()
             self._tuning.collect_grad()
-            loss += float(total.detach())
             sums.update(found.sums)
             maxima = {name: max(value, maxima.get(name, value)) for name, value in found.maxima.items()}
         if compare:
             prove_sampler(sums["logprob_difference_mean"] / part.tokens, self._settings.max_logprob_difference)
         return Update(
             loss=loss,
-            grad_norm=self.optimizer.update(loss, step),
+            grad_norm=self.optimizer.update(step),
             learning_rate=self.optimizer.learning_rate(step),
             tokens=part.tokens,
             sums=sums,

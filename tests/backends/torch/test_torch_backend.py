@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -184,6 +185,25 @@ def test_closing_the_generator_aborts_the_response(backend: TorchBackend) -> Non
     assert backend.stats.sampled_tokens < 400
     with backend.pause():
         assert not backend._lanes["policy"].rows
+
+
+def test_a_step_that_hangs_ends_the_engine_and_holds_up_nobody(tiny_model: Path) -> None:
+    backend, released = make_backend(tiny_model), threading.Event()
+    backend._watch.limit = 0.2
+    network = backend._models["policy"].model
+    network.register_forward_pre_hook(lambda *_: released.wait() and None)
+    network.get_input_embeddings().register_forward_pre_hook(lambda *_: released.wait() and None)
+    try:
+        for _ in range(2):
+            with pytest.raises(InfrastructureError, match=r"has not finished a step in 0\.2 s; resume the run"):
+                asyncio.run(collect(backend, [1, 2], GREEDY))
+        with backend.pause():  # the weights can be saved
+            pass
+        backend.close()
+        assert backend._thread.is_alive(), "it is left behind"
+    finally:
+        released.set()
+        backend._thread.join(10)
 
 
 def test_a_failing_step_fails_the_requests_and_not_the_engine(backend: TorchBackend) -> None:

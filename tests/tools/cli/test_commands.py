@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from lightning_core.config import Config
-from lightning_core.errors import InfrastructureError
 from lightning_core.records.checkpoints import mark_best
 from lightning_core.records.intervals import MIN_TASKS, compare
 from lightning_core.records.report import Summary
@@ -94,19 +93,12 @@ def test_wrong_usage(home: Path, arguments: list[str], capsys: pytest.CaptureFix
     assert "usage: lightning-rl" in capsys.readouterr().err
 
 
-def test_our_errors_have_no_traceback_but_those_of_others_do(
-    home: Path, loop: Install, capsys: pytest.CaptureFixture[str]
-) -> None:
-    loop(raises(InfrastructureError("the endpoint died")))
-    assert main(["train", "c.yaml"]) == 1
-    assert capsys.readouterr().err == "lightning-rl: InfrastructureError: the endpoint died\n"
-    loop(raises(ZeroDivisionError("theirs")))
-    with pytest.raises(ZeroDivisionError):
-        main(["train", "c.yaml"])
-
-
 def raises(error: BaseException) -> Callable[[dict[str, Any]], Any]:
-    def outcome(_: dict[str, Any]) -> Any:
+    """A run that records a rollout, then raises ``error``."""
+
+    def outcome(arguments: dict[str, Any]) -> Any:
+        run = arguments["config"].run
+        record_rollout(Path(run.dir, run.name or "latest"))
         raise error
 
     return outcome

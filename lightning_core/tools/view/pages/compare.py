@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sqlite3
-
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, RecordError
 from lightning_core.records.configs import config_differences, show_value
 from lightning_core.records.runs import RunInfo
 from lightning_core.tools.runs.compare import HeldOutDifference, held_out_difference
@@ -46,6 +44,6 @@ def _held_out(first: RunInfo, second: RunInfo) -> tuple[HeldOutDifference | None
     """The comparison of the last evaluations, or the reason there is none."""
     try:
         held = held_out_difference(first.folder, second.folder)
-    except (ConfigError, OSError, sqlite3.Error) as error:
+    except (ConfigError, OSError, RecordError) as error:
         return None, str(error)
     return held, "" if held else "no task was evaluated in both runs"

@@ -1,0 +1,129 @@
+"""The border of the commands: any exception is a message with a documented exit code."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs._generate.exits import update
+from lightning_core.errors import InfrastructureError, RecordError
+from lightning_core.records.failures import StoreErrors
+from lightning_core.tools.cli import main as cli_main
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def wrapped(code: int, text: str) -> RecordError:
+    """The error that a store raises for one of SQLite."""
+    error = sqlite3.OperationalError(text)
+    error.sqlite_errorcode = code
+    with pytest.raises(RecordError) as caught, StoreErrors(Path("runs/x/store.db")):
+        raise error
+    return caught.value
+
+
+def divide() -> float:
+    return 1 / 0
+
+
+def bug() -> Exception:
+    try:
+        divide()
+    except ZeroDivisionError as error:
+        return error
+    raise AssertionError
+
+
+ERRORS = {
+    "disk full": (OSError(errno.ENOSPC, "No space left", "x.json"), 1, "No space left ('x.json'). Free space on the disk"),
+    "read-only": (OSError(errno.EROFS, "Read-only file system", "x"), 1, "('x'). The file system is read-only: mount it"),
+    "permission": (PermissionError(errno.EACCES, "Permission denied", "x"), 1, "('x'). Change the permissions"),
+    "files": (OSError(errno.EMFILE, "Too many open files"), 1, "Too many open files. Raise the limit on open files (ulimit -n)"),
+    "memory": (MemoryError(), 1, "out of memory: MemoryError. Free memory"),
+    "torch's memory": (
+        RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: you tried"),
+        1,
+        "out of memory: [enforce fail",
+    ),
+    "package": (ModuleNotFoundError("No module named 'x'", name="x"), 2, "the package 'x' is not installed"),
+    "ours": (InfrastructureError("the endpoint died"), 1, "InfrastructureError: the endpoint died\n"),
+    "a group": (ExceptionGroup("tasks", [OSError(errno.EIO, "I/O error", "x")]), 1, "I/O error ('x'). Check the disk"),
+    "store full": (wrapped(sqlite3.SQLITE_FULL, "disk full"), 1, "store 'runs/x/store.db' cannot be written: disk full. Free space"),
+    "store size": (wrapped(sqlite3.SQLITE_IOERR_SHMSIZE, "disk I/O"), 1, "cannot be written: disk I/O. Free space on the disk"),
+    "store disk": (wrapped(sqlite3.SQLITE_IOERR_READ, "disk I/O"), 1, "cannot be read or written: disk I/O. Check the disk"),
+    "store locked": (wrapped(sqlite3.SQLITE_BUSY, "locked"), 1, "is locked by another process: locked. Stop the program"),
+    "store damaged": (wrapped(sqlite3.SQLITE_CORRUPT, "malformed"), 1, "is damaged: malformed. Restore the file"),
+    "Ctrl-C": (KeyboardInterrupt(), 130, "interrupted."),
+    "a bug": (bug(), 70, "unexpected ZeroDivisionError: division by zero"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_exception_is_a_message_with_an_exit_code(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error, code, message = ERRORS[name]
+
+    def fail(_: argparse.Namespace) -> int:
+        raise error
+
+    monkeypatch.setattr(cli_main, "_train", fail)
+    assert cli_main.main(["train"]) == code
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "Traceback" not in shown
+
+
+def test_the_traceback_of_a_bug_is_in_the_runs_folder_and_shown_with_debug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(options: argparse.Namespace) -> int:
+        options.folder = tmp_path
+        error = ValueError("of https://user:password@host")
+        error.add_note("The last checkpoint is step-000010.")
+        raise error
+
+    monkeypatch.setattr(cli_main, "_train", fail)
+    monkeypatch.setenv("LIGHTNING_DEBUG", "")
+    assert cli_main.main(["train"]) == 70
+    shown = capsys.readouterr().err
+    (file,) = tmp_path.glob("error-*.txt")
+    assert f"The traceback is in {file}" in shown
+    assert shown.endswith(" The last checkpoint is step-000010.\n")
+    assert "test_border.py" in shown, "the line of the code that raised"
+    assert 'test_border.py", line' in file.read_text()
+    assert "password" not in shown + file.read_text()
+    assert cli_main.main(["train", "--debug"]) == 70
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_a_pipe_that_is_not_standard_output_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: argparse.Namespace) -> int:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(cli_main, "_train", fail)
+    assert cli_main.main(["train"]) == 1
+    assert "Broken pipe. Remove the cause" in capfd.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "wb") as pipe:
+        command = [sys.executable, "-m", "lightning_core.tools.cli", "completion", "bash"]
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_page_has_the_exit_codes() -> None:
+    text = (DOCS / "command-line.md").read_text(encoding="utf-8")
+    assert update(text) == text, "run: python -m docs._generate.exits docs/command-line.md"

@@ -1,0 +1,77 @@
+"""Updates that do not fit the memory: repeated with smaller micro-batches, or undone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")]
+
+LIMITED = """
+import json, random, resource, sys
+from contextlib import contextmanager
+from pathlib import Path
+import torch
+from lightning_core.errors import OutOfMemoryError
+from lightning_core.trainers.torch.factory import open_trainer
+from tests.trainers.rows import make_row
+from tests.trainers.sections import parts
+
+random.seed(0)
+trainer = open_trainer(**parts(model=sys.argv[1], dtype="float32", learning_rate=1e-3, micro_batch_tokens=8192))
+
+def row(tokens):
+    prompt, response = (random.choices(range(256), k=count) for count in (tokens - 16, 16))
+    return make_row((prompt, False), (response, True), advantage=1.0, logprobs=[-5.5] * 16)
+
+@contextmanager
+def little_memory(megabytes=4):
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + megabytes * 2**20, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+def weights():
+    return {name: tensor.detach().clone() for name, tensor in trainer.model.tuning.masters.items()}
+
+initial, state = weights(), trainer.state().copy()
+try:
+    with little_memory():
+        trainer.step([row(4000)])
+except OutOfMemoryError as error:
+    print(json.dumps({"error": str(error), "same": all(torch.equal(t, initial[n]) for n, t in weights().items()),
+                      "moments": len(trainer.state().moments), "version": trainer.version}))
+rows = [row(256) for _ in range(32)]
+with little_memory():
+    limited = trainer.step(rows)
+updated = weights()
+trainer.restore(state)
+trainer.model.memory = type(trainer.model.memory)(cache_tokens=0, micro_batch_tokens=8192, cache_bytes=0, micro_batch_bytes=0)
+free = trainer.step(rows)
+print(json.dumps({"repeated": limited["updates_repeated"], "batches": [limited["micro_batches"], free["micro_batches"]],
+                  "norms": [limited["grad_norm"], free["grad_norm"]],
+                  "close": all(torch.allclose(t, updated[n], atol=1e-4) for n, t in weights().items())}))
+trainer.close()
+"""
+
+
+def test_an_update_that_does_not_fit_the_memory_is_repeated_with_smaller_micro_batches(tiny_llama: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tiny_llama)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    single, several = map(json.loads, done.stdout.splitlines())
+    assert "which cannot be smaller; the weights are unchanged. Free memory" in single["error"]
+    assert (single["same"], single["moments"], single["version"]) == (True, 0, 0)
+    assert several["repeated"] >= 1
+    assert several["batches"][0] > several["batches"][1] == 1
+    assert several["norms"][0] == pytest.approx(several["norms"][1], rel=1e-4)
+    assert several["close"], "equal up to the order of the sums"
+    assert "which the run keeps" in done.stderr
