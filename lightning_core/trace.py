@@ -95,6 +95,7 @@ REWARD_NAME = "lightning.reward.name"
 REWARD_CALL = "lightning.reward.call"
 REWARD_AGENT = "lightning.reward.agent"
 
+_SAMPLED = (PROMPT_IDS, OUTPUT_IDS, LOGPROBS)
 _LARGEST = float(np.finfo(np.float32).max)  # advantages are float32
 
 
@@ -266,8 +267,7 @@ def check_reward(value: object) -> float:
 
     ``value``: a number of any type that converts to float, such as a Decimal or a tensor of one element.
     """
-    number = as_number(value)
-    if number is not None and abs(number) <= _LARGEST:  # False for NaN
+    if (number := as_number(value)) is not None and abs(number) <= _LARGEST:  # False for NaN
         return number
     kind = getattr(value, "type_name", type(value).__name__)
     raise RewardError(f"a reward must be a finite number of at most {_LARGEST:.1e}, found {show(value)} of type {kind}")
@@ -279,23 +279,22 @@ def spans_to_trace(spans: Iterable[SpanRecord], *, counters: Mapping[str, int] |
     The last span of an id replaces earlier ones. Raises ValueError without a root span, or if
     the spans belong to several rollouts.
     """
-    unique = {span.span_id: span for span in spans}
-    ordered = sorted(unique.values(), key=lambda s: (s.start_ns, s.span_id))
+    ordered = sorted({span.span_id: span for span in spans}.values(), key=lambda s: (s.start_ns, s.span_id))
     rollouts = {span.trace_id for span in ordered}
     if len(rollouts) != 1:
         raise ValueError(f"expected the spans of one rollout, found the trace ids {sorted(rollouts)[:3]!r}")
-    roots = [span for span in ordered if TASK_ID in span.attributes]
+    roots = [span for span in ordered if TASK_ID in _own(span)]
     if len(roots) != 1:
         raise ValueError(f"expected one root span with {TASK_ID!r}, found {len(roots)} among {len(ordered)} spans")
     root = roots[0]
-    calls = [span_to_call(s) for s in ordered if s.attributes.get(OPERATION) == "chat"]
+    kinds = [(span, _own(span).get(OPERATION)) for span in ordered]
     return Trace(
         rollout=root.trace_id,
         task_id=str(root.attributes[TASK_ID]),
         task=json.loads(root.attributes.get(TASK, "null")),
-        calls=tuple(sorted(calls, key=lambda c: c.sequence)),
-        events=tuple(_event(s) for s in ordered if s.attributes.get(OPERATION) not in ("chat", "reward")),
-        rewards=tuple(_reward(s) for s in ordered if s.attributes.get(OPERATION) == "reward"),
+        calls=tuple(sorted((span_to_call(s) for s, kind in kinds if kind == "chat"), key=lambda c: c.sequence)),
+        events=tuple(_event(s) for s, kind in kinds if kind not in ("chat", "reward")),
+        rewards=tuple(_reward(s) for s, kind in kinds if kind == "reward"),
         error=root.error,
         counters=dict(counters or {}),
     )
@@ -303,8 +302,9 @@ def spans_to_trace(spans: Iterable[SpanRecord], *, counters: Mapping[str, int] |
 
 def span_to_call(span: SpanRecord) -> Call:
     """The call that a span with the operation ``chat`` records."""
-    a = span.attributes
-    get = getattr(a, "unread", a.get)
+    a = _own(span)
+    get = getattr(span.attributes, "unread", a.get)
+    measured = [name for name, value in a.items() if type(value) is bytes and name.startswith("lightning.")]
     return Call(
         id=span.span_id,
         rollout=span.trace_id,
@@ -320,7 +320,7 @@ def span_to_call(span: SpanRecord) -> Call:
         prompt_ids=_unpack(get(PROMPT_IDS), "<u4"),
         output_ids=_unpack(get(OUTPUT_IDS), "<u4"),
         logprobs=_unpack(a.get(LOGPROBS), "<f4"),
-        arrays={name: np.frombuffer(a[name], "<f4") for name in a if _is_measured(name, a)},
+        arrays={name: np.frombuffer(a[name], "<f4") for name in measured if name not in _SAMPLED},
         temperature=float(a.get(TEMPERATURE, 1.0)),
         constraint=a.get(CONSTRAINT),
         digest=a.get(DIGEST),
@@ -340,9 +340,9 @@ def span_to_call(span: SpanRecord) -> Call:
     )
 
 
-def _is_measured(name: str, attributes: Mapping[str, Any]) -> bool:
-    sampled = name in (PROMPT_IDS, OUTPUT_IDS, LOGPROBS)
-    return name.startswith("lightning.") and not sampled and isinstance(attributes[name], bytes)
+def _own(span: SpanRecord) -> Mapping[str, Any]:
+    """The attributes of ``span`` but those that it shares with other calls: its ids, messages and tools."""
+    return getattr(span.attributes, "own", span.attributes)
 
 
 _EVENTS: Mapping[str, tuple[Literal["agent", "count", "tool", "elsewhere"], str | None]] = {

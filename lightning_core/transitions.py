@@ -190,8 +190,11 @@ def trace_to_transitions(trace: Trace, *, agents: Collection[str], refused: bool
     found: list[Transition] = []
     discarded = discarded_calls(trace)
     for call in trace.calls:
-        reason = _refusal_reason(call) or (_DISCARDED if call.id in discarded else None)
-        if call.agent in agents and call.replays is None and (refused or reason is None):
+        if call.agent not in agents or call.replays is not None:
+            continue
+        prompt_ids, output_ids = call.prompt_ids, call.output_ids  # each read puts them together
+        reason = _refusal_reason(call, prompt_ids, output_ids) or (_DISCARDED if call.id in discarded else None)
+        if refused or reason is None:
             found.append(
                 Transition(
                     call=call.id,
@@ -202,8 +205,8 @@ def trace_to_transitions(trace: Trace, *, agents: Collection[str], refused: bool
                     version=call.policy_version or 0,
                     first_version=call.first_version,
                     sequence=call.sequence,
-                    prompt_ids=_NO_IDS if call.prompt_ids is None else call.prompt_ids,
-                    output_ids=_NO_IDS if call.output_ids is None else call.output_ids,
+                    prompt_ids=_NO_IDS if prompt_ids is None else prompt_ids,
+                    output_ids=_NO_IDS if output_ids is None else output_ids,
                     logprobs=_NO_LOGPROBS if call.logprobs is None else call.logprobs,
                     temperature=call.temperature,
                     constraint=call.constraint,
@@ -222,7 +225,7 @@ def refused_calls(trace: Trace, *, agents: Collection[str]) -> list[Refusal]:
     for call in trace.calls:
         if call.agent not in agents:
             continue
-        reason = _refusal_reason(call)
+        reason = _refusal_reason(call, call.prompt_ids, call.output_ids)
         if reason is not None:
             kind = "refused" if call.refused else "untrainable" if call.error is None else "failed"
             found.append(Refusal(call=call.id, agent=call.agent or "", kind=kind, reason=reason))
@@ -251,19 +254,19 @@ def discarded_calls(trace: Trace) -> frozenset[str]:
     return frozenset(call.id for call in trace.calls if run_of(call) in repeated)
 
 
-def _refusal_reason(call: Call) -> str | None:
+def _refusal_reason(call: Call, prompt_ids: TokenIds | None, output_ids: TokenIds | None) -> str | None:
     if call.error is not None:
         return f"the request was refused: {call.refused}" if call.refused else f"the call failed: {call.error}"
-    if call.prompt_ids is None or call.output_ids is None:
+    if prompt_ids is None or output_ids is None:
         return f"no token ids: model {call.model!r} did not return the ids of its prompt and output"
     if call.policy_version is None:
         return f"sampled by {call.model!r}, which is not a trained policy"
-    if call.logprobs is None or len(call.logprobs) != len(call.output_ids):
+    if call.logprobs is None or len(call.logprobs) != len(output_ids):
         found = "none" if call.logprobs is None else str(len(call.logprobs))
-        return f"expected {len(call.output_ids)} logprobs, found {found}"
+        return f"expected {len(output_ids)} logprobs, found {found}"
     if call.digest is None:
         return "no digest: not recorded by a policy endpoint, or recorded by an older version"
-    if len(call.output_ids) == 0 or len(call.prompt_ids) == 0:
+    if len(output_ids) == 0 or len(prompt_ids) == 0:
         return "the prompt or the response is empty"
     return None
 

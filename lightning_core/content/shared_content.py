@@ -333,9 +333,10 @@ class SharedAttributes(Mapping[str, Any]):
 
     def unread(self, key: str, default: Any = None) -> Any:
         """The value of ``key``; if it is shared, a function that returns it, parsed, as `SharedContent.value`."""
-        if self.references.have(key):
-            return partial(self.content.value, self.references, key)
-        return self.own.get(key, default)
+        index = _FIELDS.get(key)
+        if index is None or self.references[index] < 0:
+            return self.own.get(key, default)
+        return partial(self.content.value, self.references, key)
 
     def __getitem__(self, key: str) -> Any:
         if not self.references.have(key):

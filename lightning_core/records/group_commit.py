@@ -32,8 +32,9 @@ class GroupCommit(Generic[T]):
         done: Future[None] = Future()
         done.set_running_or_notify_cancel()
         with self._lock:
+            if not self._waiting:  # further ones go with the first
+                self._writer.submit(self._write_waiting)
             self._waiting.append((items, done))
-        self._writer.submit(self._write_waiting)
         return done
 
     def close(self) -> None:

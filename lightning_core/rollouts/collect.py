@@ -104,7 +104,9 @@ class Collector:
         try:
             found = await self._agents.roll_out(jobs, routing_of(self.config, phase), record)
         finally:
-            await asyncio.gather(*map(asyncio.wrap_future, writes))
+            await asyncio.gather(
+                *(asyncio.wrap_future(write) for write in writes if not write.done() or write.exception())
+            )
         return [(rollout, rejected[rollout.trace.rollout]) for rollout in found]
 
     async def roll_out_all(self, tasks: Sequence[Task], phase: Phase, step: int, *, whole: bool = True) -> list[Group]:

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import asynccontextmanager
 
 from lightning_core.endpoint.activity import Silence
+from lightning_core.rollouts.watchdog import Watch
 
 _LONG_SHARE = 0.1
 """A silence is long, and its slot given up, after this share of a usual rollout's time: agents that hang then cost little throughput."""
@@ -44,7 +45,7 @@ class Slot:
         self.given_up = False
         self.slow_down: Callable[[], None] = _nothing
         self.slow = False
-        self.watch: asyncio.Task[None] | None = None
+        self.watch: Watch | None = None
         """What watches the attempt that runs."""
 
     def begin(self, silence: Callable[[], Silence], slow_down: Callable[[], None]) -> None:

@@ -9,8 +9,9 @@ from lightning_core.config import Config
 from lightning_core.config.build_rules import check_rules
 from lightning_core.config.signal_sections import signal_sections
 from lightning_core.errors import ConfigError
+from lightning_core.rollouts.attempt import Task
 from lightning_core.rollouts.entry_points import check_tasks, load_agent, load_reward, refuse_functions
-from lightning_core.rollouts.runner import RewardFunction, Solve, Task
+from lightning_core.rollouts.runner import RewardFunction, Solve
 from lightning_core.rollouts.tasks import check_overlap, given_tasks, held_out_tasks, run_eval_tasks, training_tasks
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import copy
 import logging
 import threading
 import time
@@ -27,6 +26,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Self, SupportsFloat
 
 from lightning_core.capture import ActiveRollout, reward, rollout
@@ -38,7 +38,7 @@ from lightning_core.endpoint.interface import Endpoint
 from lightning_core.endpoint.known_agents import Verdict
 from lightning_core.endpoint.routing import Routing
 from lightning_core.errors import ConfigError, InfrastructureError, MissingRewardError, RewardError, describe, show
-from lightning_core.rollouts.attempt import Attempt, Job, Rollout, Task
+from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.concurrency import ConcurrencyLimit, Slot
 from lightning_core.rollouts.executors.choose import choose_executor
 from lightning_core.rollouts.executors.executor import (
@@ -48,10 +48,10 @@ from lightning_core.rollouts.executors.executor import (
     Returned,
     Running,
 )
-from lightning_core.rollouts.executors.off_loop import SECONDS, off_loop
 from lightning_core.rollouts.executors.time_limit import TimeLimit
 from lightning_core.rollouts.failure_log import FailureLog
 from lightning_core.rollouts.outcome import Evidence, Outcome, classify
+from lightning_core.rollouts.task_copies import own_copies
 from lightning_core.rollouts.watchdog import Watchdog
 from lightning_core.trace import TRAINED, SpanRecord, Trace, check_reward, spans_to_trace
 
@@ -203,12 +203,13 @@ class Runner:
         # Another batch may get the slot of the attempt that found it, before the caller cancels that batch.
         if self._wrong is not None:
             raise self._wrong
-        task, scored_task = await _own_copies(job, 1 + self._has_reward_function)
+        task, scored_task = await own_copies(job.task_id, job.task, 1 + self._has_reward_function)
         key = self._endpoint.new_key()
         started = time.monotonic()
         error: Exception | None = None
         run: ActiveRollout | None = None
         verdict: Verdict = "keep"
+        has_folder = False
         score_seconds = 0.0
         try:
             with rollout(
@@ -251,14 +252,13 @@ class Runner:
                     self._slots.ended_well(slot)
                 finally:
                     slot.end()
-                    verdict = await self._loop.run_in_executor(self._closing, self._endpoint.verdict, key)
-                    await self._loop.run_in_executor(self._closing, self._endpoint.close, key)
+                    verdict, has_folder = await self._loop.run_in_executor(self._closing, self._close, key, run.folder)
         except ExecutorError:
             raise
         except Exception as raised:  # noqa: BLE001 - the evidence says whose it is
             error = raised
         finally:
-            if run is not None and run.folder is not None and run.folder.exists():
+            if has_folder and run is not None and run.folder is not None:
                 # Not awaited: removing containers takes time.
                 self._removals.append(self._removing.submit(remove_folders, run.folder))
         if isinstance(error, DisplacedError) and verdict == "keep":
@@ -296,12 +296,17 @@ class Runner:
         )
         return ended, outcome.retry, verdict
 
+    def _close(self, key: str, folder: Path | None) -> tuple[Verdict, bool]:
+        """End the endpoint's session. Returns its verdict, and whether the rollout has made ``folder``."""
+        verdict = self._endpoint.verdict(key)
+        self._endpoint.close(key)
+        return verdict, folder is not None and folder.exists()
+
     def _begin(self, slot: Slot, key: str, job: Job, running: Running) -> None:
         """An attempt at ``job`` starts."""
         self._endpoint.begin(key)
         slot.begin(partial(self._endpoint.silence, key), running.slow_down)
-        watch = self._watchdog.watch(job.task_id, running, partial(self._endpoint.calls, key))
-        slot.watch = self._loop.create_task(watch, context=contextvars.Context())
+        slot.watch = self._watchdog.begin(job.task_id, running, partial(self._endpoint.calls, key))
 
     def _own_routing(self, routing: Routing) -> Routing:
         """``routing`` with the calls without a name for the agent that the rollout is opened for."""
@@ -344,28 +349,6 @@ def _score(returned: Returned) -> Any:
     if isinstance(error, (RewardError, InfrastructureError)):
         raise error
     raise InfrastructureError(f"the reward function raised {describe(error)}") from error
-
-
-async def _own_copies(job: Job, count: int) -> tuple[Task, Task | None]:
-    """One or two copies of the task, which share nothing with it, so an agent cannot change the task of other rollouts."""
-    try:
-        task, scored_task, why = await off_loop(lambda: _copies(job.task, count))
-    except TimeoutError:
-        task, scored_task, why = None, None, f"it took more than {SECONDS:g} s"
-    if task is None:
-        raise ConfigError(
-            f"task {job.task_id!r} cannot be copied ({why}), and every rollout gets its own copy. Use plain data in tasks, "
-            "and create files, locks and connections in the agent"
-        )
-    return task, scored_task
-
-
-def _copies(task: Task, count: int) -> tuple[Task | None, Task | None, str]:
-    """The copies, or None and why there are none."""
-    try:
-        return copy.deepcopy(task), copy.deepcopy(task) if count > 1 else None, ""
-    except BaseException as error:  # noqa: BLE001 - copying runs the objects' own code
-        return None, None, describe(error)
 
 
 def _classify(evidence: Evidence) -> Outcome:

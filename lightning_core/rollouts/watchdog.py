@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import time
 from collections.abc import Callable
@@ -20,6 +21,18 @@ _LEAST_PAUSE = 0.2
 _UNANSWERED = "  the rollout ended before its process answered; it may hold Python's lock, or have had no processor"
 
 
+class Watch:
+    """The watch of one attempt."""
+
+    def __init__(self) -> None:
+        self.runs: asyncio.Task[None] | asyncio.TimerHandle | None = None
+
+    def cancel(self) -> None:
+        """End it."""
+        if self.runs is not None:
+            self.runs.cancel()
+
+
 class Watchdog:
     """Logs the stacks and connections of the first rollout that is silent for half of its time limit, then of the 10th, the 100th …"""
 
@@ -29,12 +42,21 @@ class Watchdog:
         self._patience = min(_SHARE * limit, _LONGEST)
         self._silent = Repeats()
 
-    async def watch(self, task: str, running: Running, calls: Callable[[], tuple[int, float]]) -> None:
-        """Watch one attempt until it is cancelled, or is silent for too long.
+    def begin(self, task: str, running: Running, calls: Callable[[], tuple[int, float]]) -> Watch:
+        """Start to `watch` one attempt. There is no task before it can have been silent for too long: most attempts are short."""
+        watch, loop, began = Watch(), asyncio.get_running_loop(), time.monotonic()
+
+        def start() -> None:
+            watch.runs = loop.create_task(self.watch(task, running, calls, began=began))
+
+        watch.runs = loop.call_later(self._patience, start, context=contextvars.Context())
+        return watch
+
+    async def watch(self, task: str, running: Running, calls: Callable[[], tuple[int, float]], *, began: float) -> None:
+        """Watch one attempt, which ``began`` then, until it is cancelled, or is silent for too long.
 
         ``calls``: the number of model calls in progress, and the seconds since one began or ended.
         """
-        began = time.monotonic()
         while True:
             number, seconds = calls()
             seconds = min(seconds, time.monotonic() - began)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -55,7 +56,9 @@ class Unanswering:
 def test_a_rollout_that_ends_before_its_process_answers_is_named_too(caplog: pytest.LogCaptureFixture) -> None:
     async def watch() -> None:
         agent = Unanswering()
-        watching = asyncio.ensure_future(Watchdog(0.1).watch("1", agent, lambda: (0, 60.0)))
+        watching = asyncio.ensure_future(
+            Watchdog(0.1).watch("1", agent, lambda: (0, 60.0), began=time.monotonic() - 60)
+        )
         await asyncio.wait_for(agent.asked.wait(), 60)
         watching.cancel()
         await asyncio.wait({watching})

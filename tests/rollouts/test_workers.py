@@ -19,6 +19,7 @@ from lightning_core.rollouts.executors.pool import Pool, WorkerHandle
 from lightning_core.rollouts.executors.reference import FunctionReference
 from lightning_core.rollouts.executors.worker import to_settings
 from tests.rollouts import executor_agents as agents
+from tests.rollouts import opens_a_connection, starts_a_thread
 from tests.rollouts.executor_runs import exists, finish, numbered, open_endpoint, run, running, wait_until_gone
 
 endpoint = pytest.fixture(open_endpoint)
@@ -149,3 +150,25 @@ def test_retries_add_no_workers(endpoint: PolicyEndpoint, tmp_path: Path) -> Non
         while (workers := len(children(launcher()))) > 4 and time.monotonic() < deadline:
             time.sleep(0.1)  # workers that end
         assert workers <= 4, "two rollouts at once, and two spares"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+def test_workers_share_the_import_up_to_its_first_thread(
+    endpoint: PolicyEndpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "lightning_core.rollouts.executors.pool"):
+        rollouts = run(endpoint, starts_a_thread.shares, numbered(4), concurrency=2)
+    assert [(r.status, r.reward) for r in rollouts] == [("ok", 1.0)] * 4, [r.error for r in rollouts]
+    assert "importing the agent starts the thread 'monitor'" in caplog.text
+    assert "starts_a_thread.py:" in caplog.text
+
+
+@pytest.mark.long
+def test_workers_that_import_the_agent_themselves_say_why(
+    endpoint: PolicyEndpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    rollouts = run(endpoint, opens_a_connection.number, numbered(2), concurrency=1)
+    assert [r.status for r in rollouts] == ["ok"] * 2
+    assert "each worker process imports the agent itself" in caplog.text
+    if sys.platform == "linux":
+        assert "importing the agent left files or connections open: ['socket:" in caplog.text

@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 Processes = Mapping[int, int]
 """Processes by id, with the time at which each started: ids are used again."""
@@ -69,7 +68,7 @@ def waits_for_processor(thread: int | None) -> float:
     """
     try:
         # Nanoseconds on a processor, nanoseconds in its queue, time slices: Documentation/scheduler/sched-stats.rst of Linux.
-        return int(Path(f"/proc/{thread}/schedstat").read_text().split()[1]) / 1e9
+        return int(_read(f"/proc/{thread}/schedstat").split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0
 
@@ -77,9 +76,15 @@ def waits_for_processor(thread: int | None) -> float:
 def processor_waits(pid: int) -> dict[int, float]:
     """`waits_for_processor` of each thread of the process ``pid`` and of its descendants that run now."""
     waits: dict[int, float] = {}
-    for process in (pid, *_started_by(pid)):
+    # Where the kernel does not list children, those of the last second or so may be missing.
+    todo = [pid] if _LISTS_CHILDREN else [pid, *_descendants(_scans.latest(), [pid])]
+    while todo:
+        process = todo.pop()
         for thread in _threads(process):
             waits[thread] = waits_for_processor(thread)
+            if _LISTS_CHILDREN:
+                with contextlib.suppress(OSError, ValueError):
+                    todo += map(int, _read(f"/proc/{process}/task/{thread}/children").split())
     return waits
 
 
@@ -127,20 +132,15 @@ class _Scans:
 _scans = _Scans()
 
 
-def _started_by(pid: int) -> list[int]:
-    """The descendants of the process ``pid``. Where the kernel does not list children, those of the last second or so may be missing."""
-    if not _LISTS_CHILDREN:
-        return _descendants(_scans.latest(), [pid])
-    found, todo = list[int](), [pid]
-    while todo:
-        process = todo.pop()
-        children = list[int]()
-        for thread in _threads(process):
-            with contextlib.suppress(OSError, ValueError):
-                children += map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split())
-        found += children
-        todo += children
-    return found
+def _read(path: str) -> bytes:
+    """The contents of a file of ``/proc``. Several are read for each rollout, so not through Python's file objects."""
+    fd, contents = os.open(path, os.O_RDONLY), b""
+    try:
+        while part := os.read(fd, 1 << 16):
+            contents += part
+        return contents
+    finally:
+        os.close(fd)
 
 
 def _threads(pid: int) -> list[int]:

@@ -223,7 +223,8 @@ class AgentLoop:
             self._ends.discard(end)
             if end.done() and not end.cancelled():
                 end.exception()  # or asyncio logs one that was set when the time was up
-            self._call(lambda: [task.cancel() for task in started])
+            if not started or not all(task.done() for task in started):
+                self._call(lambda: [task.cancel() for task in started])
 
     async def _displace_if_blocked(self, end: asyncio.Future[Any]) -> None:
         """Raise `DisplacedError` if the loop is blocked, but not by this rollout."""

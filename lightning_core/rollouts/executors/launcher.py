@@ -1,7 +1,8 @@
 """Starts and ends worker processes, in a separate process that imports the agent and forks.
 
-A fork costs milliseconds and shares the memory of everything that was imported. It is unsafe if the import started threads or left
-connections open. Then, and on other systems than Linux, each worker is a new interpreter that imports the agent itself.
+A fork costs milliseconds and shares the memory of everything that was imported. It is unsafe once the import has started threads or left
+connections open. Where the import starts its first thread, this process stops: workers are forked there, and each goes on with the rest of
+the import. If that is unsafe as well, and on other systems than Linux, each worker is a new interpreter that imports the agent itself.
 
 The runner sends one letter and a number: a socket for a new worker, or the process to end. When the runner is gone, all workers are
 killed.
@@ -25,13 +26,14 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lightning_core.errors import describe
 from lightning_core.propagation.children.frames import command, receive_bytes
 from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.executors.channel import send_json
 from lightning_core.rollouts.executors.commands import COMMAND, START, TERMINATE
+from lightning_core.rollouts.executors.first_thread import before_first_thread
 from lightning_core.rollouts.executors.groups import Processes, descendants, end_descendants, end_group
 from lightning_core.rollouts.executors.leftovers import adopt_orphans
 from lightning_core.rollouts.executors.worker import Program, memory_bytes, work
@@ -57,25 +59,75 @@ class Launcher:
         """Each worker, and what it had started in other groups when it got the signal to end."""
         self._own: Processes = {}
         """The threads and processes that the import of the agent has started."""
-        self._program: Program | None = None
+        self._forks = False
+        self._worker: socket.socket | None = None
+        """The connection to the runner of the worker that this process is, after a fork."""
 
     def serve(self) -> None:
-        """Import the agent, then start and end workers until the runner is gone."""
+        """Import the agent, then start and end workers until the runner is gone. In a worker: run its rollouts."""
         before = _open_files(), _native_threads()
         adopt_orphans()
         try:
-            program = Program.load(self._settings)
+            with before_first_thread(lambda thread: self._stop_import(before, thread)):
+                program = Program.load(self._settings)
         except BaseException as error:  # noqa: BLE001 - the agent's module is user code
-            send_json(self._control, {"failed": failures.dump(error)})
+            send_json(self._worker or self._control, {"failed": failures.dump(error)})
             return
-        self._own = descendants()
+        if self._worker is not None:  # forked during the import
+            self._work(program, imported=True)
         obstacle = _why_not_fork(*before)
-        if obstacle is None:
-            self._program = program
+        self._ready("spawn" if obstacle else "fork", obstacle, memory_bytes())
+        self._start_workers()
+        if self._worker is not None:
+            self._work(program)
+
+    def _stop_import(self, before: tuple[dict[int, str], int], thread: str) -> None:
+        """The import is about to start its first thread: start workers from here, if that is safe. Returns in workers, to go on."""
+        if _why_not_fork(*before) is not None:
+            return
+        theirs, ours = socket.socketpair()
+        with theirs:
+            # The first worker only finds whether the rest of the import succeeds.
+            if (pid := self._fork(ours, (theirs,))) == 0:
+                return
+            ours.close()
+            found = receive_bytes(theirs)
+        _, status = os.waitpid(pid, 0)
+        message = {} if found is None else json.loads(found)
+        if "ready" in message:
+            self._ready("resume", f"importing the agent starts {thread}", max(message["memory"] - memory_bytes(), 0))
+            self._start_workers()
+            if self._worker is not None:
+                return
+        elif message:
+            send_json(self._control, message)
+        elif os.WIFSIGNALED(status):
+            os.kill(os.getpid(), os.WTERMSIG(status))
+        os._exit(0 if message else os.waitstatus_to_exitcode(status))  # the import does not go on in this process
+
+    def _ready(self, start: str, obstacle: str | None, memory: int) -> None:
+        """Tell the runner how workers start. ``memory``: bytes that each of them takes for what it imports."""
+        self._own = descendants()
+        self._forks = start != "spawn"
+        if self._forks:
             _import_lazy_modules()
             gc.collect()
             gc.freeze()  # a collection in a worker would copy the pages of all objects
-        send_json(self._control, {"ready": True, "obstacle": obstacle, "memory": memory_bytes()})
+        send_json(self._control, {"ready": True, "start": start, "obstacle": obstacle, "memory": memory})
+
+    def _work(self, program: Program, *, imported: bool = False) -> NoReturn:
+        """Be a worker. ``imported``: it has finished the import itself."""
+        assert self._worker is not None
+        try:
+            if imported:
+                send_json(self._worker, {"ready": True, "memory": memory_bytes()})
+            work(program, self._worker)
+        except BaseException as error:  # noqa: BLE001 - must not return into the launcher's own code
+            _end_worker(error)
+        os._exit(0)
+
+    def _start_workers(self) -> None:
+        """Start and end workers until the runner is gone. Returns in workers that are forked as well."""
         wake, wakes = socket.socketpair()
         for end in (wake, wakes):
             end.setblocking(False)
@@ -96,39 +148,47 @@ class Launcher:
             except OSError:
                 return  # the runner is gone
             finally:
-                signal.set_wakeup_fd(-1)  # its socket is closed while workers still end
-                for pid in self._workers:
-                    self._end(pid, signal.SIGKILL)
-                # Processes that start while they are searched for are found by another search.
-                deadline = time.monotonic() + _ENDING_SECONDS
-                while end_descendants() and time.monotonic() < deadline:
-                    time.sleep(0.01)
+                if self._worker is None:
+                    self._end_all()
+
+    def _end_all(self) -> None:
+        signal.set_wakeup_fd(-1)  # its socket is closed while workers still end
+        for pid in self._workers:
+            self._end(pid, signal.SIGKILL)
+        # Processes that start while they are searched for are found by another search.
+        deadline = time.monotonic() + _ENDING_SECONDS
+        while end_descendants() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def _end(self, pid: int, number: signal.Signals) -> None:
         self._workers[pid] = end_group(pid, number, self._workers[pid])
 
     def _obey(self, inherited: tuple[Any, ...]) -> bool:
-        """Carry out one command; False at the end of the connection."""
+        """Carry out one command; False at the end of the connection, and in a worker that was forked."""
         data, fds, _, _ = socket.recv_fds(self._control, COMMAND.size, 1)
         if len(data) < COMMAND.size:
             return False
         letter, number = COMMAND.unpack(data)
         if letter == START:
-            self._start(number, socket.socket(fileno=fds[0]), inherited)
-        elif number in self._workers:
+            return self._start(number, socket.socket(fileno=fds[0]), inherited)
+        if number in self._workers:
             self._end(number, signal.SIGTERM if letter == TERMINATE else signal.SIGKILL)
         return True
 
-    def _start(self, number: int, connection: socket.socket, inherited: tuple[Any, ...]) -> None:
-        program = self._program
+    def _start(self, number: int, connection: socket.socket, inherited: tuple[Any, ...]) -> bool:
+        """Start a worker; False in the worker, if it is a fork."""
         try:
-            with connection:
-                pid = self._spawn(connection) if program is None else self._fork(program, connection, inherited)
+            pid = self._fork(connection, inherited) if self._forks else self._spawn(connection)
         except OSError as error:  # such as the system's limit on processes
             send_json(self._control, {"started": number, "failed": describe(error)})
-            return
+            connection.close()
+            return True
+        if pid == 0:
+            return False
+        connection.close()
         self._workers[pid] = {}
         send_json(self._control, {"started": number, "pid": pid})
+        return True
 
     def _spawn(self, connection: socket.socket) -> int:
         module = "lightning_core.rollouts.executors.worker"
@@ -137,7 +197,8 @@ class Launcher:
         child.returncode = 0  # reaped here, not by the object
         return child.pid
 
-    def _fork(self, program: Program, connection: socket.socket, inherited: tuple[Any, ...]) -> int:
+    def _fork(self, connection: socket.socket, inherited: tuple[Any, ...]) -> int:
+        """Fork; 0 in the new process, which is a worker with ``connection``."""
         sys.stdout.flush()
         sys.stderr.flush()
         with warnings.catch_warnings():
@@ -146,19 +207,16 @@ class Launcher:
             pid = os.fork()
         if pid:
             return pid
-        code = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for one in (*inherited, self._control):
                 one.close()
             os.setsid()
-            work(program, connection)
-            code = 0
         except BaseException as error:  # noqa: BLE001 - must not return into the launcher's own code
-            sys.excepthook(type(error), error, error.__traceback__)
-        finally:
-            os._exit(code)
+            _end_worker(error)
+        self._worker, self._workers = connection, {}
+        return 0
 
     def _reap(self) -> None:
         """Report workers that ended, and end what they left running."""
@@ -172,6 +230,11 @@ class Launcher:
                 send_json(self._control, {"exited": ended, "status": os.waitstatus_to_exitcode(status)})
         if workers:
             end_descendants(but={*self._workers, *self._own})
+
+
+def _end_worker(error: BaseException) -> NoReturn:
+    sys.excepthook(type(error), error, error.__traceback__)
+    os._exit(1)
 
 
 def _import_lazy_modules() -> None:

@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import itertools
 import json
+import logging
 import os
 import signal
 import socket
@@ -24,6 +25,8 @@ from lightning_core.rollouts.executors.channel import STATE, read_json
 from lightning_core.rollouts.executors.commands import KILL, TERMINATE, CommandSender, not_started
 from lightning_core.rollouts.executors.executor import DisplacedError, ExecutorError
 from lightning_core.rollouts.executors.groups import ProcessorWait, end_group, processor_waits
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -136,11 +139,12 @@ class Pool:
         self._workers: dict[int, WorkerHandle] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._opening: threading.Thread | None = None
-        self._boots = False
+        self._start_method = "fork"
+        """``fork``: workers have imported the agent. ``resume``: they go on with the import. ``spawn``: they import it themselves."""
         self.obstacle: str | None = None
-        """The reason each worker imports the agent anew; None: workers are forks of a process that has imported it."""
+        """The reason each worker imports the agent or the rest of it; None: workers are forks of a process that has imported it."""
         self.memory = 0
-        """Bytes that the imported agent takes."""
+        """Bytes that what each worker imports takes."""
 
     def open(self) -> None:
         """Start the process that imports the agent; returns at once."""
@@ -182,8 +186,9 @@ class Pool:
             raise
         finally:
             self._starting.pop(number, None)
-        if self._boots:
+        if self._start_method == "spawn":
             worker.send(self._settings)
+        if self._start_method != "fork":
             await self._import(worker)
         return worker
 
@@ -196,6 +201,8 @@ class Pool:
             raise not_started(f"importing the agent took more than {_START_SECONDS:g} s") from None
         if message is None:
             raise not_started(f"it ended with {exit_text(await self.exit_code(worker))} while it imported the agent")
+        if "failed" in message:
+            raise not_started(f"it could not import the agent: {describe(failures.load(message['failed']))}")
 
     async def ready(self) -> None:
         """Wait until the agent is imported. Raises `ExecutorError` if it cannot be."""
@@ -274,7 +281,16 @@ class Pool:
             raise ExecutorError(f"a worker process cannot import the agent: {describe(error)}") from error
         self.obstacle = message["obstacle"]
         self.memory = message["memory"]
-        self._boots = self.obstacle is not None
+        self._start_method = message["start"]
+        if self._start_method == "spawn":
+            logger.warning(
+                "each worker process imports the agent itself, which takes %d MiB and the time of the import: %s. Start threads and "
+                "open connections in the agent's function, not where its module is imported",
+                self.memory >> 20,
+                self.obstacle,
+            )
+        elif self._start_method == "resume":
+            logger.info("worker processes share what the agent imports before its first thread: %s", self.obstacle)
         assert self._socket is not None
         self._commands = CommandSender(self._socket)
         self._spawn(self._listen(reader))

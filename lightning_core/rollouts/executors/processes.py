@@ -59,7 +59,7 @@ class ProcessExecutor:
         assert run is not None, "the runner calls it in the scope of the rollout"
         message = WorkMessage(scope=child_scope(), task=work.task, scored_task=work.scored_task, seed=work.seed)
         try:
-            data, why = await off_loop(lambda: _pickle(message))
+            data, why = await off_loop(lambda: _pickle(message), work.task)
         except TimeoutError:
             data, why = None, f"pickling it took more than {SECONDS:g} s"
         if data is None:

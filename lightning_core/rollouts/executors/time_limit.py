@@ -65,14 +65,16 @@ class Deadline:
         ``confirm``: awaited when the time seems to be up, before it is looked at again. It may raise another error.
         """
         inner = asyncio.ensure_future(work)
+        seconds = min(self._limit.own, self._limit.whole)  # without what it waits, which takes time to read
         try:
             while True:
-                done, _ = await asyncio.wait({inner}, timeout=max(self.left(), _LEAST_SECONDS))
+                done, _ = await asyncio.wait({inner}, timeout=max(seconds, _LEAST_SECONDS))
                 if done:
                     return inner.result()
                 if confirm is not None and self.left() <= 0:
                     await confirm()
                 self.check()
+                seconds = self.left()
         finally:
             inner.cancel()
 

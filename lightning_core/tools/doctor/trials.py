@@ -21,7 +21,7 @@ from lightning_core.errors import LightningError, plural
 from lightning_core.observers.open import make_display
 from lightning_core.observers.progress import Progress
 from lightning_core.records.store import Store
-from lightning_core.rollouts.attempt import Rollout
+from lightning_core.rollouts.attempt import Rollout, Task
 from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.jobs import pick_tasks
@@ -29,7 +29,7 @@ from lightning_core.rollouts.local_agents import capturing, open_agents
 from lightning_core.rollouts.prepare import Inputs
 from lightning_core.rollouts.refill import without_gradient
 from lightning_core.rollouts.rows import to_rows
-from lightning_core.rollouts.runner import RewardFunction, Solve, Task
+from lightning_core.rollouts.runner import RewardFunction, Solve
 from lightning_core.session import TrainingSession, open_session
 from lightning_core.tools.doctor.gather import free_bytes
 from lightning_core.tools.doctor.plan import Measured

@@ -10,7 +10,7 @@ from typing import Any
 from tensordict import NonTensorData
 from torch import Tensor
 
-from lightning_core.rollouts.runner import Task
+from lightning_core.rollouts.attempt import Task
 from lightning_core.trainers.verl.dataset import TASK
 from lightning_core.trainers.verl.rows import PromptGroup
 
