@@ -60,7 +60,8 @@ def measure(model: Any, geometry: Geometry) -> RowLimits:
     layers: dict[tuple[Any, ...], torch.nn.Linear] = {}
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
-            layers.setdefault((*module.weight.shape, module.weight.dtype, module.bias is None), module)
+            kind = (*module.weight.shape, module.weight.dtype, len(list(module.parameters(recurse=False))))
+            layers.setdefault(kind, module)
     weight: Tensor = model.get_input_embeddings().weight
     generator = torch.Generator(weight.device).manual_seed(0)
     rows = 1

@@ -261,11 +261,10 @@ def _how_to_resume(folder: Path, config: Config, options: argparse.Namespace) ->
     from lightning_core.records.checkpoints import checkpoints
 
     resumable = checkpoints(folder)
-    if not resumable:
-        return "No checkpoint was written yet."
     kept = [text for text in options.overrides if not text.startswith(("run.name=", "run.resume="))]
     words = [options.config, *kept, *([f"run.name={config.run.name}"] if config.run.name else []), "--resume"]
-    return f"The last checkpoint is {resumable[-1]}; to continue: lightning-rl train {shlex.join(words)}"
+    saved = f"The last checkpoint is {resumable[-1]}" if resumable else "No checkpoint was written yet"
+    return f"{saved}; to continue: lightning-rl train {shlex.join(words)}"
 
 
 def _eval(options: argparse.Namespace) -> int:
