@@ -114,7 +114,7 @@ class PolicyEndpoint:
         self._backend = backend
         self._sessions = Sessions(limits) if sessions is None else sessions
         self._forwarder = Forwarder(upstream, to_origins=not standalone)
-        self._spans = otlp_receiver.OtlpReceiver(limits)
+        self._spans = otlp_receiver.OtlpReceiver(limits, self._sessions.large_work)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._socket = socket.create_server((host, port), family=family)
@@ -309,8 +309,7 @@ class PolicyEndpoint:
         )
 
     async def _traces(self, request: Request) -> Response:
-        session = self._sessions.find(credentials(request))
-        return await self._spans.receive(request, None if session is None else session.root)
+        return await self._spans.receive(request, self._sessions.find(credentials(request)))
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
