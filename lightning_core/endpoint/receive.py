@@ -24,6 +24,10 @@ logger = logging.getLogger(__name__)
 
 _MAY_BE_INFINITE = re.compile(rb"\d(?:[eE]\+?\d{3}|\d{299})")
 """Matches every number that may overflow a float."""
+_LONGEST_NUMBER = 320
+"""More bytes than a match may have."""
+_PIECE = 1 << 16
+"""Bytes that are searched at once: no other thread runs meanwhile."""
 _UPGRADE = re.compile(rb"^upgrade(?=[ \t]*:)", re.IGNORECASE | re.MULTILINE)
 
 
@@ -81,12 +85,17 @@ def read_json(data: bytes) -> Any:
     Raises `PolicyRequestError` for anything else.
     """
     try:
-        value = from_json(data, allow_inf_nan=False)
-        if _MAY_BE_INFINITE.search(data):
+        value = from_json(data, allow_inf_nan=False, cache_strings="keys")  # a cache of all takes three times as long
+        if _may_be_infinite(data):
             json.dumps(value, allow_nan=False)
     except ValueError as error:
         raise PolicyRequestError(f"the request body is not JSON: {error}") from None
     return value
+
+
+def _may_be_infinite(data: bytes) -> bool:
+    starts = range(0, len(data), _PIECE)
+    return any(_MAY_BE_INFINITE.search(data, start, start + _PIECE + _LONGEST_NUMBER) for start in starts)
 
 
 def connection_class(limits: Limits) -> type[asyncio.Protocol]:

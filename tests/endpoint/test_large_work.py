@@ -22,9 +22,12 @@ from lightning_core.backends.backend import SamplingParams
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import ActiveRollout
 from lightning_core.capture.signatures import SIGNATURE, sign_record
+from lightning_core.chat.turns import squeeze
 from lightning_core.endpoint.large_work import LONG, SMALL, LargeWork
+from lightning_core.endpoint.receive import read_json
 from lightning_core.endpoint.routing import NamedCalls, Routing
 from lightning_core.endpoint.server import PolicyEndpoint
+from lightning_core.errors import PolicyRequestError
 from lightning_core.testing.recording_server import RecordingServer
 from tests.dialects.test_fields import LEAST
 from tests.endpoint.serving import client_in_rollout, serve, serve_backend
@@ -181,6 +184,17 @@ def test_rules_read_large_requests_off_the_event_loop():
             body = {**LEAST[CHAT], "messages": [{"role": "user", "content": "x" * size}]}
             assert client.post(CHAT, json=body).status_code == 200
     assert rule.threads == ["lightning-endpoint", "lightning-shorter-work"]
+
+
+@pytest.mark.parametrize("before", [(1 << 16) - 3, 1 << 16, (1 << 17) - 2])
+def test_what_is_read_in_pieces_is_read_as_a_whole(before: int):
+    """Numbers that are no floats, and white space, on both sides of the ends of pieces."""
+    for number in (b"1e999", b"9" * 310 + b".0"):
+        with pytest.raises(PolicyRequestError, match="not JSON"):
+            read_json(b"[" + b" " * before + number + b"]")
+    assert read_json(b"[" + b" " * before + b"9" * 400 + b"]") == [int("9" * 400)]
+    text = f"{'x ' * (before // 2)} \u2003\n y"
+    assert squeeze(text) == "".join(text.split())
 
 
 def test_work_is_done_in_turns_and_small_work_at_once():
