@@ -17,10 +17,11 @@ from starlette.responses import JSONResponse, Response
 from lightning_core.capture import find_rollout
 from lightning_core.capture.address import Address
 from lightning_core.capture.spans import deliver
-from lightning_core.endpoint.large_work import UNKNOWN, LargeWork
+from lightning_core.endpoint.large_work import UNKNOWN
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.receive import plain_body, read_body, read_json
-from lightning_core.endpoint.sessions import Session
+from lightning_core.endpoint.refusals import credentials
+from lightning_core.endpoint.sessions import Sessions
 from lightning_core.errors import MissingExtra, PolicyRequestError
 from lightning_core.otel import join_spans, spans_from_otlp, spans_from_protobuf
 from lightning_core.trace import OPERATION, SpanRecord
@@ -43,13 +44,14 @@ _UNKNOWN = "unknown API key: expected the key of a live rollout; send spans befo
 class OtlpReceiver:
     """Receives spans while their rollout is open. For one rollout, not thread-safe."""
 
-    def __init__(self, limits: Limits, large_work: LargeWork) -> None:
+    def __init__(self, sessions: Sessions, limits: Limits) -> None:
+        self._sessions = sessions
         self._limits = limits
-        self._large_work = large_work
         self._waiting: dict[str, list[SpanRecord]] = {}
 
-    async def receive(self, request: Request, session: Session | None) -> Response:
-        """Answer a request with spans of the rollout of ``session``, which is None for an unknown key."""
+    async def receive(self, request: Request) -> Response:
+        """Answer a request with spans of the rollout of its key."""
+        session = self._sessions.find(credentials(request))
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if session is None:
             return _failure(kind, 401, _UNAUTHENTICATED, _UNKNOWN)
@@ -60,7 +62,7 @@ class OtlpReceiver:
                 return _failure(kind, 415, _INVALID, f"expected {_PROTOBUF} or {_JSON}, found {kind!r}")
             encoding = request.headers.get("content-encoding", "")
             size = max(len(body), UNKNOWN if encoding else 0)
-            spans, refused = await self._large_work.run(rollout, size, partial(_read, kind, body, encoding))
+            spans, refused = await session.large_work.run(rollout, size, partial(_read, kind, body, encoding))
         except PolicyRequestError as error:
             return _failure(kind, error.status, _INVALID, str(error))
         except MissingExtra as error:
