@@ -63,6 +63,7 @@ def test_adapters_are_sampled_merged_by_a_running_server(server: str, model: Pat
     assert_versions(resumed.folder, 4)
 
 
+@pytest.mark.long
 def test_workers_of_the_endpoint_sample_every_version(server: str, model: Path, tmp_path: Path):
     """Each of the two has a client of its own; pushes hold both back."""
     config = {**settings(model, tmp_path, 2, vllm={"url": server}), "endpoint": {"workers": 2}}
