@@ -34,36 +34,46 @@ class Gate:
 
     def __init__(self, version: int = 0) -> None:
         self.state = GateState(version=version)
-        self.left: Callable[[int, int], None] | None = None
-        """In a gate that follows another one: gets the number of the hold and of the responses that still run."""
+        self.left: Callable[[int, int, int], None] | None = None
+        """In a gate that follows another one: gets the number of the hold, of the responses that still run, and of the whole ones."""
         self._changed = threading.Condition()
         self._in_order = threading.RLock()
         """Held while followers get a state, so that they get them in order."""
-        self._sampling = 0
-        self._followers: dict[Callable[[GateState], None], int | None] = {}
-        """The number of responses in each; None until it has answered to the current hold."""
+        self._sampling = self._whole = 0
+        self._followers: dict[Callable[[GateState], None], tuple[int, int] | None] = {}
+        """The numbers of responses and of whole ones in each; None until it has answered to the current hold."""
 
     @property
     def sampling(self) -> int:
         """The number of responses that run, here and in the followers that have answered."""
-        return self._sampling + sum(number or 0 for number in self._followers.values())
+        return self._sampling + sum(numbers[0] for numbers in self._followers.values() if numbers)
 
-    async def enter(self) -> int:
-        """Wait until sampling is allowed; returns the version to sample from. Raises `InfrastructureError` if it no longer is."""
+    @property
+    def whole(self) -> int:
+        """The number of those that new weights must not interrupt."""
+        return self._whole + sum(numbers[1] for numbers in self._followers.values() if numbers)
+
+    async def enter(self, *, whole: bool = False) -> int:
+        """Wait until sampling is allowed; returns the version to sample from. Raises `InfrastructureError` if it no longer is.
+
+        ``whole``: the response should not be interrupted by new weights.
+        """
         while True:
             with self._changed:
                 if self.state.broken is not None:
                     raise InfrastructureError(self.state.broken)
                 if not self.state.held:
                     self._sampling += 1
+                    self._whole += whole
                     return self.state.version
             # Polling, because callers may be on any event loop; pushes are rare and short.
             await asyncio.sleep(POLL_SECONDS)
 
-    def leave(self) -> None:
+    def leave(self, *, whole: bool = False) -> None:
         """A response has ended."""
         with self._changed:
             self._sampling -= 1
+            self._whole -= whole
             self._changed.notify_all()
         self._report()
 
@@ -78,6 +88,11 @@ class Gate:
         """Whether no response runs; waits at most ``seconds`` for it."""
         with self._changed:
             return self._changed.wait_for(lambda: not self.sampling and None not in self._followers.values(), seconds)
+
+    def wait_for_whole(self, seconds: float) -> None:
+        """Wait until no whole response runs, at most ``seconds``."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.whole, seconds)
 
     def release(self, version: int) -> None:
         """Sample from ``version`` from now on."""
@@ -99,11 +114,11 @@ class Gate:
                 self._followers[follower] = None
             follower(self.state)
 
-    def answered(self, follower: Callable[[GateState], None], holds: int, sampling: int) -> None:
-        """``follower`` has so many responses that still run, in the hold with the number ``holds``."""
+    def answered(self, follower: Callable[[GateState], None], holds: int, sampling: int, whole: int) -> None:
+        """``follower`` has so many responses and whole ones that still run, in the hold with the number ``holds``."""
         with self._changed:
             if follower in self._followers and holds == self.state.holds:
-                self._followers[follower] = sampling
+                self._followers[follower] = sampling, whole
                 self._changed.notify_all()
 
     def detach(self, follower: Callable[[GateState], None]) -> None:
@@ -125,7 +140,7 @@ class Gate:
 
     def _report(self) -> None:
         if self.left is not None and self.state.held:
-            self.left(self.state.holds, self._sampling)
+            self.left(self.state.holds, self._sampling, self._whole)
 
 
 @runtime_checkable

@@ -31,6 +31,11 @@ class OutputRequirements:
     one_call: bool = False
     """Whether a response has at most one tool call."""
 
+    @property
+    def constrain(self) -> bool:
+        """Whether they may be a constraint on sampling."""
+        return self.schema is not None or self.tool is not None or self.one_call
+
     def instructions(self) -> dict[str, str]:
         """The lines at the end of the system message, by the setting that asks for each; empty if nothing is required."""
         lines: dict[str, str] = {}

@@ -7,7 +7,7 @@ a reward. Calls are not accepted, because the endpoint records them itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -116,26 +116,30 @@ class ChildRecords:
                 raise PolicyRequestError(UNKNOWN_KEY, status=401)
             limits = self._limits
             data = await read_body(request, most_bytes=limits.body_bytes, seconds=limits.body_seconds)
-            if not is_record_signed(run.secret, run.rollout, data, request.headers.get(SIGNATURE, "")):
-                raise PolicyRequestError(
-                    "the body has no valid signature: records are accepted from Python processes that Lightning started only. Other "
-                    "programs can send spans to /v1/traces",
-                    status=403,
-                )
-            if session.closed:
-                raise PolicyRequestError(UNKNOWN_KEY, status=401)
-            session.touch()
-            return JSONResponse({"refused": _add_all(session, run, data.split(b"\n"))})
+            add = partial(_add_all, session, run, data, request.headers.get(SIGNATURE, ""))
+            return JSONResponse({"refused": await session.large_work.run(run.rollout, len(data), add)})
         except PolicyRequestError as error:
             return error_response(chat_completions, error)
 
 
-def _add_all(session: Session, run: ActiveRollout, lines: Sequence[bytes]) -> list[tuple[int, str]]:
-    """Add the records; return the indices of those that are refused, and why."""
+def _add_all(session: Session, run: ActiveRollout, data: bytes, signature: str) -> list[tuple[int, str]]:
+    """Add the records in ``data``, one on each line; return the indices of those that are refused, and why."""
+    if not is_record_signed(run.secret, run.rollout, data, signature):
+        raise PolicyRequestError(
+            "the body has no valid signature: records are accepted from Python processes that Lightning started only. Other "
+            "programs can send spans to /v1/traces",
+            status=403,
+        )
+    if session.closed:
+        raise PolicyRequestError(UNKNOWN_KEY, status=401)
+    session.touch()
     refused: list[tuple[int, str]] = []
-    for index, line in enumerate(lines):
+    for index, line in enumerate(data.split(b"\n")):
         try:
-            _add(session, run, _parse(line))
+            record = _parse(line)
+            if session.closed:
+                raise PolicyRequestError("the rollout has ended")
+            _add(session, run, record)
         except PolicyRequestError as error:
             refused.append((index, str(error)))
     return refused

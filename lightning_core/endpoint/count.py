@@ -111,7 +111,7 @@ async def _forward(
     span = AuxiliarySpan(incoming.address, operation, model, model)
     incoming.spans.append(span)
     try:
-        data, response = await forwarder.complete(remote, body)
+        data, response = await forwarder.complete(incoming, remote, body)
     except UpstreamRefusal as error:
         if error.status >= 500:
             raise

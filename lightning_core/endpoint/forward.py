@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx
+from pydantic_core import to_json
 from starlette.responses import JSONResponse, Response
 
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION
@@ -25,7 +27,15 @@ from lightning_core.dialects.exchange import (
 from lightning_core.endpoint.event_stream import EventStream
 from lightning_core.endpoint.record import CallSpan, EmbeddingsSpan
 from lightning_core.endpoint.request import IncomingRequest
-from lightning_core.endpoint.upstream import Remote, UpstreamClient, UpstreamServer, origin_remote, with_headers
+from lightning_core.endpoint.upstream import (
+    Remote,
+    UpstreamClient,
+    UpstreamServer,
+    origin_remote,
+    read_answer,
+    read_event,
+    with_headers,
+)
 from lightning_core.errors import PolicyRequestError, UpstreamError, UpstreamStreamError, fold
 
 EMBEDDINGS = "/embeddings"
@@ -68,44 +78,61 @@ class Forwarder:
         """The response of ``remote``, unchanged."""
         if request.upstream_url is not None:
             remote = replace(remote, url=request.upstream_url(remote.url))
-        spans = [CallSpan(incoming.address, request, request.model, i, remote=remote) for i in range(request.choices)]
-        incoming.spans += spans
+        spans, body = await incoming.off_loop(partial(_begin, incoming, request, remote))
         if request.stream:
-            events = self._stream(dialect, spans, request.body, remote)
+            events = self._stream(dialect, incoming, spans, body, remote)
             first = await anext(events, b"")  # HTTP errors are raised here, before the status is sent
             return EventStream(_continue(first, events), close=events.aclose)
-        data, response = await self._client.complete(remote, request.body)
-        _record(spans, dialect.read_response(response), remote)
+        data = await self._client.complete(remote, body)
+
+        def record() -> None:
+            _record(spans, dialect.read_response(read_answer(remote, data)), remote)
+
+        await incoming.off_loop(record, size=len(data))
         return Response(data, media_type="application/json")
 
-    async def complete(self, remote: Remote, body: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:
-        """See `UpstreamClient.complete`."""
-        return await self._client.complete(remote, body)
+    async def complete(
+        self, incoming: IncomingRequest, remote: Remote, body: Mapping[str, Any]
+    ) -> tuple[bytes, Mapping[str, Any]]:
+        """The response of ``remote`` to ``body``, as bytes and as JSON; see `UpstreamClient.complete`."""
+        data = await self._client.complete(remote, await incoming.off_loop(partial(to_json, body)))
+        return data, await incoming.off_loop(partial(read_answer, remote, data), size=len(data))
 
     async def _stream(
-        self, dialect: Dialect, spans: list[CallSpan], body: Mapping[str, Any], remote: Remote
+        self, dialect: Dialect, incoming: IncomingRequest, spans: list[CallSpan], body: bytes, remote: Remote
     ) -> AsyncGenerator[bytes]:
         """The events, unchanged.
 
         They are recorded before the last one is sent, after which a client may disconnect.
         """
         reader = dialect.stream_reader()
-        recorded = False
-        async for event, data in self._client.stream(remote, body):
-            if data is not None:
-                if (failure := stream_error(data)) is not None:
-                    raise UpstreamStreamError(
-                        f"{remote.shown} reported an error in the stream: {fold(failure.message, 240)}",
-                        event=event,
-                        is_request_error=failure.is_request_error,
-                    )
-                reader.read(data)
-            if not recorded and (reader.over or (data is None and b"[DONE]" in event)):
-                _record(spans, reader.responses(), remote)
+        recorded, size = False, 0
+
+        def read(event: bytes) -> bool:
+            """Read ``event``; return whether it is the last one."""
+            data = read_event(remote, event)
+            if data is None:
+                return b"[DONE]" in event
+            if (failure := stream_error(data)) is not None:
+                raise UpstreamStreamError(
+                    f"{remote.shown} reported an error in the stream: {fold(failure.message, 240)}",
+                    event=event,
+                    is_request_error=failure.is_request_error,
+                )
+            reader.read(data)
+            return reader.over
+
+        def record() -> None:
+            _record(spans, reader.responses(), remote)
+
+        async for event in self._client.stream(remote, body):
+            size += len(event)
+            if await incoming.off_loop(partial(read, event), size=len(event)) and not recorded:
+                await incoming.off_loop(record, size=size)
                 recorded = True
             yield event
         if not recorded:
-            _record(spans, reader.responses(), remote)
+            await incoming.off_loop(record, size=size)
 
     async def embed(self, dialect: Dialect, incoming: IncomingRequest) -> Response:
         """Forward a request for embeddings, which no model here computes."""
@@ -122,11 +149,18 @@ class Forwarder:
             )
         span = EmbeddingsSpan(incoming.address, incoming.body, model)
         incoming.spans.append(span)
-        data, response = await self._client.complete(remote, incoming.body)
+        data, response = await self.complete(incoming, remote, incoming.body)
         usage = response.get("usage")
         span.counted(response.get("model"), usage.get("prompt_tokens") if isinstance(usage, Mapping) else None)
         span.end()
         return Response(data, media_type="application/json")
+
+
+def _begin(incoming: IncomingRequest, request: ChatRequest, remote: Remote) -> tuple[list[CallSpan], bytes]:
+    """The open spans of ``request``, and its body."""
+    spans = [CallSpan(incoming.address, request, request.model, i, remote=remote) for i in range(request.choices)]
+    incoming.spans += spans
+    return spans, to_json(request.body)
 
 
 async def _continue(first: bytes, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:

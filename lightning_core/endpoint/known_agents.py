@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -84,16 +84,22 @@ class KnownAgents:
         """The number of attempts since then without a trained agent."""
 
     def decide(
-        self, session: Session, address: Address, body: Mapping[str, Any], *, names_served_model: bool
+        self,
+        session: Session,
+        address: Address,
+        body: Mapping[str, Any],
+        names: Sequence[str],
+        *,
+        names_served_model: bool,
     ) -> Decision:
         """The agent of the call at ``address`` with the request ``body``, and the policy that answers it.
 
-        ``names_served_model``: the request names another model served here than a policy, so no provider is involved. Raises
-        `PolicyRequestError` for a call that rules of several names match.
+        ``names``: that rules give it. ``names_served_model``: the request names another model served here than a policy, so no
+        provider is involved. Raises `PolicyRequestError` for a call that rules of several names match.
         """
         routing = session.routing
         if address.agent is None or address.inherited:
-            address = _named(session, address, body)
+            address = _named(session, address, body, names)
         if address.agent is None and routing.unnamed is not None:
             address = replace(address, agent=routing.unnamed)
         agent = address.agent
@@ -218,9 +224,8 @@ class KnownAgents:
         return unknown_selectors((routing.trained | routing.frozen.keys()) - self._awaited, self._known())
 
 
-def _named(session: Session, address: Address, body: Mapping[str, Any]) -> Address:
+def _named(session: Session, address: Address, body: Mapping[str, Any], names: Sequence[str]) -> Address:
     """``address`` with the name that the rules give a call; as it is if none matches."""
-    names = session.routing.names_of(body)
     if len(names) > 1:
         session.problem = ConfigError(
             f"agents.named: the rules of {names!r} match the same call ({describe_call(body)}); add fields that tell them apart, or give "

@@ -17,7 +17,7 @@ T = TypeVar("T")
 SMALL = 16 << 10
 """Work on up to this many bytes is done at once, on the event loop: a few milliseconds, about as long as another thread takes to start."""
 UNKNOWN = SMALL + 1
-"""The size of work whose time has little to do with the size of the request, such as compiling a schema."""
+"""The size of work whose time has little to do with the size of the request, such as decompressing it."""
 LONG = 256 << 10
 """Work on more bytes has its own threads, so that shorter work does not wait for it."""
 BYTES_OF_TOKEN = 4
@@ -33,19 +33,23 @@ class LargeWork:
 
     def __init__(self, *, at_once: int = 1) -> None:
         self._lanes = (_Lane("shorter", at_once), _Lane("longer", at_once))
+        self._compilers = _Lane("compiling", at_once)
 
-    async def run(self, rollout: str, size: int, work: Callable[[], T]) -> T:
+    async def run(self, rollout: str, size: int, work: Callable[[], T], *, compiles: bool = False) -> T:
         """The result of ``work`` on ``size`` bytes for ``rollout``, here if that is small.
 
-        If this is cancelled, work that has begun is completed first: it may hold open spans.
+        ``compiles``: it compiles a schema, which may take any time, and has its own threads. If this is cancelled, work that has
+        begun is completed first: it may hold open spans.
         """
+        if compiles:
+            return await self._compilers.run(rollout, work)
         if size <= SMALL:
             return work()
         return await self._lanes[size > LONG].run(rollout, work)
 
     def close(self) -> None:
         """Start no more work."""
-        for lane in self._lanes:
+        for lane in (*self._lanes, self._compilers):
             lane.close()
 
 

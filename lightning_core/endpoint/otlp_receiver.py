@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,8 +17,11 @@ from starlette.responses import JSONResponse, Response
 from lightning_core.capture import find_rollout
 from lightning_core.capture.address import Address
 from lightning_core.capture.spans import deliver
+from lightning_core.endpoint.large_work import UNKNOWN
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.receive import plain_body, read_body, read_json
+from lightning_core.endpoint.refusals import credentials
+from lightning_core.endpoint.sessions import Sessions
 from lightning_core.errors import MissingExtra, PolicyRequestError
 from lightning_core.otel import join_spans, spans_from_otlp, spans_from_protobuf
 from lightning_core.trace import OPERATION, SpanRecord
@@ -35,38 +38,40 @@ MAX_SPANS = 20_000
 _PROTOBUF = "application/x-protobuf"
 _JSON = "application/json"
 _INVALID, _UNAUTHENTICATED = 3, 16  # codes of google.rpc.Status
+_UNKNOWN = "unknown API key: expected the key of a live rollout; send spans before the rollout ends"
 
 
 class OtlpReceiver:
     """Receives spans while their rollout is open. For one rollout, not thread-safe."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, sessions: Sessions, limits: Limits) -> None:
+        self._sessions = sessions
         self._limits = limits
         self._waiting: dict[str, list[SpanRecord]] = {}
 
-    async def receive(self, request: Request, root: Address | None) -> Response:
-        """Answer a request with spans of the rollout ``root``, which is None for an unknown key."""
+    async def receive(self, request: Request) -> Response:
+        """Answer a request with spans of the rollout of its key."""
+        session = self._sessions.find(credentials(request))
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if root is None:
-            text = "unknown API key: expected the key of a live rollout; send spans before the rollout ends"
-            return _failure(kind, 401, _UNAUTHENTICATED, text)
+        if session is None:
+            return _failure(kind, 401, _UNAUTHENTICATED, _UNKNOWN)
+        rollout = session.root.rollout
         try:
             body = await read_body(request, most_bytes=MAX_BYTES, seconds=self._limits.body_seconds)
-            body = plain_body(body, request.headers.get("content-encoding", ""), most_bytes=MAX_BYTES)
-            refused: list[str] = []
-            if kind == _PROTOBUF:
-                spans = spans_from_protobuf(body, refused)
-            elif kind == _JSON:
-                spans = spans_from_otlp(_document(body), refused)
-            else:
+            if kind not in _READERS:
                 return _failure(kind, 415, _INVALID, f"expected {_PROTOBUF} or {_JSON}, found {kind!r}")
+            encoding = request.headers.get("content-encoding", "")
+            size = max(len(body), UNKNOWN if encoding else 0)
+            spans, refused = await session.large_work.run(rollout, size, partial(_read, kind, body, encoding))
         except PolicyRequestError as error:
             return _failure(kind, error.status, _INVALID, str(error))
         except MissingExtra as error:
             return _failure(kind, 415, _INVALID, f"{error}; or send {_JSON}")
         except ValueError as error:
             return _failure(kind, 400, _INVALID, str(error))
-        waiting = self._waiting.setdefault(root.rollout, [])
+        if session.closed:
+            return _failure(kind, 401, _UNAUTHENTICATED, _UNKNOWN)
+        waiting = self._waiting.setdefault(rollout, [])
         for span in spans:
             if span.attributes.get(OPERATION) == "reward":
                 refused.append(f"span {span.span_id} is a reward; record rewards in the process that runs the rollout")
@@ -75,7 +80,7 @@ class OtlpReceiver:
             else:
                 waiting.append(span)
         if refused:
-            logger.warning("%d spans of rollout %s refused; the first: %s", len(refused), root.rollout, refused[0])
+            logger.warning("%d spans of rollout %s refused; the first: %s", len(refused), rollout, refused[0])
         return _success(kind, refused)
 
     def take(self, root: Address) -> list[SpanRecord]:
@@ -96,11 +101,20 @@ def join_received(root: Address, foreign: Sequence[SpanRecord]) -> None:
         run.count("otlp.join", detail=repr(error))
 
 
-def _document(body: bytes) -> Mapping[str, Any]:
+def _read(kind: str, body: bytes, encoding: str) -> tuple[list[SpanRecord], list[str]]:
+    """The spans in ``body``, and why others are refused."""
+    refused: list[str] = []
+    return _READERS[kind](plain_body(body, encoding, most_bytes=MAX_BYTES), refused), refused
+
+
+def _from_json(body: bytes, refused: list[str]) -> list[SpanRecord]:
     document = read_json(body)
     if not isinstance(document, Mapping):
         raise ValueError(f"expected an object with 'resourceSpans', found a JSON {type(document).__name__}")
-    return document
+    return spans_from_otlp(document, refused)
+
+
+_READERS = {_PROTOBUF: spans_from_protobuf, _JSON: _from_json}
 
 
 def _success(kind: str, refused: list[str]) -> Response:

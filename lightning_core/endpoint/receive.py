@@ -84,7 +84,7 @@ def read_json(data: bytes) -> Any:
     Raises `PolicyRequestError` for anything else.
     """
     try:
-        value = from_json(data, allow_inf_nan=False)
+        value = from_json(data, allow_inf_nan=False, cache_strings="keys")  # a cache of all takes three times as long
         if _may_be_infinite(data):
             json.dumps(value, allow_nan=False)
     except ValueError as error:

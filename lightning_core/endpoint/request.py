@@ -86,9 +86,10 @@ class IncomingRequest:
     def _key(self) -> RequestKey:
         return self._sender, self.path, self.digest
 
-    async def off_loop(self, work: Callable[[], T], *, size: int = 0) -> T:
-        """The result of ``work`` on the body, or on ``size`` bytes if they are more; on another thread if that is large."""
-        return await self.session.large_work.run(self.session.root.rollout, max(size, self.size), work)
+    async def off_loop(self, work: Callable[[], T], *, size: int | None = None, compiles: bool = False) -> T:
+        """The result of ``work`` on the body, or on ``size`` bytes; see `LargeWork.run`."""
+        size = self.size if size is None else size
+        return await self.session.large_work.run(self.session.root.rollout, size, work, compiles=compiles)
 
     def open_call(self) -> None:
         """Count a model call of the rollout. Raises `CallLimitError` if it has made all that it may."""

@@ -18,11 +18,12 @@ from lightning_core.dialects.fields import collect_notes
 from lightning_core.endpoint.event_stream import EventStream
 from lightning_core.endpoint.forward import Forwarder, answer_recorded
 from lightning_core.endpoint.known_agents import Decision, KnownAgents
-from lightning_core.endpoint.large_work import BYTES_OF_TOKEN, UNKNOWN
+from lightning_core.endpoint.large_work import BYTES_OF_TOKEN
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.prompts import note_unknown_variables, render_prompts, warn_of_hosted_tools
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.request import IncomingRequest
+from lightning_core.endpoint.roles import RoleOfCall
 from lightning_core.endpoint.routing import DEFAULT_AGENT
 from lightning_core.endpoint.sample import Sampler, SamplingJob, seeded
 from lightning_core.endpoint.sessions import Session
@@ -57,22 +58,25 @@ class Responder:
         model, request, decision = await self.read(dialect, incoming, dialect.PATH)
         incoming.open_call()
         if decision.unnamed:
-            incoming.session.roles[decision.address.agent or DEFAULT_AGENT].add(incoming.body)
+            shown = await incoming.off_loop(partial(RoleOfCall, incoming.body))
+            incoming.session.roles[decision.address.agent or DEFAULT_AGENT].add(shown)
         if isinstance(model, Remote):
             recorded = answer_recorded(dialect, incoming, request, model)
             return recorded or await self._forwarder.forward(dialect, incoming, request, model)
         return await self._sample(dialect, incoming, request, model, trained=decision.policy is not None)
 
-    def _decide(self, incoming: IncomingRequest, requested: str) -> Decision:
+    async def _decide(self, incoming: IncomingRequest, requested: str) -> Decision:
         """The agent of the call. An auxiliary call of a trained agent gets its own name, and is not trained on."""
+        names, rules = await incoming.off_loop(partial(incoming.session.routing.rules_for, incoming.body))
         models, policies = self._backend.models, {POLICY, *incoming.session.routing.policies.values()}
         decision = self._known_agents.decide(
             incoming.session,
             incoming.address,
             incoming.body,
+            names,
             names_served_model=requested in models and requested not in policies,
         )
-        rule = incoming.session.routing.auxiliary_rule(decision.address.agent, incoming.body)
+        rule = next((rule.name for rule in rules if rule.is_of(decision.address.agent)), None)
         if rule is None or decision.policy is None:
             return decision
         address = replace(decision.address, agent=f"{decision.address.agent}/{rule}", mark=None)
@@ -83,7 +87,7 @@ class Responder:
     ) -> tuple[str | Remote, ChatRequest, Decision]:
         """The model that answers the request ``incoming``, and its agent. ``path``: of an upstream server."""
         requested, routing = model_name(incoming.body), incoming.session.routing
-        decision = self._decide(incoming, requested)
+        decision = await self._decide(incoming, requested)
         incoming.address = decision.address
         # A model under agents.frozen replaces the requested one, here and upstream.
         model_requested = routing.frozen_model(decision.address.agent) or requested
@@ -129,9 +133,8 @@ class Responder:
         """Render the prompt, sample each response from the backend, and record it."""
         warn_of_hosted_tools(incoming.session, incoming.address.agent, request)
         prepare = partial(self._prepare, incoming, request, model, trained=trained)
-        required, chat = request.requirements, self._chats[model]
-        compiles = required.schema is not None or required.tool is not None or required.one_call
-        spans, prompts, jobs = await incoming.off_loop(prepare, size=UNKNOWN if compiles else 0)
+        chat, compiles = self._chats[model], request.requirements.constrain
+        spans, prompts, jobs = await incoming.off_loop(prepare, compiles=compiles)
         context = ResponseContext(
             request=request,
             call=spans[0].id,

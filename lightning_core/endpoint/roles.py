@@ -34,7 +34,7 @@ _FIRST_WORDS = 5
 _LEADING_WORDS = 8
 """First words that show the role although their sentence goes on in another way."""
 _COMPARED = 4096
-"""Characters of a system prompt that are compared: long prompts are compared at each call, on the endpoint's event loop."""
+"""Characters of a system prompt that are compared, at each call on the endpoint's event loop."""
 _SHOWN = 60
 
 _VARYING = re.compile(
@@ -78,6 +78,14 @@ class _Call:
     tools: frozenset[str]
     opening: str
     """The first message."""
+
+
+class RoleOfCall:
+    """What a request with the JSON ``body`` shows of its role."""
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        self.call = _call_of(body)
+        self.messages = _Messages(body)
 
 
 class Role:
@@ -153,9 +161,9 @@ class Roles:
         self._roles: list[Role] = []
         self._found = found
 
-    def add(self, body: Mapping[str, Any]) -> None:
-        """Count a call by its request ``body``."""
-        call, messages = _call_of(body), _Messages(body)
+    def add(self, request: RoleOfCall) -> None:
+        """Count a call."""
+        call, messages = request.call, request.messages
         fitting = (role for role in self._roles if role.includes(call, messages))
         # Roles of prompts that alternate are similar: the one that began with the same prompt comes first.
         role = min(fitting, key=lambda role: role.first.beginning != call.beginning, default=None)

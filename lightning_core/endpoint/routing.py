@@ -24,10 +24,12 @@ class AuxiliaryCalls:
     model: str | None = None
     contains: str | None = None
 
-    def matches(self, agent: str | None, body: Mapping[str, Any]) -> bool:
-        """Whether a request of ``agent`` with the JSON ``body`` is one of these calls."""
-        if self.agent is not None and (agent is None or not matches(self.agent, agent)):
-            return False
+    def is_of(self, agent: str | None) -> bool:
+        """Whether calls of ``agent`` may be these."""
+        return self.agent is None or (agent is not None and matches(self.agent, agent))
+
+    def matches(self, body: Mapping[str, Any]) -> bool:
+        """Whether a request with the JSON ``body`` is one of these calls, if its agent is right."""
         if self.model is not None and not fnmatchcase(str(body.get("model", "")), self.model):
             return False
         return self.contains is None or any(self.contains in text for text in instructions(body))
@@ -104,10 +106,7 @@ class Routing:
             return None
         return self.frozen[selector]
 
-    def auxiliary_rule(self, agent: str | None, body: Mapping[str, Any]) -> str | None:
-        """The name of the first rule in ``auxiliary`` that matches a request, or None."""
-        return next((rule.name for rule in self.auxiliary if rule.matches(agent, body)), None)
-
-    def names_of(self, body: Mapping[str, Any]) -> list[str]:
-        """The different names of the rules in ``named`` that match a request."""
-        return list(dict.fromkeys(rule.name for rule in self.named if rule.matches(body)))
+    def rules_for(self, body: Mapping[str, Any]) -> tuple[list[str], list[AuxiliaryCalls]]:
+        """The different names that rules in ``named`` give a request, and the rules in ``auxiliary`` that match it."""
+        names = dict.fromkeys(rule.name for rule in self.named if rule.matches(body))
+        return list(names), [rule for rule in self.auxiliary if rule.matches(body)]

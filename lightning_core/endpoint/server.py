@@ -114,7 +114,7 @@ class PolicyEndpoint:
         self._backend = backend
         self._sessions = Sessions(limits) if sessions is None else sessions
         self._forwarder = Forwarder(upstream, to_origins=not standalone)
-        self._spans = otlp_receiver.OtlpReceiver(limits)
+        self._spans = otlp_receiver.OtlpReceiver(self._sessions, limits)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._socket = socket.create_server((host, port), family=family)
@@ -142,7 +142,7 @@ class PolicyEndpoint:
             Passthrough(responder, self._forwarder, self._sessions, limits).route,
             Route("/v1/models", self._admitted(self._list_models), methods=["GET"]),
             Route("/v1/models/{model:path}", self._admitted(self._find_model), methods=["GET"]),
-            *([] if standalone else [Route(otlp_receiver.PATH, self._traces, methods=["POST"])]),
+            *([] if standalone else [Route(otlp_receiver.PATH, self._spans.receive, methods=["POST"])]),
             Route(child_records.PATH, ChildRecords(self._sessions, limits).receive, methods=["POST"]),
             Route("/health", self._health, methods=["GET"]),
             Route("/{path:path}", self._admitted(self._no_such_api), methods=_METHODS),
@@ -308,10 +308,6 @@ class PolicyEndpoint:
             "these in the agent's client, or add its host to rollouts.ignore_hosts",
             status=404,
         )
-
-    async def _traces(self, request: Request) -> Response:
-        session = self._sessions.find(credentials(request))
-        return await self._spans.receive(request, None if session is None else session.root)
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})

@@ -18,6 +18,8 @@ from lightning_core.propagation.providers import GOOGLE_KEY, KEY_HEADERS, host_o
 _PASSED_BACK = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
 """Headers of an HTTP error that are passed through, because clients act on them."""
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_LONGEST_END = 4
+_JSON = (b"content-type", b"application/json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,36 +103,37 @@ class UpstreamClient:
             limits=httpx.Limits(max_connections=limits.connections, max_keepalive_connections=limits.connections),
         )
 
-    async def complete(self, remote: Remote, body: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:
-        """Forward a request without streaming. Returns the response as bytes and as JSON.
+    async def complete(self, remote: Remote, body: bytes) -> bytes:
+        """Forward a request, as JSON, without streaming. Returns the response.
 
-        Raises `UpstreamError` if there is no usable response, `UpstreamRefusal` for HTTP errors.
+        Raises `UpstreamError` if there is none, `UpstreamRefusal` for HTTP errors.
         """
         try:
-            response = await self._client.post(remote.url, json=body, headers=_raw(remote.headers))
+            response = await self._client.post(remote.url, content=body, headers=[_JSON, *_raw(remote.headers)])
         except httpx.HTTPError as error:
             raise self._unreachable(remote, error) from error
         if response.status_code != 200:
             raise _refusal(remote, response)
-        return response.content, _load(remote, response.content)
+        return response.content
 
-    async def stream(
-        self, remote: Remote, body: Mapping[str, Any]
-    ) -> AsyncGenerator[tuple[bytes, Mapping[str, Any] | None]]:
-        """Forward a streamed request. Yields each event as bytes, with its JSON if it has any."""
+    async def stream(self, remote: Remote, body: bytes) -> AsyncGenerator[bytes]:
+        """Forward a streamed request, as JSON. Yields each event."""
+        headers = [_JSON, *_raw(remote.headers)]
         try:
-            async with self._client.stream("POST", remote.url, json=body, headers=_raw(remote.headers)) as response:
+            async with self._client.stream("POST", remote.url, content=body, headers=headers) as response:
                 if response.status_code != 200:
                     await response.aread()
                     raise _refusal(remote, response)
-                buffer = b""
+                buffer, start, searched = bytearray(), 0, 0
                 async for part in response.aiter_bytes():
                     buffer += part
-                    while end := _EVENT_END.search(buffer):
-                        event, buffer = buffer[: end.end()], buffer[end.end() :]
-                        yield event, _data(remote, event)
+                    while end := _EVENT_END.search(buffer, max(start, searched - _LONGEST_END)):
+                        event, start = bytes(buffer[start : end.end()]), end.end()
+                        yield event
+                    del buffer[:start]
+                    start, searched = 0, len(buffer)
                 if buffer.strip():
-                    yield buffer, _data(remote, buffer)
+                    yield bytes(buffer)
         except httpx.HTTPError as error:
             raise self._unreachable(remote, error) from error
 
@@ -189,14 +192,15 @@ def _refusal(remote: Remote, response: httpx.Response) -> UpstreamRefusal:
     )
 
 
-def _data(remote: Remote, event: bytes) -> Mapping[str, Any] | None:
+def read_event(remote: Remote, event: bytes) -> Mapping[str, Any] | None:
     """The JSON of a server-sent event; None for comments and ``[DONE]``."""
     lines = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
     data = b"\n".join(lines)
-    return None if data in (b"", b"[DONE]") else _load(remote, data)
+    return None if data in (b"", b"[DONE]") else read_answer(remote, data)
 
 
-def _load(remote: Remote, data: bytes) -> Mapping[str, Any]:
+def read_answer(remote: Remote, data: bytes) -> Mapping[str, Any]:
+    """The JSON of a response. Raises `UpstreamError` if it is no object."""
     try:
         value = json.loads(data)
     except ValueError:

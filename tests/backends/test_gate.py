@@ -12,12 +12,13 @@ def test_a_hold_counts_only_the_answers_to_itself() -> None:
     def follower(state: GateState) -> None:
         states.append(state)
         if state.held:
-            gate.answered(follower, state.holds - late, 2)
+            gate.answered(follower, state.holds - late, 2, 1)
 
     gate.attach(follower)
     gate.hold(0)
-    assert (gate.sampling, gate.is_empty(0)) == (2, False)
-    gate.answered(follower, 1, 0)
+    assert (gate.sampling, gate.whole, gate.is_empty(0)) == (2, 1, False)
+    gate.answered(follower, 1, 0, 0)
+    gate.wait_for_whole(0)
     assert gate.is_empty(0)
     gate.release(4)
     late = True

@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic_core import to_json
 
 from lightning_core.backends.backend import Delta, SamplingParams
-from lightning_core.backends.vllm.backend import VllmBackend
+from lightning_core.backends.vllm import backend as backend_module
+from lightning_core.backends.vllm.api import without_prompt
+from lightning_core.backends.vllm.backend import MOST_ATTEMPTS, VllmBackend
 from lightning_core.backends.vllm.constraint import structured_outputs
 from lightning_core.errors import ConfigError, ConstraintError, InfrastructureError
 from lightning_core.model.constraint import Constraints
 from lightning_core.trace import POLICY
 from tests.chat.test_chat import make_tokenizer
+from tests.endpoint.model_server import END, SIZE, ModelServer, serve_model
 
 INFO = {
     "vllm_config": {
@@ -74,14 +80,21 @@ def answering(**changes: Any) -> Generator[str]:
         thread.join()
 
 
-def sample(url: str, *, stream: bool = False) -> list[Delta]:
+def sample(url: str, *, stream: bool = False, prompt: Sequence[int] = (1, 2)) -> list[Delta]:
     backend = VllmBackend(url, model=POLICY)
 
     async def collect() -> list[Delta]:
         params = SamplingParams(max_tokens=4, stop_token_ids=frozenset({9}))
-        return [delta async for delta in backend.generate([1, 2], params, model="policy", stream=stream)]
+        return [delta async for delta in backend.generate(prompt, params, model="policy", stream=stream)]
 
     return asyncio.run(collect())
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def events(*choices: dict[str, Any]) -> str:
@@ -195,6 +208,68 @@ def test_after_a_push_that_failed_nothing_is_sampled(tmp_path: Path):
         assert backend.version == 0
         with pytest.raises(InfrastructureError, match=r"weights could not be replaced: .*/collective_rpc"):
             asyncio.run(anext(backend.generate([1], SamplingParams(max_tokens=1), model="policy")))
+
+
+SCHEMA = SamplingParams(max_tokens=20, json_schema='{"type": "string"}', stop_token_ids=frozenset({END}))
+
+
+def push_while_sampling(server: ModelServer, folder: Path, *, pushes: int) -> tuple[VllmBackend, Future[list[Delta]]]:
+    """A constrained response during which weights are pushed so often; no push waits for long."""
+    backend = VllmBackend(server.url, model=POLICY, constraints=Constraints(make_tokenizer(), 320))
+    server.let_answer.clear()
+
+    async def collect() -> list[Delta]:
+        return [delta async for delta in backend.generate([1, 2], SCHEMA, model=POLICY)]
+
+    with ThreadPoolExecutor(2) as threads:
+        response = threads.submit(asyncio.run, collect())
+        for version in range(1, pushes + 1):
+            wait_until(lambda v=version: server.asked == v)
+            push = threads.submit(backend.push, folder, version)
+            if backend_module.WHOLE_SECONDS > 1:
+                wait_until(lambda: backend.gate.state.held)
+                assert (backend.gate.whole, server.paused.is_set()) == (1, False)
+                server.let_answer.set()
+            push.result(30)
+        server.let_answer.set()
+    return backend, response
+
+
+def test_a_push_waits_for_a_constrained_response(tmp_path: Path):
+    with serve_model() as server:
+        _, response = push_while_sampling(server, tmp_path, pushes=1)
+    assert [(delta.version, len(delta.token_ids)) for delta in response.result()] == [(0, SIZE)]
+    assert server.loaded == [str(tmp_path)]
+
+
+@pytest.mark.parametrize("pushes", [1, MOST_ATTEMPTS])
+def test_a_long_constrained_response_begins_again_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pushes: int
+):
+    monkeypatch.setattr(backend_module, "WHOLE_SECONDS", 0.01)
+    with serve_model() as server:
+        backend, response = push_while_sampling(server, tmp_path, pushes=pushes)
+    if pushes == MOST_ATTEMPTS:
+        with pytest.raises(
+            InfrastructureError, match=r"interrupted by new weights, and cannot continue: 3 tokens took"
+        ):
+            response.result()
+    else:
+        assert [(delta.version, len(delta.token_ids)) for delta in response.result()] == [(1, SIZE)]
+    assert (backend.gate.sampling, backend.gate.whole) == (0, 0)
+
+
+def test_a_prompt_that_the_server_repeats_is_compared_and_not_parsed():
+    """With one token more, it is another prompt."""
+    prompt = list(range(1, 40_000))
+    compact = json.dumps({"choices": [{**CHOICE, "prompt_token_ids": prompt}]}, separators=(",", ":"))
+    assert json.loads(without_prompt(compact.encode(), to_json(prompt)))["choices"][0]["prompt_token_ids"] is None
+    assert without_prompt(compact.encode(), to_json(prompt[1:])) == compact.encode()
+    with answering(v1__models={"data": [{"id": "served", "max_model_len": 1 << 20}]}, v1__completions=compact) as url:
+        (delta,) = sample(url, prompt=prompt)
+        with pytest.raises(InfrastructureError, match="did not sample from the prompt that it was sent"):
+            sample(url, prompt=prompt[1:])
+    assert delta.token_ids == [5, 9]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
     python -m tests.bench.endpoint [--quick] [--repeats 3] [--workload short long] [--peers anchor litellm] [--only TEXT]
         [--anchor-python PATH]
+    python -m tests.bench.endpoint --streams 1000
 
-Peers, each as its package starts it, in an environment of its own in the cache folder: the anchor's gateway (`agl-server` of agentlightning
-1.0.2, which requires Python 3.12 or later), and LiteLLM's proxy, which records nothing. A peer that cannot be installed is left out, with
-the reason. The gateways, the model server (`null_model.py`) and the load (`http_load.py`) run in separate processes. Variants of ours:
+Peers, each as its package starts it, in an environment of its own in the cache folder: the anchor's gateway (`agl-server` of
+agentlightning 1.0.2, which requires Python 3.12 or later), and LiteLLM's proxy, which records nothing. A peer that cannot be installed is
+left out, with the reason. vLLM's own server (`vllm_server.py`) is no gateway: it has a tiny model, so only the CPU of its API process is
+measured, with the short workload. The gateways, the model server (`null_model.py`) and the load (`http_load.py`) run in separate
+processes. Variants of ours:
 
 - *http*: requests the model server with the product's own `VllmBackend`; *in process*: its backend has the tokens ready;
 - *free tokens*: tokenising costs nothing, as for the peers, whose model server tokenises; otherwise TOKENIZER is used;
@@ -18,6 +21,8 @@ ten seconds, as real models do, so a thousand requests are in progress and the g
 alternate. A response that is an error, or has one in its stream, ends the benchmark.
 
 --quick: fewer requests, once, of the short workload, with the peers that are installed.
+
+--streams: only ours over HTTP, with so many streams at once; the model takes ten seconds. Prints errors, p50 and p99 instead.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ from typing import Any
 
 import httpx
 
-from tests.bench import anchor_gateway, litellm_proxy
+from tests.bench import anchor_gateway, litellm_proxy, vllm_server
 from tests.bench.http_load import UNIQUE, Order
 from tests.bench.processes import cpu_seconds, process, read_line, resident_bytes
 
@@ -59,7 +64,9 @@ WORDS = (
     "family",
 )
 ROLLOUTS = 64
-PEERS = {"anchor": anchor_gateway.install, "litellm": litellm_proxy.install}
+HOLD_SECONDS = 10.0
+"""What a real model takes for a response."""
+PEERS = {"anchor": anchor_gateway.install, "litellm": litellm_proxy.install, "vllm": vllm_server.find}
 CPU_RATIO, CPU_MS, ADDED_MS = 5, 0.5, 1.0
 """Targets: a fraction of the anchor's CPU where neither tokenises, in process, and at the median of one stream."""
 
@@ -87,10 +94,10 @@ class Workload:
     output: int
     phases: tuple[Phase, ...]
 
-    def body(self, stream: bool) -> str:
+    def body(self, stream: bool, **fields: Any) -> str:
         text = " ".join(random.Random(0).choices(WORDS, k=self.prompt - 20))
         messages = [{"role": "user", "content": f"{UNIQUE} {text}"}]
-        extra = {"stream": True} if stream else {}
+        extra = {"stream": True, **fields} if stream else fields
         return json.dumps({"model": "policy", "messages": messages, "max_tokens": self.output, **extra})
 
 
@@ -100,7 +107,10 @@ def at_once(one: int, some: int) -> tuple[Phase, ...]:
 
 WORKLOADS = (
     Workload(
-        name="short", prompt=64, output=16, phases=(*at_once(200, 640), Phase(streams=1000, requests=1000, hold=10.0))
+        name="short",
+        prompt=64,
+        output=16,
+        phases=(*at_once(200, 640), Phase(streams=1000, requests=1000, hold=HOLD_SECONDS)),
     ),
     Workload(name="long", prompt=8192, output=512, phases=at_once(50, 192)),
 )
@@ -145,6 +155,12 @@ class Load:
 
     def send(self, port: int, targets: list[tuple[str, str]], body: str, phase: Phase) -> list[float]:
         """Latencies in seconds, sorted."""
+        return self.count(port, targets, body, phase, count_errors=False)[0]
+
+    def count(
+        self, port: int, targets: list[tuple[str, str]], body: str, phase: Phase, *, count_errors: bool = True
+    ) -> tuple[list[float], list[str]]:
+        """Latencies in seconds, sorted, and errors."""
         first, self._next = self._next, self._next + phase.requests
         order = Order(
             port=port,
@@ -154,9 +170,11 @@ class Load:
             requests=phase.requests,
             first=first,
             spread=phase.hold,
+            count_errors=count_errors,
         )
         print(order.to_json(), file=self._child.stdin, flush=True)
-        return sorted(json.loads(read_line(self._child))["latencies"])
+        done = json.loads(read_line(self._child))
+        return sorted(done["latencies"]), done["errors"]
 
 
 def quantiles(latencies: list[float]) -> tuple[float, float]:
@@ -169,6 +187,10 @@ def serve(gateway: Gateway, workload: Workload, null: str) -> Generator[Served]:
     if gateway.name == "anchor" and gateway.command is not None:
         with anchor_gateway.serve(gateway.command, upstream, ROLLOUTS) as (pid, port, rollouts):
             yield Served(pid=pid, port=port, targets=[(anchor_gateway.path(rollout), "k") for rollout in rollouts])
+        return
+    if gateway.name == "vllm" and gateway.command is not None:
+        with vllm_server.serve(gateway.command, gateway.tokenizer) as (pid, port):
+            yield Served(pid=pid, port=port, targets=[(vllm_server.PATH, "k")])
         return
     if gateway.command is not None:
         with litellm_proxy.serve(gateway.command, upstream) as (pid, port, key):
@@ -185,7 +207,8 @@ def serve(gateway: Gateway, workload: Workload, null: str) -> Generator[Served]:
 
 def measure(load: Load, gateway: Gateway, workload: Workload, null: str) -> Measured:
     """Measure one gateway, newly started, under one workload."""
-    body = workload.body(gateway.stream)
+    has_model = gateway.name == "vllm"
+    body = workload.body(gateway.stream, **(vllm_server.FIELDS if has_model else {}))
     operation = "completions" if gateway.stream else "chat/completions"
     direct = [(f"/{workload.prompt}/{workload.output}/v1/{operation}", "k")]
     null_port = int(null.rpartition(":")[2])
@@ -196,14 +219,14 @@ def measure(load: Load, gateway: Gateway, workload: Workload, null: str) -> Meas
         resident = resident_bytes(served.pid)
         for phase in workload.phases:
             # A backend in process has no model server, so no response is held.
-            if phase.hold and gateway.in_process:
+            if (phase.hold and gateway.in_process) or (has_model and phase is not workload.phases[1]):
                 added.append((math.nan, math.nan))
                 continue
             httpx.get(f"{null}/hold/{phase.hold}")
             alone = quantiles(load.send(null_port, direct, body, phase))
             start = cpu_seconds(served.pid)
             through = quantiles(load.send(served.port, served.targets, body, phase))
-            added.append((through[0] - alone[0], through[1] - alone[1]))
+            added.append((through[0] - alone[0], through[1] - alone[1]) if not has_model else (math.nan, math.nan))
             if phase is workload.phases[1]:
                 cpu = (cpu_seconds(served.pid) - start) / phase.requests
                 kept = (resident_bytes(served.pid) - resident) / sum(p.requests for p in workload.phases[:2])
@@ -266,6 +289,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--anchor-python", metavar="PATH", help="an interpreter, 3.12 or later, to install it with")
     parser.add_argument("--only", metavar="TEXT", default="", help="only gateways whose name has this in it")
+    parser.add_argument("--streams", type=int, metavar="N", help="only N streams at once")
     options = parser.parse_args()
     workloads = [w for w in WORKLOADS if w.name in options.workload]
     if options.quick:
@@ -273,7 +297,7 @@ def main() -> None:
         workloads = [replace(WORKLOADS[0], phases=(Phase(streams=1, requests=100), Phase(streams=64, requests=320)))]
     real = options.tokenizer
     gateways = [
-        *peers(options.peers, options.anchor_python),
+        *peers([] if options.streams else options.peers, options.anchor_python, real),
         Gateway(name="ours, http, free tokens"),
         Gateway(name="ours, http", tokenizer=real),
         Gateway(name="ours, http, streamed", tokenizer=real, stream=True),
@@ -289,21 +313,45 @@ def main() -> None:
         url = read_line(null)
         read_line(loader)
         load = Load(loader)
+        if options.streams:
+            report_streams(load, options.streams, gateways, url)
+            return
         for workload in workloads:
             runs: dict[str, list[Measured]] = {gateway.name: [] for gateway in gateways}
             for _ in range(options.repeats):
                 for gateway in gateways:
+                    if gateway.name == "vllm" and workload.name != "short":
+                        continue
                     print(f"{workload.name}, {gateway.name} …", file=sys.stderr, flush=True)
                     runs[gateway.name].append(measure(load, gateway, workload, url))
-            report(workload, {name: median(some) for name, some in runs.items()})
+            report(workload, {name: median(some) for name, some in runs.items() if some})
             report_client(workload, url)
 
 
-def peers(names: list[str], interpreter: str | None) -> Generator[Gateway]:
-    """The peers that can be installed."""
+def report_streams(load: Load, streams: int, gateways: list[Gateway], null: str) -> None:
+    """Print the errors and latencies of ``streams`` requests at once through each gateway with a model server."""
+    workload, phase = WORKLOADS[0], Phase(streams=streams, requests=2 * streams, hold=HOLD_SECONDS)
+    httpx.get(f"{null}/hold/{phase.hold}")
+    print(f"{phase.name}, {phase.requests} requests; latency without the model's {phase.hold:g} s")
+    for gateway in gateways:
+        if gateway.in_process:
+            continue
+        with serve(gateway, workload, null) as served:
+            start = cpu_seconds(served.pid)
+            latencies, errors = load.count(served.port, served.targets, workload.body(gateway.stream), phase)
+            cpu = (cpu_seconds(served.pid) - start) / phase.requests
+        p50, p99 = (1000 * (seconds - phase.hold) for seconds in quantiles(latencies or [math.nan]))
+        text = f"{len(errors)} errors, p50 {p50:.1f} ms, p99 {p99:.1f} ms, CPU {1000 * cpu:.2f} ms"
+        print(f"  {gateway.name:28s}{text}{f'; the first error: {errors[0]}' if errors else ''}", flush=True)
+
+
+def peers(names: list[str], interpreter: str | None, tokenizer: str) -> Generator[Gateway]:
+    """The peers that can be installed. vLLM tokenises, the others do not."""
     for name in names:
         try:
-            yield Gateway(name=name, command=PEERS[name](interpreter))
+            yield Gateway(
+                name=name, command=PEERS[name](interpreter), tokenizer=tokenizer if name == "vllm" else "free"
+            )
         except SystemExit as error:
             print(f"{name} is left out: {error}")
 

@@ -35,6 +35,8 @@ class Order:
     """Number that identifies the first request."""
     spread: float = 0.0
     """Seconds over which the streams start one after the other."""
+    count_errors: bool = False
+    """An error ends a stream; otherwise it ends the benchmark."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -87,7 +89,8 @@ def request_bytes(order: Order, number: int) -> bytes:
     return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
-async def carry_out(order: Order) -> list[float]:
+async def carry_out(order: Order) -> tuple[list[float], list[str]]:
+    """The latencies and errors."""
     loop = asyncio.get_running_loop()
     numbers = iter(range(order.first, order.first + order.requests))
     streams: list[Stream] = []
@@ -98,12 +101,21 @@ async def carry_out(order: Order) -> list[float]:
         ]
         streams += [stream for _, stream in await asyncio.gather(*batch)]
 
-    async def run(place: int, stream: Stream) -> list[float]:
+    latencies, errors = list[float](), list[str]()
+
+    async def run(place: int, stream: Stream) -> None:
         await asyncio.sleep(order.spread * place / order.streams)
-        return [await stream.ask(request_bytes(order, number)) for number in numbers]
+        try:
+            for number in numbers:
+                latencies.append(await stream.ask(request_bytes(order, number)))
+        except RuntimeError as error:
+            if not order.count_errors:
+                raise
+            errors.append(str(error))
 
     try:
-        return [seconds for some in await asyncio.gather(*map(run, range(order.streams), streams)) for seconds in some]
+        await asyncio.gather(*map(run, range(order.streams), streams))
+        return latencies, errors
     finally:
         for stream in streams:
             stream.close()
@@ -115,8 +127,9 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         start = time.perf_counter()
-        latencies = asyncio.run(carry_out(Order(**order)))
-        print(json.dumps({"seconds": time.perf_counter() - start, "latencies": latencies}), flush=True)
+        latencies, errors = asyncio.run(carry_out(Order(**order)))
+        done = {"seconds": time.perf_counter() - start, "latencies": latencies, "errors": errors}
+        print(json.dumps(done), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python -m tests.bench.null_model
 
-Prints its URL. ``/PROMPT/OUTPUT/v1/chat/completions`` and ``/PROMPT/OUTPUT/v1/completions`` answer any request as if its prompt had PROMPT
-tokens, with OUTPUT tokens; the last one is the first of the request's stop tokens, if it has some. Completions also stream, one event per
-token. Responses are built once and sent unchanged, at once or after the seconds that the last ``GET /hold/SECONDS`` set. The calls with
-which `VllmBackend` looks at its server are answered too.
+Prints its URL. ``/PROMPT/OUTPUT/v1/chat/completions`` and ``/PROMPT/OUTPUT/v1/completions`` answer any request as if its prompt had
+PROMPT tokens, with OUTPUT tokens; the last one is the first of the request's stop tokens, if it has some. Completions also stream, one
+event per token. Responses are built once and sent unchanged but for the prompt, which is that of the request, as vLLM repeats it, at once
+or after the seconds that the last ``GET /hold/SECONDS`` set. The calls with which `VllmBackend` looks at its server are answered too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from tests.bench.processes import raise_file_limit
 
 VOCABULARY = range(1000, 20000)
 _STOP = re.compile(rb'"stop_token_ids": ?\[(\d+)')
+_PROMPT = re.compile(rb'"prompt": ?(\[[\d, ]+\])')
+_LENGTH = re.compile(rb"content-length: (\d+)")
 _CONTROL: dict[str, Any] = {
     "v1/models": {"data": [{"id": "policy", "max_model_len": 1 << 20}]},
     "is_paused": {"is_paused": False},
@@ -83,9 +85,30 @@ def _usage(prompt: list[int], output: list[int]) -> dict[str, int]:
     return {"prompt_tokens": counts[0], "completion_tokens": counts[1], "total_tokens": sum(counts)}
 
 
+def answer(path: str, stream: bool, stop: int | None, prompt: bytes | None) -> bytes:
+    """The complete HTTP response. ``prompt``: the token ids of the request, as JSON."""
+    start, end = _parts(path, stream, stop)
+    if prompt is None:
+        return start + end
+    repeated = b'"prompt_token_ids":' + prompt + b","
+    if not stream:
+        size = len(repeated) + int(_LENGTH.findall(start)[0])
+        return _LENGTH.sub(b"content-length: %d" % size, start) + repeated + end
+    size, _, event = start.rpartition(b"\r\n\r\n")[2].partition(b"\r\n")
+    head = start[: len(start) - len(size) - 2 - len(event)]
+    return head + b"%x\r\n" % (int(size, 16) + len(repeated)) + event + repeated + end
+
+
 @functools.cache
-def answer(path: str, stream: bool, stop: int | None) -> bytes:
-    """The complete HTTP response."""
+def _parts(path: str, stream: bool, stop: int | None) -> tuple[bytes, bytes]:
+    """The HTTP response, before and after the place of the prompt."""
+    whole = _answer(path, stream, stop)
+    mark = b'"choices": [{'
+    start, found, end = whole.partition(mark)
+    return start + found, end
+
+
+def _answer(path: str, stream: bool, stop: int | None) -> bytes:
     _, prompt_size, output_size, operation = path.partition("?")[0].split("/", 3)
     if operation in _CONTROL:
         return _complete(_CONTROL[operation])
@@ -131,7 +154,8 @@ class NullModel(asyncio.Protocol):
                 continue
             stop = _STOP.search(body)
             stream = b'"stream":true' in body or b'"stream": true' in body
-            ready = answer(path, stream, None if stop is None else int(stop[1]))
+            prompt = _PROMPT.search(body)
+            ready = answer(path, stream, None if stop is None else int(stop[1]), prompt and prompt[1])
             asyncio.get_running_loop().call_later(NullModel.hold, self._transport.write, ready)
 
 

@@ -84,7 +84,7 @@ def test_the_policy_and_the_frozen_model_of_an_agent_are_those_of_the_entry_that
 
 def test_auxiliary_calls_of_agents_by_pattern() -> None:
     rule = AuxiliaryCalls(name="title", agent="researcher-*")
-    assert [rule.matches(agent, {}) for agent in ("researcher-2", "writer", None)] == [True, False, False]
+    assert [rule.is_of(agent) for agent in ("researcher-2", "writer", None)] == [True, False, False]
 
 
 def test_trained_agents_are_those_that_spoke_and_match() -> None:

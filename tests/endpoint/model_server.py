@@ -20,6 +20,7 @@ INFO = {
         "model_config": {"logprobs_mode": "processed_logprobs"},
         "device_config": {"device": "cuda"},
         "scheduler_config": {"enable_chunked_prefill": True},
+        "structured_outputs_config": {"backend": "guidance"},
     }
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_core.endpoint.roles import Roles
+from lightning_core.endpoint.roles import RoleOfCall, Roles
 from lightning_core.endpoint.routing import NamedCalls, Routing
 
 Body = dict[str, Any]
@@ -159,7 +159,7 @@ FORMATS = {
 def roles(calls: Sequence[Body]) -> Roles:
     found = Roles()
     for body in calls:
-        found.add(body)
+        found.add(RoleOfCall(body))
     return found
 
 
@@ -175,7 +175,7 @@ def test_several_roles_are_shown_with_rules_that_name_them(calls: Sequence[Body]
     assert problem is not None
     proposed = yaml.safe_load(str(problem).partition("agents: ")[2].partition(". Give roles")[0])
     routing = Routing(named=[NamedCalls(**rule) for rule in proposed["named"]])
-    names = [routing.names_of(body) for body in calls]
+    names = [routing.rules_for(body)[0] for body in calls]
     assert all(len(found) == 1 for found in names), str(problem)
     assert sorted({found[0] for found in names}) == [rule["name"] for rule in proposed["named"]]
     assert proposed["train"] == ["role-1"]

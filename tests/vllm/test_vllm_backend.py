@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -208,27 +209,37 @@ def test_responses_under_way_live_through_a_push(backend: VllmBackend, model: Pa
     assert sum(len(v) > 1 for v in versions) >= 4
 
 
-def test_a_constrained_response_begins_again_after_a_push(backend: VllmBackend, other_model: Path):
-    """The server follows a constraint from the first token of a request on."""
+@pytest.mark.parametrize("seconds", [60, 0])
+def test_a_constrained_response_is_of_one_version(
+    backend: VllmBackend, model: Path, other_model: Path, monkeypatch: pytest.MonkeyPatch, seconds: int
+):
+    """The server follows a constraint from the first token of a request on, so a push waits for the response; not for ever."""
+    monkeypatch.setattr("lightning_core.backends.vllm.backend.WHOLE_SECONDS", seconds)
     schema = json.dumps({"type": "string", "minLength": 200})
     constrained = SamplingParams(max_tokens=120, seed=5, json_schema=schema, stop_token_ids=frozenset({END}))
 
     async def run() -> list[Delta]:
-        task = asyncio.create_task(collect(backend.generate(tokens(1, 30), constrained, model="policy", stream=True)))
-        count, push = 0, None
-        async for delta in backend.generate(tokens(0, 30), SamplingParams(max_tokens=40), model="policy", stream=True):
-            count += len(delta.token_ids)
-            if count >= 10 and push is None:
-                push = asyncio.create_task(asyncio.to_thread(backend.push, other_model, 1))
+        other = backend.generate(tokens(1, 30), constrained, model="policy", stream=False)
+        whole, push = asyncio.create_task(collect(other)), None
+        deltas: list[Delta] = []
+        with nullcontext() if seconds else pytest.raises(InfrastructureError, match="interrupted by new weights"):
+            async for delta in backend.generate(tokens(0, 30), constrained, model="policy", stream=True):
+                deltas.append(delta)
+                if len(deltas) == 10:
+                    push = asyncio.create_task(asyncio.to_thread(backend.push, other_model, 1))
         assert push is not None
         await push
-        return await task
+        assert {delta.version for delta in deltas} == {0}
+        if seconds:
+            response = join(deltas)
+            Reference(model).assert_logprobs(tokens(0, 30), response.token_ids, response.logprobs, constrained)
+        return await whole
 
-    deltas = asyncio.run(run())
-    response = join(deltas)
-    assert {delta.version for delta in deltas} == {1}
-    assert len(response.token_ids) == 120
-    Reference(other_model).assert_logprobs(tokens(1, 30), response.token_ids, response.logprobs, constrained)
+    (delta,) = asyncio.run(run())
+    assert delta.version == (0 if seconds else 1)
+    assert len(delta.token_ids) == 120
+    weights = Reference(model if seconds else other_model)
+    weights.assert_logprobs(tokens(1, 30), delta.token_ids, delta.logprobs, constrained)
 
 
 def test_an_abort_by_another_program_is_an_error_and_not_a_shorter_response(backend: VllmBackend, server: str):

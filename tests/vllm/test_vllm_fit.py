@@ -63,6 +63,16 @@ def test_adapters_are_sampled_merged_by_a_running_server(server: str, model: Pat
     assert_versions(resumed.folder, 4)
 
 
+@pytest.mark.long
+def test_workers_of_the_endpoint_sample_every_version(server: str, model: Path, tmp_path: Path):
+    """Each of the two has a client of its own; pushes hold both back."""
+    config = {**settings(model, tmp_path, 2, vllm={"url": server}), "endpoint": {"workers": 2}}
+    result = fit(config=load_config(config))
+    assert max(m["logprob_difference_max"] for m in result.metrics) < 1e-3
+    assert sum(m["rollouts_left_out"] for m in result.metrics) == 0
+    assert_versions(result.folder, 2)
+
+
 def test_a_running_server_on_a_cpu_cannot_have_a_tied_model(server: str, tmp_path: Path):
     model = make_tiny_model(tmp_path / "model", heads=2)
     with pytest.raises(ConfigError, match="tied to the embeddings"):

@@ -3,6 +3,9 @@
 Weights change between two tokens. During a push, new requests are held back and the server ends running ones; when each has returned
 its tokens, the weights are replaced. An interrupted response continues from its prompt and its tokens so far, so no keys and values
 of older weights are used. Callers get no error, only deltas of the older version before the new one's.
+
+The server follows a constraint from the first token of a request on, so a constrained response cannot continue. A push waits for these
+first. One that takes longer begins again, if its caller has none of its tokens yet.
 """
 
 from __future__ import annotations
@@ -22,8 +25,12 @@ from lightning_core.backends.vllm.constraint import SERVER_ARGUMENTS
 from lightning_core.errors import ConstraintError, InfrastructureError, PolicyRequestError, describe
 from lightning_core.model.constraint import Constraints
 
+WHOLE_SECONDS = 60
+"""Seconds that a push waits for constrained responses to end by themselves."""
 DRAIN_SECONDS = 60
 """Seconds that a push waits for running responses to return their tokens."""
+MOST_ATTEMPTS = 3
+"""How often a constrained response is begun."""
 _COLDEST = 0.01
 
 
@@ -102,8 +109,8 @@ class VllmBackend:
     ) -> AsyncGenerator[Delta]:
         """Sample one response; see `Backend`.
 
-        A response interrupted by a push has deltas of each version. A constrained one begins again with the new version, since the server
-        follows its constraint from the first token of a request on; its deltas are yielded when it is complete.
+        A response interrupted by a push has deltas of each version. Raises `InfrastructureError` for a constrained one that a push
+        interrupts after a delta, or `MOST_ATTEMPTS` times.
         """
         if model != self._model:
             raise PolicyRequestError(f"unknown model {model!r}: this backend has {[self._model]!r}", status=404)
@@ -113,10 +120,11 @@ class VllmBackend:
 
     async def _generate(self, prompt_ids: Sequence[int], params: SamplingParams, stream: bool) -> AsyncGenerator[Delta]:
         sampled: list[int] = []
-        held: list[Delta] = []
+        attempts, whole = 0, params.constraint is not None
         while True:
-            version = await self.gate.enter()
+            version = await self.gate.enter(whole=whole)
             aborted, delta = False, None
+            attempts += 1
             try:
                 parts = self._api.sample(
                     [*prompt_ids, *sampled], _rest(params, len(sampled)), model=self.served.model, stream=stream
@@ -133,21 +141,21 @@ class VllmBackend:
                         )
                         if part.finish_reason is not None:
                             break
-                        if params.constraint is None:
-                            yield delta
-                        else:
-                            held.append(delta)
+                        yield delta
                 if aborted and not self.gate.state.held:
                     raise InfrastructureError(
                         f"the vLLM server {self._api.url} aborted a response: it is shutting down, or another program paused it"
                     )
             finally:
-                self.gate.leave()
-            if params.constraint is not None and aborted:
-                sampled, held = [], []
+                self.gate.leave(whole=whole)
+            if whole and aborted:
+                if (stream and sampled) or attempts == MOST_ATTEMPTS:
+                    raise InfrastructureError(
+                        f"a constrained response was interrupted by new weights, and cannot continue: {len(sampled)} tokens took more than "
+                        f"{WHOLE_SECONDS} s. Lower rollouts.max_tokens, or make the JSON schema or the tools smaller"
+                    )
+                sampled = []
                 continue
-            for earlier in held:
-                yield earlier
             if delta is not None and (delta.token_ids or not aborted):
                 yield delta
             if not aborted:
@@ -161,6 +169,7 @@ class VllmBackend:
         """
         try:
             self.gate.hold(DRAIN_SECONDS)
+            self.gate.wait_for_whole(WHOLE_SECONDS)
             self._drain()
             self._api.reload(folder)
             self._api.resume()
