@@ -116,22 +116,56 @@ def _ids(tokens: Any) -> tuple[int, ...]:
     return () if tokens is None else tuple(int(token) for token in tokens)
 
 
+_BASE: Mapping[str, Mapping[str, Any]] = {
+    "rollouts": {"tasks_per_step": 2, "group_size": 4, "concurrency": 16, "executor": "task"},
+    "trainer": {"steps": 4, "checkpoint_every": 1, "keep_checkpoints": 3, "deterministic": True},
+    "eval": {"every": 2},
+}
+VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "plain": {},
+    "processes": {"rollouts": {"executor": "process", "workers": 2}},
+    "lora": {"policy": {"tuning": "lora", "lora": {"rank": 4}}, "trainer": {"checkpoint_every": 2}},
+    "refill": {"rollouts": {"refill": 2}, "tasks": {"sampling": "curriculum"}, "eval": {"solved": 0.5}},
+    "forks": {
+        "rollouts": {"forks": {"points": 1, "samples": 2}},
+        "credit": {"rewards": "vine", "advantage": "none"},
+        "tasks": {"eval": None},
+        "eval": {"every": None},
+    },
+    "policies": {
+        "tasks": {"train": "tests.two_bandits:tasks", "eval": None},
+        "eval": {"every": None},
+        "credit": {"rewards": "explicit", "group_by": ["task", "agent"]},
+    },
+}
+"""Settings of runs, by name. Not all of them write a checkpoint after each step."""
+PROGRAMS: Mapping[str, Mapping[str, Any]] = {
+    "policies": {
+        "agent": "tests.two_bandits:solve",
+        "policies": {
+            "talk": {"agents": ["talker"], "tuning": "lora", "lora": {"rank": 4}},
+            "count": {"agents": ["counter"]},
+        },
+    },
+    "forks": {"agent": "tests.signals.forked_agents:conversation"},
+}
+"""What else the runs of a variant have."""
+
+
 class Bench:
     """The folder ``root`` with a model, a configuration and an undisturbed run of it."""
 
-    def __init__(self, root: Path, **sections: Mapping[str, Any]) -> None:
+    def __init__(self, root: Path, variant: str = "plain") -> None:
+        """``variant``: one of `VARIANTS`."""
         self.root = root
         make_tiny_model(root / "model")
-        base: dict[str, dict[str, Any]] = {
-            "rollouts": {"tasks_per_step": 2, "group_size": 4, "concurrency": 16, "executor": "task"},
-            "trainer": {"steps": 4, "checkpoint_every": 1, "keep_checkpoints": 3},
-            "eval": {"every": 2},
+        changes = VARIANTS[variant]
+        sections = {
+            name: {**section, **changes.get(name, {})}
+            for name, section in {**{key: {} for key in changes}, **_BASE}.items()
         }
-        for name, section in sections.items():
-            base[name] = {**base.get(name, {}), **section}
-        self.settings = settings(root / "model", root, **base)
         self.file = root / "lightning.json"
-        self.file.write_text(json.dumps(self.settings))
+        self.file.write_text(json.dumps({**settings(root / "model", root, **sections), **PROGRAMS.get(variant, {})}))
         warm.run(["-c", "pass"])
         before = warm.cpu_seconds()
         self.whole = Trial(self, "whole")
