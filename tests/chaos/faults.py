@@ -18,7 +18,7 @@ from tests.chaos.agents import DISTURBANCES
 from tests.chaos.runs import Ended, Trial, children, cut, finish, flip, locked
 from tests.warm import Warm
 
-WORKERS = ("rollouts.executor=process", "rollouts.workers=2")
+WORKERS = ("rollouts.executor=process", "rollouts.concurrency=4")
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,18 +123,18 @@ _BASE: Mapping[str, Mapping[str, Any]] = {
 }
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "plain": {},
-    "processes": {"rollouts": {"executor": "process", "workers": 2}},
+    "processes": {"rollouts": {"executor": "process", "concurrency": 4}},
     "lora": {"policy": {"tuning": "lora", "lora": {"rank": 4}}, "trainer": {"checkpoint_every": 2}},
     "refill": {"rollouts": {"refill": 2}, "tasks": {"sampling": "curriculum"}, "eval": {"solved": 0.5}},
     "forks": {
         "rollouts": {"forks": {"points": 1, "samples": 2}},
         "credit": {"rewards": "vine", "advantage": "none"},
         "tasks": {"eval": None},
-        "eval": {"every": None},
+        "eval": {"every": 0},
     },
     "policies": {
         "tasks": {"train": "tests.two_bandits:tasks", "eval": None},
-        "eval": {"every": None},
+        "eval": {"every": 0},
         "credit": {"rewards": "explicit", "group_by": ["task", "agent"]},
     },
 }
