@@ -1,10 +1,11 @@
-# make demo | demo-sql | test | fuzz | models | test-numeric | test-pythons | test-lowest | test-frameworks | test-trackers | test-coexistence | test-vllm | test-verl |
+# make demo | demo-sql | test | fuzz | chaos | models | test-numeric | test-pythons | test-lowest | test-frameworks | test-trackers | test-coexistence | test-vllm | test-verl |
 # test-parity | test-containers | test-view | test-first-hour | docs | lint | agents | agents-short; test-long | test-numeric-long | test-pythons-long |
 # test-lowest-long | test-coexistence-long | test-vllm-long | test-verl-long | test-first-hour-long: each makes its environment first, once,
 # and again when what it is made from changes.
 #   PYTHON=python3.12 make test        another interpreter, 3.11 or later
 #   make demo ARGS="trainer.steps=5"   settings for the training run
 #   make fuzz FUZZ=10000                the number of requests
+#   make chaos KILLS=20 FAULTS=         the number of kills, without the table of faults
 # pip, which installs torch, listens to its usual variables, such as PIP_EXTRA_INDEX_URL for a CPU-only build. uv installs the rest, in seconds.
 
 PYTHON ?= python3
@@ -38,7 +39,7 @@ TEMPLATES := trl==1.16.0
 # Tasks and checker of examples/bfcl; of its dependencies, that part needs only mpmath, which comes with torch.
 BFCL := bfcl-eval==2026.3.23
 
-.PHONY: demo demo-sql test test-long fuzz models test-numeric test-numeric-long test-pythons test-pythons-long test-lowest test-lowest-long test-frameworks test-trackers test-coexistence test-coexistence-long test-vllm test-vllm-long test-verl test-verl-long \
+.PHONY: demo demo-sql test test-long fuzz chaos models test-numeric test-numeric-long test-pythons test-pythons-long test-lowest test-lowest-long test-frameworks test-trackers test-coexistence test-coexistence-long test-vllm test-vllm-long test-verl test-verl-long \
 	test-parity test-containers test-view test-first-hour test-first-hour-long agents agents-short docs lint environment
 
 demo: $(INSTALLED)
@@ -57,6 +58,12 @@ test-long: $(INSTALLED)
 FUZZ := 1000000
 fuzz: $(INSTALLED)
 	$(ONE_THREAD) $(BIN)/python -m tests.bench.fuzz --requests $(FUZZ) $(ARGS)
+
+# Training runs that are killed at random points, resumed, and compared with undisturbed ones; then a table of faults.
+KILLS := 100
+FAULTS := --faults
+chaos: $(INSTALLED)
+	$(ONE_THREAD) $(BIN)/python -m tests.bench.chaos --kills $(KILLS) $(FAULTS) $(ARGS)
 
 # The tests that compare numbers, once more with the kernels of a CPU that has AVX2 and nothing newer: those of kernels, losses and
 # gradients. The long form has exported models and supervised fine-tuning too.
