@@ -111,6 +111,12 @@ def _lacks(values: Mapping[str, Any], key: Sequence[str]) -> bool:
     return isinstance(section, Mapping) and key[-1] not in section
 
 
+def read_settings(folder: Path) -> Mapping[str, Any]:
+    """The newest configuration of the run in ``folder`` as plain data; empty if it is lost or damaged."""
+    newest = folder / _NEWEST
+    return _settings(newest.read_text(encoding="utf-8", errors="replace") if newest.is_file() else "")
+
+
 def _settings(text: str) -> Mapping[str, Any]:
     """The configuration ``text`` as plain data; empty if it is damaged."""
     try:

@@ -27,7 +27,7 @@ def held_out_by_task(store: Store) -> dict[int, dict[str, float]]:
 
 def check_held_out(store: Store, ids: Collection[str]) -> bool:
     """Whether the evaluation before training is recorded. Raises `ConfigError` if it has other tasks than ``ids``."""
-    rows = store.select("SELECT DISTINCT task_id FROM rollouts WHERE phase = 'eval_before' ORDER BY ordinal")
+    rows = store.select("SELECT DISTINCT task_id FROM rollouts WHERE phase = 'eval_before' ORDER BY task_id")
     recorded = {row["task_id"]: None for row in rows}
     changed = {
         "new": [task for task in ids if task not in recorded],

@@ -9,6 +9,7 @@ from lightning_core.config import Config
 from lightning_core.config.resolve import PolicySettings, policy_settings
 from lightning_core.errors import ConfigError
 from lightning_core.model.source import is_demo_model, resolve_model
+from lightning_core.records.configs import read_settings
 from lightning_core.trace import POLICY
 
 logger = logging.getLogger(__name__)
@@ -27,8 +28,14 @@ def with_own_model(config: Config, checkpoint: Path) -> Config:
 
 
 def own_model(policy: PolicySettings, folder: Path) -> str:
-    """The model of ``policy``, or its checkpoint in ``folder``, with a warning, if that is whole and the model is not here."""
+    """The model of ``policy``, or its checkpoint in ``folder``, with a warning, if that is whole and the model is not here.
+
+    A model that is not the one of the run's configuration is never replaced.
+    """
     if policy.lora is not None or not (folder / "config.json").is_file() or is_demo_model(policy.model):
+        return policy.model
+    recorded = read_settings(folder.parents[1]).get("policy", {})
+    if recorded.get("model") != policy.model:
         return policy.model
     try:
         resolve_model(policy.model)

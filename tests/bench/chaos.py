@@ -1,4 +1,4 @@
-"""Runs that are killed and disturbed; prints a table of what became of them.
+"""Runs that are killed and disturbed; prints a table of the results.
 
     python -m tests.bench.chaos [--kills 100] [--variants plain,lora] [--faults] [--only TEXT] [--seed 0]
 

@@ -27,6 +27,10 @@ def solve(task: dict[str, Any]) -> float:
     return bandit.solve(task)
 
 
+def held_out() -> list[dict[str, Any]]:
+    return bandit.tasks(4, start=100)
+
+
 def more_tasks() -> list[dict[str, Any]]:
     """Tasks that neither of the lists of `tests.bandit` has."""
     return bandit.tasks(8, start=200)

@@ -12,7 +12,7 @@ from tests.chaos.runs import Bench, Difference, Ended
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """What became of a run that was killed."""
+    """The result of a run that was killed."""
 
     points: tuple[float, ...]
     """When, in CPU seconds of each process that was killed."""
@@ -28,7 +28,7 @@ class Kill:
 
 
 def kill_at_random(bench: Bench, count: int, *, seed: int = 0) -> Iterator[Kill]:
-    """``count`` kills, and what became of the runs. Each third run is killed a second time after it was resumed."""
+    """``count`` kills, and the results of the runs. Each third run is killed a second time after it was resumed."""
     numbers = random.Random(seed)
     made = 0
     while made < count:

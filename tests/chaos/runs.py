@@ -119,6 +119,7 @@ def _ids(tokens: Any) -> tuple[int, ...]:
 _BASE: Mapping[str, Mapping[str, Any]] = {
     "rollouts": {"tasks_per_step": 2, "group_size": 4, "concurrency": 16, "executor": "task"},
     "trainer": {"steps": 4, "checkpoint_every": 1, "keep_checkpoints": 3, "deterministic": True},
+    "tasks": {"eval": "tests.chaos.agents:held_out"},
     "eval": {"every": 2},
 }
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {

@@ -1,4 +1,4 @@
-"""What became of a run that met a fault, as a row of a table."""
+"""The result of a run that met a fault, as a row of a table."""
 
 from __future__ import annotations
 

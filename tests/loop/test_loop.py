@@ -274,5 +274,6 @@ def test_resuming_nothing_and_overwriting_something_are_refused(model: Path, tmp
     with pytest.raises(ConfigError, match="there is no run in"):
         fit(config=load_config(settings(model, tmp_path, run={"resume": True})))
     (tmp_path / "run").mkdir(exist_ok=True)
+    (tmp_path / "run" / "notes.txt").touch()
     with pytest.raises(ConfigError, match=r"exists; set another run\.name"):
         fit(config=load_config(settings(model, tmp_path)))

@@ -152,8 +152,7 @@ def test_a_second_mini_batch_that_fails_leaves_the_weights(make: Make) -> None:
         return found
 
     updater.update = watched  # type: ignore[method-assign]
-    with pytest.raises(TrainingError, match="the weights are unchanged"):
-        trainer.step([near, *far])
+    found = trainer.step([near, *far])
+    assert (found["updates"], found["updates_skipped"]) == (0, 1)
     assert moved == [True]  # the first update changed the weights, and the second failed
-    assert trainer.version == 0
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(trainer).items())

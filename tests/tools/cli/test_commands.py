@@ -107,7 +107,7 @@ def raises(error: BaseException) -> Callable[[dict[str, Any]], Any]:
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        ([], "No checkpoint was written yet."),
+        ([], "No checkpoint was written yet; to continue: lightning-rl train c.yaml run.name=a --resume"),
         (
             [Path("runs/a/checkpoints/step-000010")],
             "The last checkpoint is runs/a/checkpoints/step-000010; to continue: lightning-rl train c.yaml run.name=a --resume",

@@ -194,8 +194,7 @@ def test_the_folder_appears_whole_or_not_at_all(
     assert "is not an empty folder" in refused(capsys, run("lora"), tmp_path / "empty")
     damaged = shutil.copytree(run("lora"), tmp_path / "damaged")
     (damaged / "checkpoints" / NEWEST / "adapter_model.safetensors").write_bytes(b"nothing")
-    assert main(["export", str(damaged), str(tmp_path / "out")]) == 1
-    assert "is not a checkpoint, or is damaged" in capsys.readouterr().err
+    assert "has 7 bytes, but was written with" in refused(capsys, damaged, tmp_path / "out", "--checkpoint", NEWEST)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged", "empty"]
 
 
