@@ -11,7 +11,6 @@ import torch
 
 from lightning_core import Row
 from lightning_core.config.algorithm import Algorithm, Importance
-from lightning_core.errors import TrainingError
 from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.mini_batches import MiniBatch, Update, split_rollouts, step_metrics
 from lightning_core.trainers.torch.trainer import TorchTrainer
