@@ -91,10 +91,17 @@ class Walk:
         self._matcher = matcher
 
     def allowed(self) -> NDArray[np.bool_]:
-        """bool [V]: the tokens that may come next."""
-        return np.frombuffer(self._matcher.compute_logit_bias(), dtype=np.uint8) != 0
+        """bool [V]: the tokens that may come next. Raises `ConstraintError` if there are none, as with a schema without finite values."""
+        found = np.frombuffer(self._matcher.compute_logit_bias(), dtype=np.uint8) != 0
+        if self._matcher.is_error() or not found.any():
+            raise ConstraintError(f"the response cannot follow the JSON schema: {self._problem()}")
+        return found
 
     def accept(self, token: int) -> None:
-        """Advance by ``token``. Raises ValueError if it is not allowed."""
+        """Advance by ``token``. Raises `ConstraintError` if it is not allowed."""
         if not self._matcher.consume_token(token):
-            raise ValueError(f"token {token} is not allowed here: {self._matcher.get_error()}")
+            raise ConstraintError(f"the response cannot follow the JSON schema: token {token}: {self._problem()}")
+
+    def _problem(self) -> str:
+        # What follows is the state of the parser.
+        return self._matcher.get_error().strip().split("\n")[0][:200] or "no token is allowed"

@@ -81,6 +81,24 @@ def test_a_random_model_writes_only_what_the_schema_allows(trainer: TorchTrainer
     assert len(answers) > 5
 
 
+def test_a_schema_without_finite_values_fails_its_own_response_only(trainer: TorchTrainer) -> None:
+    endless = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"], "additionalProperties": False}
+    constrained = SamplingParams(max_tokens=60, stop_token_ids=frozenset({258}), json_schema=json.dumps(endless))
+
+    async def run() -> list[Delta | BaseException]:
+        async def one(params: SamplingParams) -> Delta:
+            return [delta async for delta in trainer.backend.generate([1, 2, 3], params, model="policy")][-1]
+
+        return await asyncio.gather(one(SamplingParams(max_tokens=60)), one(constrained), return_exceptions=True)
+
+    other, failed = asyncio.run(run())
+    assert isinstance(other, Delta)
+    assert len(other.token_ids) == 60
+    assert isinstance(failed, ConstraintError)
+    assert "the response cannot follow the JSON schema" in str(failed)
+    assert len(str(failed)) < 400
+
+
 def test_logprobs_are_those_among_the_allowed_tokens(trainer: TorchTrainer, tiny_llama: Path) -> None:
     params = SamplingParams(
         max_tokens=60, temperature=0.7, seed=3, stop_token_ids=frozenset({258}), json_schema=json.dumps(SCHEMA)

@@ -319,6 +319,10 @@ class TorchBackend:
         for row in lane.rows:
             assert isinstance(row, _Request)
             reason = row.finish_reason()
+            if row.failed is not None:
+                self._deliver(row, row.failed)
+                finished.append(row)
+                continue
             if reason is not None or row.stream:
                 self._send(row, reason)
             if reason is not None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_core.backends.backend import FinishReason, SamplingParams
 from lightning_core.backends.torch.kv_pool import TokenArray
 from lightning_core.backends.torch.sampling import sample_tokens
-from lightning_core.errors import TrainingError
+from lightning_core.errors import ConstraintError, TrainingError
 from lightning_core.model.constraint import Walk
 
 _VECTOR = 64
@@ -38,6 +38,8 @@ class ActiveRow:
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     aborted: bool = False
+    failed: ConstraintError | None = None
+    """Why no further token can be sampled."""
 
     def context(self) -> TokenArray:
         """Prompt and the response so far."""
@@ -110,7 +112,7 @@ def last_inputs(rows: Sequence[ActiveRow]) -> tuple[list[int], list[int]]:
 def sample_next(rows: Sequence[ActiveRow], logits_RV: Tensor) -> None:
     """Sample one token per row and append it. Overwrites ``logits_RV``.
 
-    Raises `TrainingError` for logits that are not finite.
+    A row whose constraint cannot be followed fails, and the others go on. Raises `TrainingError` for logits that are not finite.
     """
     device = logits_RV.device
 
@@ -119,8 +121,12 @@ def sample_next(rows: Sequence[ActiveRow], logits_RV: Tensor) -> None:
 
     for index, row in enumerate(rows):
         if row.walk is not None:
-            forbidden_V = torch.from_numpy(~row.walk.allowed()).to(device)
-            logits_RV[index].masked_fill_(forbidden_V, -torch.inf)
+            try:
+                allowed_V = torch.from_numpy(row.walk.allowed()).to(device)
+            except ConstraintError as error:
+                row.failed = error
+            else:
+                logits_RV[index].masked_fill_(~allowed_V, -torch.inf)
     if missing := -logits_RV.shape[1] % _VECTOR:
         logits_RV = F.pad(logits_RV, (0, missing), value=-torch.inf)
     tokens_R, logprobs_R = sample_tokens(
@@ -135,7 +141,10 @@ def sample_next(rows: Sequence[ActiveRow], logits_RV: Tensor) -> None:
             "checkpoint, with a lower trainer.learning_rate"
         )
     for row, token, logprob in zip(rows, tokens_R.tolist(), logprobs_R.tolist(), strict=True):
-        if row.walk is not None:
-            row.walk.accept(token)
+        if row.walk is not None and row.failed is None:
+            try:
+                row.walk.accept(token)
+            except ConstraintError as error:
+                row.failed = error
         row.tokens.append(token)
         row.logprobs.append(logprob)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Group
 from rich.table import Table
@@ -216,15 +216,24 @@ def _message_lines(role: str, message: Mapping[str, Any], full: bool) -> Iterato
             first, *rest = text.split("\n")
             yield f"{_INDENT}{role}: {first}"
             yield from (f"{_INDENT * 2}{line}" for line in rest)
-    for tool_call in message.get("tool_calls") or ():
-        function = tool_call.get("function") or {}
+    for function in _functions(message.get("tool_calls")):
         yield f"{_INDENT}{role} calls {one_line(str(function.get('name', '?')))} {one_line(str(function.get('arguments', '')))}"
+
+
+def _functions(tool_calls: Any) -> Iterator[Mapping[str, Any]]:
+    """What is called. A refused request may have anything there."""
+    for call in cast("list[Any]", tool_calls) if isinstance(tool_calls, list) else ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        yield function if isinstance(function, Mapping) else {"arguments": call}
 
 
 def _content_text(content: Any) -> str:
     """A message's content as text: a string, or the texts of a list of parts."""
     if isinstance(content, list):
-        return "\n".join(str(part.get("text", f"<{part.get('type', '?')}>")) for part in content)
+        return "\n".join(
+            str(part.get("text", f"<{part.get('type', '?')}>")) if isinstance(part, Mapping) else str(part)
+            for part in cast("list[Any]", content)
+        )
     return "" if content is None else str(content)
 
 

@@ -12,11 +12,14 @@ from lightning_core.capture.spans import start_span
 from lightning_core.records.store import RolloutRecord, Store
 
 
-def call(agent: str, question: str, answer: Mapping[str, Any], *, version: int | None = 3, **more: Any) -> str:
+def call(
+    agent: str, question: str | list[Any], answer: Mapping[str, Any], *, version: int | None = 3, **more: Any
+) -> str:
     """Record one model call as the endpoint does; returns the call's id."""
     address = current_address()
     assert address is not None
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": question}]
+    asked = [{"role": "user", "content": question}] if isinstance(question, str) else question
+    messages = [{"role": "system", "content": "Be brief."}, *asked]
     attributes: dict[str, Any] = {
         tr.SEQUENCE: 1,
         "gen_ai.response.model": "policy" if version is not None else "gpt-x",

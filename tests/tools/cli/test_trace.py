@@ -234,6 +234,20 @@ def test_text_in_square_brackets_and_deep_nesting_are_shown(home: Path, capsys: 
     assert tree[-1].endswith("writer: [/]")
 
 
+def test_messages_of_any_shape_are_shown(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with rollout(task={"id": "q"}) as run:
+        odd = [
+            {"role": "user", "content": ["a", {"text": "b"}, 3]},
+            {"role": "assistant", "tool_calls": ["x", {"function": 1}]},
+        ]
+        call("writer", odd, {"role": "assistant", "content": "fine"})
+    Path("odd.json").write_text(json.dumps(spans_to_otlp(run.spans)))
+    assert main(["trace", "odd.json", "--rollout", "1", "--full"]) == 0
+    out = capsys.readouterr().out
+    assert "user: a" in out
+    assert "assistant calls ? x" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
