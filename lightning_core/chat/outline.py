@@ -90,10 +90,8 @@ class Outlines:
         # The whole is compared with it a few times in each conversation.
         if window and keeps and turn.text.grows and last.place.number & (last.place.number - 1):
             added = self._added(window, tools, variables)
-            if added is not None:
-                return Outline(
-                    TextPrint(added, setting, turn.text), added, frozenset(), *self._tail(added, last, turn, same=True)
-                )
+            if added is not None and (grown := turn.text.grown(added, setting)) is not None:
+                return Outline(grown, added, frozenset(), *self._tail(added, last, turn, same=True))
         unmarked = turn.unmarked
         try:
             outline = self._outline(path, unmarked, tools, variables)
@@ -106,9 +104,9 @@ class Outlines:
         added = outline[turn.text.length :] if same else None
         if window and keeps is not False:
             self._locality.learn(window, keeps=same and self._added(window, tools, variables) == added)
-        known = turn.text if same and turn.text.grows else None
+        grown = None if added is None else turn.text.grown(added, setting)
         written = outline if added is None else added
-        whole = TextPrint(written, setting, known) if known else TextPrint(outline, setting)
+        whole = TextPrint(outline, setting) if grown is None else grown
         return Outline(whole, outline, unmarked, *self._tail(written, last, turn, same=same))
 
     def _added(self, window: Window, tools: Sequence[Any] | None, variables: Mapping[str, Any] | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, overload
@@ -59,28 +60,35 @@ class TextPrint:
 
     __slots__ = ("_growing", "digest", "length", "setting", "squeezed_digest", "squeezed_length")
 
-    def __init__(self, text: str, setting: str = "", start: TextPrint | None = None, *, grows: bool = True) -> None:
-        """``setting``: what it was rendered with. ``start``: of the text before ``text``, which grows (`stop_growing`).
-
-        ``grows``: whether a longer text may have it as ``start``, for which it keeps 1 KiB.
-        """
-        known = start and start._growing
-        assert known or start is None
-        growing = (
-            tuple(digest.copy() for digest in known) if known else (blake2b(digest_size=16), blake2b(digest_size=16))
-        )
-        squeezed = squeeze(text)
-        growing[0].update(text_bytes(text))
-        growing[1].update(text_bytes(squeezed))
-        self._growing: tuple[Any, ...] | None = growing if grows else None
+    def __init__(self, text: str, setting: str = "", *, grows: bool = True) -> None:
+        """``setting``: what it was rendered with. ``grows``: whether longer texts are `grown` from it, for which it keeps 1 KiB."""
         self.setting = setting
-        self.length, self.digest = len(text) + (start.length if start else 0), growing[0].digest()
-        self.squeezed_length = len(squeezed) + (start.squeezed_length if start else 0)
-        self.squeezed_digest = growing[1].digest()
+        self.length = self.squeezed_length = 0
+        self._growing: tuple[Any, ...] | None = None
+        self._append(text, (blake2b(digest_size=16), blake2b(digest_size=16)), grows=grows)
+
+    def grown(self, added: str, setting: str) -> TextPrint | None:
+        """Of the text with ``added`` after it; None after `stop_growing`."""
+        growing = self._growing  # read once: another branch of the turn may stop it meanwhile
+        if growing is None:
+            return None
+        longer = copy(self)
+        longer.setting = setting
+        longer._append(added, tuple(digest.copy() for digest in growing), grows=True)
+        return longer
+
+    def _append(self, text: str, digests: tuple[Any, ...], *, grows: bool) -> None:
+        """Add ``text``. ``digests``: of what is before it, both of which are changed."""
+        squeezed = squeeze(text)
+        digests[0].update(text_bytes(text))
+        digests[1].update(text_bytes(squeezed))
+        self._growing = digests if grows else None
+        self.length, self.digest = self.length + len(text), digests[0].digest()
+        self.squeezed_length, self.squeezed_digest = self.squeezed_length + len(squeezed), digests[1].digest()
 
     @property
     def grows(self) -> bool:
-        """Whether it can be the start of another one."""
+        """Whether longer ones are grown from it."""
         return self._growing is not None
 
     def stop_growing(self) -> None:
