@@ -192,7 +192,7 @@ class Bodies:
 
     def spoil(self, body: Any) -> None:
         """Replace, remove, repeat or rename something in ``body``, often deep inside."""
-        places = [(outer, key) for outer, key in _places(body)]
+        places = [(outer, key) for outer, key in places(body)]
         if not places:
             return
         outer, key = self.random.choice(places)
@@ -208,6 +208,8 @@ class Bodies:
             outer[key], outer[other] = outer[other], outer[key]
         elif how == 3 and isinstance(outer[key], str):
             outer[key] = self.random.choice((*TEXTS, *ARGUMENTS))
+        elif how == 4:
+            outer[key] = [outer[key]] if self.chance(2) else {"a": outer[key]}
         else:
             outer[key] = self.any()
 
@@ -238,7 +240,7 @@ def _is_text(value: Mapping[str, Any]) -> bool:
     return isinstance(value.get("type", value.get("role")), str)
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
     """Every place in ``value``: its list or object, and the index or key."""
     stack = [value]
     while stack:
