@@ -192,10 +192,10 @@ class Bodies:
 
     def spoil(self, body: Any) -> None:
         """Replace, remove, repeat or rename something in ``body``, often deep inside."""
-        places = [(outer, key) for outer, key in places(body)]
-        if not places:
+        found = list(places(body))
+        if not found:
             return
-        outer, key = self.random.choice(places)
+        outer, key = self.random.choice(found)
         how = self.random.randrange(6)
         if how == 0:
             del outer[key]
