@@ -21,6 +21,8 @@ from lightning_core.errors import PolicyRequestError
 
 Context = Literal["new", "clean", "realigned", "forked"]
 
+_DIFFERS = "rendering: the template renders this turn in another way in its conversation than after few messages"
+
 
 class Outline(NamedTuple):
     """The outline of a prompt."""
@@ -102,12 +104,14 @@ class Outlines:
             return Outline(TextPrint(outline, setting), outline, unmarked, None, reason)
         same = turn.text.starts(outline)
         added = outline[turn.text.length :] if same else None
+        differs = False
         if window and keeps is not False:
-            self._locality.learn(window, keeps=same and self._added(window, tools, variables) == added)
+            differs = self._locality.learn(window, keeps=same and self._added(window, tools, variables) == added)
         grown = None if added is None else turn.text.grown(added, setting)
         written = outline if added is None else added
         whole = TextPrint(outline, setting) if grown is None else grown
-        return Outline(whole, outline, unmarked, *self._tail(written, last, turn, same=same))
+        tail, reason = self._tail(written, last, turn, same=same)
+        return Outline(whole, outline, unmarked, tail, _DIFFERS if differs else reason)
 
     def _added(self, window: Window, tools: Sequence[Any] | None, variables: Mapping[str, Any] | None) -> str | None:
         """The text that the short conversation adds; None if the template changes what was before it, or raises."""
