@@ -37,7 +37,8 @@ from lightning_core.chat.teacher_response import continuation
 from lightning_core.chat.template import ChatTemplate
 from lightning_core.chat.template import Tokenizer as Tokenizer
 from lightning_core.chat.tool_formats import ToolFormat, read_message
-from lightning_core.chat.turns import PackedIds, Turn
+from lightning_core.chat.turns import Turn
+from lightning_core.content.packed_ids import PackedIds
 from lightning_core.errors import PolicyRequestError
 
 

@@ -29,14 +29,15 @@ from lightning_core.chat.places import Place
 
 Cause = Literal[
     "clock", "tools", "roles", "shortened", "rewritten", "results", "ids", "reasoning", "stopped", "handoff", "leaked", "examples",
-    "ambiguous", "template",
+    "ambiguous", "template", "rendering",
 ]  # fmt: skip
 """``clock``: a message differs in numbers and dates only; ``tools``: the tools, ``tool_choice`` or the schema of the response differ;
 ``roles``: a message came back from another role; ``shortened``: earlier messages are missing; ``results``: the result of a tool was
 cleared or replaced; ``ids``: a result has another call id; ``reasoning``: the reasoning of a response came back edited; ``rewritten``:
 any other change of earlier messages; ``stopped``: a stop string ended the earlier response; ``handoff``: another agent's conversation;
 ``leaked``: another rollout's; ``examples``: responses from none of these; ``ambiguous``: several responses have the text that came
-back; ``template``: the chat template renders earlier turns differently."""
+back; ``template``: the chat template renders earlier turns differently; ``rendering``: earlier turns were rendered after few messages, and
+the template renders them differently in their conversation."""
 CHANGES: tuple[Cause, ...] = (
     "clock", "tools", "roles", "shortened", "rewritten", "results", "ids", "reasoning", "stopped",
 )  # fmt: skip

@@ -96,9 +96,10 @@ class Locality:
         """Whether its kind leaves earlier text as it is; None if that is not known."""
         return self._kinds.get(window.kind)
 
-    def learn(self, window: Window, *, keeps: bool) -> None:
-        """Record whether the whole conversation and the short one added the same text."""
-        if self._kinds.get(window.kind) and not keeps:
+    def learn(self, window: Window, *, keeps: bool) -> bool:
+        """Record whether the whole conversation and the short one added the same text. Returns whether they did not although they had."""
+        differs = self._kinds.get(window.kind, False) and not keeps
+        if differs:
             self._usable = False
             logger.warning(
                 "the chat template of %s rendered a turn in another way in its conversation than after few messages; whole conversations "
@@ -108,6 +109,7 @@ class Locality:
         if len(self._kinds) >= _MOST_KINDS:
             self._kinds.clear()
         self._kinds[window.kind] = keeps
+        return differs
 
     def _features(self, path: Sequence[PromptMessage]) -> list[_Features]:
         """The features of each place of ``path``, which are computed once."""

@@ -21,6 +21,8 @@ from lightning_core.errors import PolicyRequestError
 
 Context = Literal["new", "clean", "realigned", "forked"]
 
+_DIFFERS = "rendering: the template renders this turn in another way in its conversation than after few messages"
+
 
 class Outline(NamedTuple):
     """The outline of a prompt."""
@@ -90,10 +92,8 @@ class Outlines:
         # The whole is compared with it a few times in each conversation.
         if window and keeps and turn.text.grows and last.place.number & (last.place.number - 1):
             added = self._added(window, tools, variables)
-            if added is not None:
-                return Outline(
-                    TextPrint(added, setting, turn.text), added, frozenset(), *self._tail(added, last, turn, same=True)
-                )
+            if added is not None and (grown := turn.text.grown(added, setting)) is not None:
+                return Outline(grown, added, frozenset(), *self._tail(added, last, turn, same=True))
         unmarked = turn.unmarked
         try:
             outline = self._outline(path, unmarked, tools, variables)
@@ -104,12 +104,14 @@ class Outlines:
             return Outline(TextPrint(outline, setting), outline, unmarked, None, reason)
         same = turn.text.starts(outline)
         added = outline[turn.text.length :] if same else None
+        differs = False
         if window and keeps is not False:
-            self._locality.learn(window, keeps=same and self._added(window, tools, variables) == added)
-        known = turn.text if same and turn.text.grows else None
+            differs = self._locality.learn(window, keeps=same and self._added(window, tools, variables) == added)
+        grown = None if added is None else turn.text.grown(added, setting)
         written = outline if added is None else added
-        whole = TextPrint(written, setting, known) if known else TextPrint(outline, setting)
-        return Outline(whole, outline, unmarked, *self._tail(written, last, turn, same=same))
+        whole = TextPrint(outline, setting) if grown is None else grown
+        tail, reason = self._tail(written, last, turn, same=same)
+        return Outline(whole, outline, unmarked, tail, _DIFFERS if differs else reason)
 
     def _added(self, window: Window, tools: Sequence[Any] | None, variables: Mapping[str, Any] | None) -> str | None:
         """The text that the short conversation adds; None if the template changes what was before it, or raises."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, overload
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from lightning_core.content.shared_content import KeptIds
 
@@ -16,71 +13,40 @@ _PIECE = 1 << 16
 """Characters that are split at once: no other thread runs meanwhile."""
 
 
-class PackedIds(Sequence[int]):
-    """Token ids at four bytes each, read-only. Equal to any sequence of the same ids."""
-
-    __slots__ = ("array",)
-
-    def __init__(self, ids: Iterable[int] | NDArray[np.uint32]) -> None:
-        self.array: NDArray[np.uint32] = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype="<u4")
-        self.array.flags.writeable = False
-
-    def __len__(self) -> int:
-        return len(self.array)
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> PackedIds: ...
-    def __getitem__(self, index: int | slice) -> int | PackedIds:
-        found = self.array[index]
-        return PackedIds(found) if isinstance(index, slice) else int(found)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.array.tolist())
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, PackedIds):
-            return np.array_equal(self.array, other.array)
-        return isinstance(other, Sequence) and list(self) == list(other)  # pyright: ignore[reportUnknownArgumentType]
-
-    def __hash__(self) -> int:
-        return hash(self.array.tobytes())
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.array(self.array, dtype=dtype) if copy else np.asarray(self.array, dtype=dtype)
-
-    def __repr__(self) -> str:
-        return f"PackedIds({self.array.tolist()})"
-
-
 class TextPrint:
     """The length and digest of a text, and of the text without white space."""
 
     __slots__ = ("_growing", "digest", "length", "setting", "squeezed_digest", "squeezed_length")
 
-    def __init__(self, text: str, setting: str = "", start: TextPrint | None = None, *, grows: bool = True) -> None:
-        """``setting``: what it was rendered with. ``start``: of the text before ``text``, which grows (`stop_growing`).
-
-        ``grows``: whether a longer text may have it as ``start``, for which it keeps 1 KiB.
-        """
-        known = start and start._growing
-        assert known or start is None
-        growing = (
-            tuple(digest.copy() for digest in known) if known else (blake2b(digest_size=16), blake2b(digest_size=16))
-        )
-        squeezed = squeeze(text)
-        growing[0].update(text_bytes(text))
-        growing[1].update(text_bytes(squeezed))
-        self._growing: tuple[Any, ...] | None = growing if grows else None
+    def __init__(self, text: str, setting: str = "", *, grows: bool = True) -> None:
+        """``setting``: what it was rendered with. ``grows``: whether longer texts are `grown` from it, for which it keeps 1 KiB."""
         self.setting = setting
-        self.length, self.digest = len(text) + (start.length if start else 0), growing[0].digest()
-        self.squeezed_length = len(squeezed) + (start.squeezed_length if start else 0)
-        self.squeezed_digest = growing[1].digest()
+        self.length = self.squeezed_length = 0
+        self._growing: tuple[Any, ...] | None = None
+        self._append(text, (blake2b(digest_size=16), blake2b(digest_size=16)), grows=grows)
+
+    def grown(self, added: str, setting: str) -> TextPrint | None:
+        """Of the text with ``added`` after it; None after `stop_growing`."""
+        growing = self._growing  # read once: another branch of the turn may stop it meanwhile
+        if growing is None:
+            return None
+        longer = copy(self)
+        longer.setting = setting
+        longer._append(added, tuple(digest.copy() for digest in growing), grows=True)
+        return longer
+
+    def _append(self, text: str, digests: tuple[Any, ...], *, grows: bool) -> None:
+        """Add ``text``. ``digests``: of what is before it, both of which are changed."""
+        squeezed = squeeze(text)
+        digests[0].update(text_bytes(text))
+        digests[1].update(text_bytes(squeezed))
+        self._growing = digests if grows else None
+        self.length, self.digest = self.length + len(text), digests[0].digest()
+        self.squeezed_length, self.squeezed_digest = self.squeezed_length + len(squeezed), digests[1].digest()
 
     @property
     def grows(self) -> bool:
-        """Whether it can be the start of another one."""
+        """Whether longer ones are grown from it."""
         return self._growing is not None
 
     def stop_growing(self) -> None:

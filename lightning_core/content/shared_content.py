@@ -188,17 +188,21 @@ class SharedContent:
 
     def keep(self, messages: Sequence[Any]) -> Sequence[KeptText]:
         """The texts of ``messages``, any JSON values, each kept."""
-        return [KeptText(self, index) for index in self._contents_of(self.add_messages(messages), INPUT_MESSAGES)]
+        added = self.add_messages(messages)
+        if added.messages < 0:
+            return SharedContent().keep(messages)
+        return [KeptText(self, index) for index in self._contents_of(added, INPUT_MESSAGES)]
 
     def keep_text(self, message: Any) -> KeptText:
         """The text of ``message``, which belongs to no conversation."""
-        return KeptText(self, self.add_call(response=encode(message)).response)
+        added = self.add_call(response=encode(message))
+        return SharedContent().keep_text(message) if added.response < 0 else KeptText(self, added.response)
 
     def keep_ids(self, *ids: TokenIds) -> KeptIds:
         """The sequence of all ``ids``, uint32."""
         data = [part.tobytes() for part in ids]
-        references = self.add_call(ids=(b"".join(data), b""))
-        return KeptIds(self, references.branch, references.prompt)
+        added = self.add_call(ids=(b"".join(data), b""))
+        return SharedContent().keep_ids(*ids) if added.branch < 0 else KeptIds(self, added.branch, added.prompt)
 
     @property
     def size(self) -> int:
@@ -208,7 +212,9 @@ class SharedContent:
     def _add(self, add: Callable[[], References], instead: References = NOTHING) -> References:
         """Run ``add``, which only looks up and appends: an event loop may wait for the lock."""
         with self._lock:
-            if self._is_adding:  # the garbage collector interrupted this thread while it added something
+            if (
+                self._is_adding
+            ):  # the garbage collector interrupted this thread while it added something: it is kept apart
                 return instead
             self._is_adding = True
             try:

@@ -86,7 +86,8 @@ def check_messages(messages: Sequence[Any]) -> None:
         if (
             type(message) is dict
             and len(message) == 2
-            and message.get("role") in _SPEAKERS
+            and type(role := message.get("role")) is str
+            and role in _SPEAKERS
             and type(message.get("content")) is str
         ):
             continue

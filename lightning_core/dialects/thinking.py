@@ -34,7 +34,7 @@ def thinking(body: Mapping[str, Any]) -> Settings:
     if value is None:
         return {}
     kind = value.get("type") if isinstance(value, Mapping) else value
-    if not isinstance(value, Mapping) or (kind is not None and kind not in _TYPES):
+    if not isinstance(value, Mapping) or not (kind is None or (isinstance(kind, str) and kind in _TYPES)):
         path = "thinking.type" if isinstance(value, Mapping) else "thinking"
         raise PolicyRequestError(
             f"{path} is {kind!r}; expected {'one of' if isinstance(value, Mapping) else 'an object with a type of'} {list(_TYPES)!r}",

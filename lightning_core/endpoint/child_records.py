@@ -7,6 +7,7 @@ a reward. Calls are not accepted, because the endpoint records them itself.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -35,6 +36,8 @@ _CALLS = ("chat", "embeddings", tr.COUNT, tr.ELSEWHERE)
 _OPTIONAL_TEXTS = (tr.AGENT, tr.TOOL, tr.NODE, tr.REWARD_CALL, tr.REWARD_AGENT, tr.REWARD_NAME)
 _OWN = frozenset({tr.TASK_ID, tr.TASK, tr.DECLARED_AGENTS, tr.REFUSED})
 """Attributes of the root span and of calls."""
+
+_ENDED = "the rollout has ended"
 
 _Id = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 _Text = Annotated[str, Field(max_length=100_000)]
@@ -116,29 +119,42 @@ class ChildRecords:
                 raise PolicyRequestError(UNKNOWN_KEY, status=401)
             limits = self._limits
             data = await read_body(request, most_bytes=limits.body_bytes, seconds=limits.body_seconds)
-            add = partial(_add_all, session, run, data, request.headers.get(SIGNATURE, ""))
-            return JSONResponse({"refused": await session.large_work.run(run.rollout, len(data), add)})
+            read = partial(_read_all, run, data, request.headers.get(SIGNATURE, ""))
+            records = await session.large_work.run(run.rollout, len(data), read)
+            return JSONResponse({"refused": _add_all(session, run, records)})
         except PolicyRequestError as error:
             return error_response(chat_completions, error)
 
 
-def _add_all(session: Session, run: ActiveRollout, data: bytes, signature: str) -> list[tuple[int, str]]:
-    """Add the records in ``data``, one on each line; return the indices of those that are refused, and why."""
+def _read_all(run: ActiveRollout, data: bytes, signature: str) -> list[ChildRecord | SpanRecord | PolicyRequestError]:
+    """The records in ``data``, one on each line; of those that are refused, why. Changes nothing: it may run on another thread."""
     if not is_record_signed(run.secret, run.rollout, data, signature):
         raise PolicyRequestError(
             "the body has no valid signature: records are accepted from Python processes that Lightning started only. Other "
             "programs can send spans to /v1/traces",
             status=403,
         )
+    return [_read(line) for line in data.split(b"\n")]
+
+
+def _read(line: bytes) -> ChildRecord | SpanRecord | PolicyRequestError:
+    try:
+        record = _parse(line)
+    except PolicyRequestError as error:
+        return error
+    return record if record.span is None else SpanRecord(**record.span.model_dump())
+
+
+def _add_all(
+    session: Session, run: ActiveRollout, records: Sequence[ChildRecord | SpanRecord | PolicyRequestError]
+) -> list[tuple[int, str]]:
+    """Add ``records``, on the event loop; return the indices of those that are refused, and why."""
     if session.closed:
         raise PolicyRequestError(UNKNOWN_KEY, status=401)
     session.touch()
     refused: list[tuple[int, str]] = []
-    for index, line in enumerate(data.split(b"\n")):
+    for index, record in enumerate(records):
         try:
-            record = _parse(line)
-            if session.closed:
-                raise PolicyRequestError("the rollout has ended")
             _add(session, run, record)
         except PolicyRequestError as error:
             refused.append((index, str(error)))
@@ -155,9 +171,13 @@ def _parse(data: bytes) -> ChildRecord:
         raise PolicyRequestError(f"not a record of a child process: {where}: {first['msg']}") from None
 
 
-def _add(session: Session, run: ActiveRollout, record: ChildRecord) -> None:
-    if record.span is not None:
-        _add_span(session, run, record.span)
+def _add(session: Session, run: ActiveRollout, record: ChildRecord | SpanRecord | PolicyRequestError) -> None:
+    if isinstance(record, PolicyRequestError):
+        raise record
+    if session.closed:  # by another thread
+        raise PolicyRequestError(_ENDED)
+    if isinstance(record, SpanRecord):
+        _add_span(session, run, record)
     elif record.count is not None:
         what, detail, times = record.count
         run.count(what, detail=detail, times=times)
@@ -173,12 +193,12 @@ def _add(session: Session, run: ActiveRollout, record: ChildRecord) -> None:
         run.add_origin(*record.origin)
 
 
-def _add_span(session: Session, run: ActiveRollout, span: ChildSpan) -> None:
+def _add_span(session: Session, run: ActiveRollout, span: SpanRecord) -> None:
     if span.trace_id != run.rollout or span.span_id == session.root.span:
         raise PolicyRequestError(f"span {span.span_id!r} is the root span, or belongs to another rollout")
     if session.child_spans >= MAX_SPANS:
         raise PolicyRequestError(f"the rollout has {MAX_SPANS} spans of child processes, which is the limit")
+    if not deliver(span):
+        raise PolicyRequestError(_ENDED)
     session.child_spans += 1
-    finished = SpanRecord(**span.model_dump())
-    if deliver(finished):
-        export(finished)
+    export(span)

@@ -68,13 +68,13 @@ class Limits:
             )
 
     def _check_stops(self, request: ChatRequest) -> None:
-        field, size = request.stop_field, sum(map(len, request.stop))
+        field = request.stop_field
         if len(request.stop) > self.stops:
             raise PolicyRequestError(
                 f"{field} has {len(request.stop)} strings; expected at most {self.stops}. Send those that can end a response",
                 param=field,
             )
-        if size > self.stop_characters:
+        if (size := sum(map(len, request.stop))) > self.stop_characters:
             raise PolicyRequestError(
                 f"{field} has {size} characters; expected at most {self.stop_characters}. Send the starts of the strings",
                 param=field,

@@ -55,6 +55,8 @@ class MirroredRollout(ActiveRollout):
         self.rollout = message.root.rollout
         self._send = send
         self._increments = Increments(self.content)
+        # Not reentrant: a worker's spans end in the code of their requests, whose tasks are held until then, and never in the garbage
+        # collector. The process ends without freeing tasks that are left.
         self._in_order = threading.Lock()
         """Held to send what is new in the contents, which the run adds in this order."""
 

@@ -47,19 +47,9 @@ Phase = Literal["train", "fork", "judge", "eval_before", "eval", "eval_after", "
 """``fork``: forks of ``train`` rollouts. ``eval_manual``: evaluations by `loop.evaluate`. ``eval_unfinished``: the run's own, until all
 their rollouts are stored."""
 Status = Literal[
-    "ok",
-    "failed",
-    "masked",
-    "max_calls",
-    "infrastructure",
-    "invalid",
-    "timeout",
-    "overflow",
-    "refused",
-    "unauthorized",
-    "late",
+    "ok", "failed", "masked", "max_calls", "infrastructure", "invalid", "timeout", "overflow", "refused", "unauthorized", "late",
     "stream_error",
-]
+]  # fmt: skip
 """See `rollouts.outcome`."""
 LEFT_OUT: frozenset[Status] = frozenset(get_args(Status)) - {"ok", "failed", "masked", "max_calls"}
 """The statuses of rollouts that are neither trained on nor part of a mean."""

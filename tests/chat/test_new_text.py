@@ -10,6 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
+from lightning_core.chat.conversations import cause_of
 from lightning_core.chat.tool_formats import ToolCall
 from lightning_core.errors import PolicyRequestError
 from tests.chat.chat_families import Family, encode, make_tokenizer
@@ -152,3 +153,24 @@ def test_a_turn_of_a_long_conversation_renders_few_messages():
         counts.append(_Counting.rendered - before)
     # The 32nd response is the last one after which the whole is rendered too.
     assert max(counts[-20:]) <= 12
+
+
+def test_a_template_that_counts_messages_is_found_at_the_next_comparison(caplog: pytest.LogCaptureFixture):
+    own = family("similar to qwen2_5")
+    tokenizer: Any = make_tokenizer(own)
+    content = "+ m.content + '<|im_end|>"
+    assert content in tokenizer.chat_template
+    counting = "+ ('!' if loop.index > 11 and m.role == 'user' else '') " + content
+    tokenizer.chat_template = tokenizer.chat_template.replace(content, counting)
+    chat, memory, messages = Chat(tokenizer), Memory(), [{"role": "user", "content": "u"}]
+    found: dict[int, str | None] = {}
+    for turn in range(1, 20):
+        prompt = chat.render(messages, None, memory)
+        if prompt.reason:
+            found[turn] = cause_of(prompt.reason)
+        response = {"role": "assistant", "content": "x"}
+        chat.remember(prompt, encode(own, f"x{own.stops[-1]}"), response, memory)
+        messages += [response, {"role": "user", "content": "u"}]
+    # The 12th message is rendered in another way, and the whole is compared after the 8th response.
+    assert found == {9: "rendering"}
+    assert "rendered a turn in another way" in caplog.text

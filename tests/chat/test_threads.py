@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +14,15 @@ import numpy as np
 import pytest
 
 from lightning_core.capture.address import Address
-from lightning_core.chat.chat import Memory, RenderedPrompt
+from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
 from lightning_core.chat.conversations import Conversations
 from lightning_core.chat.turns import TextPrint, Turn
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.sample import _seed  # pyright: ignore[reportPrivateUsage]
 from lightning_core.endpoint.sessions import Session
+from tests.chat.chat_families import encode, make_tokenizer
+from tests.chat.native_templates import family
+from tests.chat.test_new_text import Conversation, parts
 
 THREADS = 3
 
@@ -113,3 +117,23 @@ def test_each_repeat_of_a_prompt_has_a_seed_of_its_own():
     prompt: Any = SimpleNamespace(ids=[1])
     seeds = at_once(lambda _: {_seed(session, prompt) for _ in range(5000)})
     assert len(set[int | None]().union(*seeds)) == 5000 * THREADS
+
+
+def test_branches_of_one_turn_are_rendered_and_recorded_at_once():
+    own = family("similar to qwen2_5")
+    tokenizer: Any = make_tokenizer(own)
+    chat = Chat(tokenizer)
+    conversation = Conversation(own, chat, random.Random(0), tools=False, compare=False)
+    output = encode(own, f"x{own.stops[-1]}")
+    for _ in range(12):
+        conversation.turn(wild=0, texts=("x",))
+        latest = conversation.messages[:-1]
+
+        def branch(thread: int, latest: list[Any] = latest) -> tuple[list[Any], RenderedPrompt]:
+            sent = [*latest, {"role": "user", "content": f"branch {thread}"}]
+            prompt = chat.render(sent, None, conversation.memory)
+            chat.remember(prompt, output, {"role": "assistant", "content": "x"}, conversation.memory)
+            return sent, prompt
+
+        for sent, prompt in at_once(branch):
+            assert parts(prompt) == parts(chat.render(sent, None, conversation.memory))

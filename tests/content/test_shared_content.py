@@ -244,14 +244,23 @@ def test_a_span_that_ends_while_another_one_is_added_keeps_its_own_content() -> 
     (ended,) = conversation(SharedContent(), 1)
     plain = replace(ended, attributes=dict(ended.attributes))
     inner: list[SpanRecord] = []
+    kept: list[Any] = []
 
     class Tokens(TokenTree):
         def add(self, ids: TokenIds) -> int:
             inner.append(content.share(plain))
+            kept.append(
+                (
+                    [text.read() for text in content.keep([1, 2])],
+                    content.keep_text(3).read(),
+                    content.keep_ids(ids).read(),
+                )
+            )
             return super().add(ids)
 
     content = SharedContent(Tokens())
-    content.add_call(ids=(b"", b""))
+    content.add_call(response="5", ids=(packed := bytes(range(8)), b""))
+    assert [(texts, text, ids.tobytes()) for texts, text, ids in kept] == [([1, 2], 3, packed)]
     assert not isinstance(inner[0].attributes, SharedAttributes)
     assert inner[0].attributes == ended.attributes
 

@@ -192,10 +192,10 @@ class Bodies:
 
     def spoil(self, body: Any) -> None:
         """Replace, remove, repeat or rename something in ``body``, often deep inside."""
-        places = [(outer, key) for outer, key in _places(body)]
-        if not places:
+        found = list(places(body))
+        if not found:
             return
-        outer, key = self.random.choice(places)
+        outer, key = self.random.choice(found)
         how = self.random.randrange(6)
         if how == 0:
             del outer[key]
@@ -208,6 +208,8 @@ class Bodies:
             outer[key], outer[other] = outer[other], outer[key]
         elif how == 3 and isinstance(outer[key], str):
             outer[key] = self.random.choice((*TEXTS, *ARGUMENTS))
+        elif how == 4:
+            outer[key] = [outer[key]] if self.chance(2) else {"a": outer[key]}
         else:
             outer[key] = self.any()
 
@@ -238,7 +240,7 @@ def _is_text(value: Mapping[str, Any]) -> bool:
     return isinstance(value.get("type", value.get("role")), str)
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
     """Every place in ``value``: its list or object, and the index or key."""
     stack = [value]
     while stack:

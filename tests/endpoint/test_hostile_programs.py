@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import threading
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from lightning_core.capture import ActiveRollout, scope
+from lightning_core.capture import ActiveRollout, scope, spans
 from lightning_core.capture.signatures import (
     ORIGIN,
     ORIGIN_AUTHORIZATION,
@@ -23,6 +24,7 @@ from lightning_core.capture.signatures import (
 )
 from lightning_core.endpoint import child_records
 from lightning_core.endpoint.event_stream import EventStream
+from lightning_core.endpoint.large_work import SMALL
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.propagation import endpoint_environment
 from lightning_core.propagation.children.keys import KeyAddress, bind_key
@@ -244,9 +246,23 @@ def test_a_signed_record_is_checked(endpoint: PolicyEndpoint, record: Any) -> No
 def test_spans_of_children_are_limited_in_number(endpoint: PolicyEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_records, "MAX_SPANS", 2)
     with client_in_rollout(endpoint) as (run, client):
-        spans = [{**SPAN, "trace_id": run.rollout, "span_id": f"{i:016x}"} for i in range(1, 4)]
-        numbers = [len(refused(post_record(client, run, {"span": span}))) for span in spans]
+        sent = [{**SPAN, "trace_id": run.rollout, "span_id": f"{i:016x}"} for i in range(1, 4)]
+        numbers = [len(refused(post_record(client, run, {"span": span}))) for span in sent]
     assert numbers == [0, 0, 1]
+
+
+def test_records_are_added_on_one_thread_until_the_rollout_has_ended(endpoint: PolicyEndpoint) -> None:
+    """However long they are. `listen` is what a rollout does, and `stop_listening` what it does when it is closed."""
+    threads: list[threading.Thread] = []
+    with client_in_rollout(endpoint) as (run, client):
+        spans.listen(run.rollout, lambda span: threads.append(threading.current_thread()))
+        records = [{"span": {**SPAN, "trace_id": run.rollout, "attributes": {"x": "x" * n}}} for n in (1, SMALL)]
+        assert [refused(post_record(client, run, record)) for record in records] == [[], []]
+        spans.stop_listening(run.rollout)
+        answers = [refused(post_record(client, run, record)) for record in records]
+    assert answers == [[[0, "the rollout has ended"]]] * 2
+    assert len(threads) == 2
+    assert len(set(threads)) == 1
 
 
 def test_a_stream_that_cannot_start_closes_its_connection() -> None:

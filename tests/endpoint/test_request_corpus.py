@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +22,8 @@ from lightning_core.dialects import ALL_DIALECTS, gemini
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.exchange import UpstreamResponse
 from lightning_core.endpoint.server import PolicyEndpoint
+from lightning_core.errors import PolicyRequestError
+from tests.endpoint.fuzz_bodies import Bodies, places
 from tests.endpoint.serving import WRITER, client_in_rollout, serve
 
 FOLDER = Path(__file__).parent / "requests"
@@ -59,6 +63,21 @@ def recorded(call: Call) -> dict[str, Any]:
         "tools": [tool["function"]["name"] for tool in call.tools or ()],
         "dropped": [note.partition(":")[0] for note in call.dropped],
     }
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_values_of_another_type_are_refused(path: Path):
+    """Each value in turn, and of fields of the tables, as a list and as an object, which cannot be looked up in a table."""
+    shape = json.loads(path.read_text(encoding="utf-8"))
+    dialect, body = dialect_of(shape["path"]), shape["body"]
+    Bodies(dialect, Random(0)).decorate(body)
+    for outer, key in list(places(body)):
+        value = outer[key]
+        for outer[key] in ([value], {"a": value}):
+            for read_body in (dialect.parse_request, dialect.read_request):
+                with suppress(PolicyRequestError):
+                    read_body(body, conversations={})
+        outer[key] = value
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
