@@ -161,13 +161,13 @@ class TrainingSession:
                 *(self.steps + 1, counts["calls_truncated"], counts.get("rollouts_masked", 0)),
             )
         fitted = self._collector.fit(credit)
-        self._agents.forget()
+        self._agents.end_step()
         seconds = seconds_to_metrics(
             counts, rollouts=self._collected - self._began, update=time.monotonic() - self._collected
         )
         self.steps += 1
         self._log.add(self.steps, {**counts_to_metrics(counts), **metrics, **fitted, **seconds})
-        self._checkpoints.is_whole_step = True
+        self._checkpoints.recorded()
 
     def observe(self, rows: Sequence[Row]) -> None:
         """After a recorded step: measure its change, and save a checkpoint and evaluate at the configured intervals."""

@@ -116,7 +116,7 @@ def tree_geometry(model: Any, decoder: Any) -> Geometry:
     """
     previous = model.config.get_text_config()._attn_implementation
     geometry, difference = _compared(model, decoder, stride=7)
-    if difference is not None and _has_experts(model):  # rounding can choose other experts, but hardly for two inputs
+    if difference is not None and has_experts(model):  # rounding can choose other experts, but hardly for two inputs
         model.set_attn_implementation(previous)
         geometry, difference = _compared(model, decoder, stride=11)
     if difference is not None:
@@ -124,7 +124,7 @@ def tree_geometry(model: Any, decoder: Any) -> Geometry:
     return geometry
 
 
-def _has_experts(model: nn.Module) -> bool:
+def has_experts(model: nn.Module) -> bool:
     """Whether a part of ``model`` chooses among experts."""
     return any("expert" in name or "router" in name for name, _ in model.named_parameters())
 

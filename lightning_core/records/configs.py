@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,12 +70,15 @@ def record_config(folder: Path, config: Config, *, step: int) -> None:
     scratch.replace(newest)
 
 
-def changed_settings(folder: Path, config: Config, *, without: Sequence[str]) -> list[str]:
-    """The keys whose values in ``config`` are not those of the run in ``folder``, except keys that begin with one of ``without``."""
+def changed_settings(folder: Path, config: Config, *, without: Sequence[str], but: Collection[str] = ()) -> list[str]:
+    """The keys whose values in ``config`` are not those of the run in ``folder``.
+
+    Keys that begin with one of ``without`` are left out, ``but`` for these.
+    """
     file = folder / _NEWEST
     recorded = _settings(file.read_text(encoding="utf-8")) if file.is_file() else {}
     found = config_differences({"recorded": recorded, "now": _settings(dump_config(config))})
-    return [d.key for d in found if not d.key.startswith(tuple(without))]
+    return [d.key for d in found if d.key in but or not d.key.startswith(tuple(without))]
 
 
 def config_of_step(folder: Path, step: int) -> Path:

@@ -39,6 +39,16 @@ _OS_ADVICE = {
     errno.EISDIR: "Expected a file, found a folder: correct the path",
     errno.EADDRINUSE: "Another program uses the address: stop it, or choose another port",
 }
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # cuBLAS found no memory for its handle
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""Texts of torch's `RuntimeError`: on a CPU, and for a failure inside CUDA or one of its libraries."""
 _DAMAGED = "Restore the file from a copy; checkpoints do not depend on it: `lightning-rl export` and `serve` still work"
 _STORE = {
     sqlite3.SQLITE_BUSY: ("is locked by another process", "Stop the program that has it open, then continue"),
@@ -58,22 +68,22 @@ _NO_SPACE = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
 
 def failure_of(error: BaseException) -> MachineFailure | None:
     """The failure of the machine that ``error`` reports; None for any other error."""
-    if is_out_of_memory(error):
-        return MachineFailure(f"out of memory: {_first_line(error)}", _FREE_MEMORY)
     if isinstance(error, OSError) and error.errno is not None:
         return MachineFailure(
             os_problem(error), _OS_ADVICE.get(error.errno, "Remove the cause, then start the command again")
         )
+    if is_out_of_memory(error):
+        return MachineFailure(f"out of memory: {_first_line(error)}", _FREE_MEMORY)
     return None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` reports that memory could not be allocated: by Python, NumPy, or torch on a CPU or a GPU."""
+    """Whether ``error`` reports that memory could not be allocated: by Python, NumPy, the system, or torch on a CPU or a GPU."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    # torch raises RuntimeError on a CPU, and for a failure inside a library of CUDA.
-    text = str(error) if isinstance(error, RuntimeError) else ""
-    return any(words in text for words in ("can't allocate memory", "CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED"))
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 @contextmanager

@@ -78,7 +78,7 @@ class Evaluations:
         recorded: Phase = phase if phase == "eval_manual" else "eval_unfinished"
         self._observers.phase(phase, len(tasks) * self._config.eval.samples)
         groups = self._background.call(self._collector.roll_out_all, tasks, recorded, step)
-        self._recorded.forget()  # of an interrupted evaluation of other tasks
+        self._recorded.end_evaluation()
         self._store.change_phase(recorded, phase, step)
         found = to_evaluation((str(g.task["id"]), r.status, r.reward) for g in groups for r in g.rollouts)
         self._observers.on_evaluation(step, phase, found)

@@ -15,6 +15,8 @@ _deferred: list[int] = []
 _deferring = 0
 _asked: list[int] = []
 """The signal that asked for the end after the step, if any."""
+_timers: list[threading.Timer] = []
+"""What sends it again after the grace period."""
 _to_save = threading.Event()
 
 
@@ -38,7 +40,6 @@ def interruptible(grace_seconds: float | None = None) -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    timers: list[threading.Timer] = []
 
     def ask(number: int, frame: FrameType | None) -> None:
         if _asked or not grace_seconds:
@@ -48,7 +49,7 @@ def interruptible(grace_seconds: float | None = None) -> Generator[None]:
         timer = threading.Timer(grace_seconds, os.kill, (os.getpid(), number))
         timer.daemon = True
         timer.start()
-        timers.append(timer)
+        _timers.append(timer)
 
     handlers: dict[int, Callable[[int, FrameType | None], None]] = dict.fromkeys(_NUMBERS, _interrupt)
     handlers[signal.SIGTERM] = ask
@@ -61,8 +62,7 @@ def interruptible(grace_seconds: float | None = None) -> Generator[None]:
     try:
         yield
     finally:
-        for timer in timers:
-            timer.cancel()
+        _stop_timers()
         _asked.clear()
         _to_save.clear()
         for number, handler in before.items():
@@ -70,9 +70,16 @@ def interruptible(grace_seconds: float | None = None) -> Generator[None]:
 
 
 def end_if_asked() -> None:
-    """Raise `Interrupted` if a signal asked for the end after the step."""
+    """Raise `Interrupted` if a signal asked for the end after the step. The rest of the grace period does not interrupt what follows."""
     if _asked:
+        _stop_timers()
         raise Interrupted(_asked[0])
+
+
+def _stop_timers() -> None:
+    for timer in _timers:
+        timer.cancel()
+    _timers.clear()
 
 
 def save_asked() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ _USED: frozenset[Status] = frozenset({"ok", "max_calls", "masked"})
 """The statuses of rollouts that are used; others may have failed for a reason that is mended now."""
 _WITHOUT_EFFECT = ("trainer.", "monitors.", "otlp.", "run.", "eval.every", "eval.early_stop")
 """Settings that change no rollout under given weights. (``run.seed`` does: its rollouts have other seeds.)"""
+_WITH_EFFECT = frozenset({"trainer.deterministic", "trainer.threads"})
+"""But these: the bits of samples depend on them."""
 
 
 class RecordedAgents:
@@ -44,7 +46,7 @@ class RecordedAgents:
                 if (seed := self._seed(record)) is not None:
                     attempts.setdefault(seed, []).append(record)
         used = {seed: own for seed, own in attempts.items() if own[-1].status in _USED}
-        changed = changed_settings(folder, config, without=_WITHOUT_EFFECT) if used else []
+        changed = changed_settings(folder, config, without=_WITHOUT_EFFECT, but=_WITH_EFFECT) if used else []
         if used and not changed and commit_changed(folder, Path.cwd()):
             changed = ["the commit of the working directory"]
         if changed:
@@ -56,11 +58,18 @@ class RecordedAgents:
         self._left = {seed: (own[-1], [record.id for record in own]) for seed, own in used.items()}
         return [key for _, ids in self._left.values() for key in ids]
 
-    def forget(self) -> None:
+    def end_step(self) -> None:
         """The weights have changed: delete the recorded rollouts that no job asked for."""
-        if self._left:
-            self._store.remove([key for _, ids in self._left.values() for key in ids])
-            self._left.clear()
+        self._drop(self._left)
+
+    def end_evaluation(self) -> None:
+        """Delete those of an evaluation, which was of other tasks."""
+        self._drop([seed for seed, (record, _) in self._left.items() if record.phase != "train"])
+
+    def _drop(self, seeds: Iterable[int]) -> None:
+        dropped = [self._left.pop(seed) for seed in list(seeds)]
+        if dropped:
+            self._store.remove([key for _, ids in dropped for key in ids])
 
     async def roll_out(self, jobs: Sequence[Job], routing: Routing, record: Record) -> Sequence[Rollout]:
         """See `AgentPool.roll_out`."""

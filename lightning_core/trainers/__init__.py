@@ -27,7 +27,8 @@ class Learner(Protocol):
 
         A step without rows keeps the weights, and counts. If no row has a gradient, the metrics of an update, such as ``loss`` and
         ``grad_norm``, are missing, as for an update whose loss or gradient is not finite, which is skipped.
-        Raises `TrainingError` and leaves the weights unchanged if the third step in a row would be skipped.
+        Raises `TrainingError` if the third step in a row would be skipped. After any exception but `InfrastructureError`, which a
+        sampler that lacks the new weights raises, the weights are unchanged.
         """
         ...
 

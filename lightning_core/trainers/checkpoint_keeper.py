@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lightning_core.config.trainer import TrainerSection
-from lightning_core.errors import TrainingError, describe
+from lightning_core.errors import InfrastructureError, describe
 from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step, delete_old, mark_best
 from lightning_core.records.results import held_out_rewards
 from lightning_core.records.store import Store
-from lightning_core.rollouts.interrupts import Interrupted
+from lightning_core.rollouts.interrupts import Interrupted, uninterrupted
 from lightning_core.trainers import Learner
 from lightning_core.transitions import Row
 
@@ -30,17 +30,23 @@ class CheckpointKeeper:
         self._folder = folder
         self._store = store
         self._saved = step
-        self.is_whole_step = True
-        """Whether the weights are those of recorded steps; set it when the step of an `update` is recorded."""
+        self._is_whole_step = True
+        """Whether the weights are those of recorded steps."""
 
     def update(self, rows: Sequence[Row]) -> Mapping[str, float]:
-        """See `Learner.step`."""
-        self.is_whole_step = False
+        """See `Learner.step`. The caller records the step and calls `recorded`."""
+        self._is_whole_step = False
         try:
             return self._learner.step(rows)
-        except TrainingError:  # the weights are unchanged
-            self.is_whole_step = True
+        except InfrastructureError:  # the weights may have changed
             raise
+        except Exception:
+            self._is_whole_step = True
+            raise
+
+    def recorded(self) -> None:
+        """The step of the last `update` is recorded."""
+        self._is_whole_step = True
 
     def save(self, step: int) -> None:
         """Write a checkpoint. Delete those beyond ``trainer.keep_checkpoints``, and the optimizer's state of the rest.
@@ -79,10 +85,11 @@ class CheckpointKeeper:
         try:
             yield
         except (Exception, Interrupted) as error:
-            midway = not self.is_whole_step or (isinstance(error, Interrupted) and error.midway)
+            midway = not self._is_whole_step or (isinstance(error, Interrupted) and error.midway)
             if step() > self._saved and not midway:
                 try:
-                    self.save(step())
+                    with uninterrupted():
+                        self.save(step())
                 except Exception as failure:  # noqa: BLE001 - the error above is the one to report
                     logger.error("no checkpoint could be saved after step %d: %s", step(), describe(failure))
             raise

@@ -25,7 +25,7 @@ from lightning_core.records.folder import open_run_folder
 from lightning_core.records.lock import check_writable
 from lightning_core.records.manifest import MANIFEST, OPTIMIZER, RUN_ID
 from lightning_core.records.store import Store
-from lightning_core.rollouts.interrupts import Interrupted, interruptible
+from lightning_core.rollouts.interrupts import Interrupted, end_if_asked, interruptible
 from lightning_core.tools.cli.main import main
 from lightning_core.trainers.initial_weights import INITIAL
 from lightning_core.trainers.torch.checkpoint import restore_moments
@@ -155,9 +155,12 @@ def test_recorded_rollouts_are_not_used_after_a_change(
         fit(signalled(2, signal.SIGINT), config=config(model, tmp_path), progress=False)
     recorded = phases(tmp_path / "run")["train", 1]
     assert 1 <= recorded <= PER_STEP
-    fit(bandit.solve, config=config(model, tmp_path, rollouts={"temperature": 0.5}, run={"resume": True}))
+    fit(
+        bandit.solve,
+        config=config(model, tmp_path, rollouts={"temperature": 0.5}, trainer={"threads": 1}, run={"resume": True}),
+    )
     assert f"{recorded} recorded rollouts of the interrupted step or evaluation are not used" in caplog.text
-    assert "rollouts.temperature" in caplog.text
+    assert "because of what has changed: rollouts.temperature, trainer.threads" in caplog.text
     assert phases(tmp_path / "run") == {("train", 1): 4, ("train", 2): 4}
 
 
@@ -317,6 +320,22 @@ def test_the_time_after_sigterm_ends() -> None:
 
     with default_handlers(), pytest.raises(Interrupted):
         step()
+
+
+def test_it_does_not_end_while_the_checkpoint_is_saved() -> None:
+    def ends() -> None:
+        with interruptible(grace_seconds=0.05):
+            signal.raise_signal(signal.SIGTERM)
+            try:
+                end_if_asked()
+            finally:
+                time.sleep(0.2)
+                saved.append("checkpoint")
+
+    saved: list[str] = []
+    with default_handlers(), pytest.raises(Interrupted):
+        ends()
+    assert saved == ["checkpoint"]
 
 
 @pytest.mark.long

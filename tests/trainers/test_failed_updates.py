@@ -5,11 +5,85 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")]
+from lightning_core import Row
+from lightning_core.errors import NonFiniteError, OutOfMemoryError
+from lightning_core.trainers.torch.factory import open_trainer
+from lightning_core.trainers.torch.trainer import TorchTrainer
+from tests.trainers.rows import make_row
+from tests.trainers.sections import parts
+
+
+class Full(TorchDispatchMode):
+    """Raises `torch.OutOfMemoryError` once, in the first call of ``operator``, for a tensor of ``shape`` if that is given."""
+
+    def __init__(self, operator: Any, shape: tuple[int, ...] | None = None) -> None:
+        super().__init__()
+        self._operator = operator
+        self._shape = shape
+        self.raised = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is self._operator and self._shape in (None, args[0].shape) and not self.raised:
+            self.raised = True
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def opened(tiny_llama: Path) -> Iterator[Callable[[], TorchTrainer]]:
+    with ExitStack() as stack:
+
+        def make() -> TorchTrainer:
+            trainer = open_trainer(**parts(model=str(tiny_llama), dtype="float32", learning_rate=1e-3))
+            stack.callback(trainer.close)
+            return trainer
+
+        yield make
+
+
+def row(number: int) -> Row:
+    return make_row(([number, 5, 6], False), ([7, 8], True), rollout=f"r{number}", advantage=-1.0, logprobs=[-6.0] * 2)
+
+
+def test_a_first_update_without_memory_for_all_moments_leaves_the_weights(opened: Callable[[], TorchTrainer]) -> None:
+    """AdamW updates the matrices before the vectors."""
+    trainer = opened()
+    norm = trainer.model.tuning.masters["model.norm.weight"]
+    before = {name: tensor.detach().clone() for name, tensor in trainer.model.tuning.masters.items()}
+    with (
+        pytest.raises(OutOfMemoryError, match="the weights are unchanged"),
+        Full(torch.ops.aten.zeros_like.default, norm.shape),
+    ):
+        trainer.step([row(1)])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.model.tuning.masters.items())
+    assert not trainer.state().moments
+
+
+def test_smaller_micro_batches_and_skipped_steps_are_kept_over_a_resume(
+    opened: Callable[[], TorchTrainer], tmp_path: Path
+) -> None:
+    trainer = opened()
+    with Full(torch.ops.aten.mm.default):
+        assert trainer.step([row(1), row(2)])["updates_repeated"] == 1
+    far = make_row(([1, 2], False), ([3], True), advantage=-1.0, logprobs=[-200.0])  # the ratio overflows
+    trainer.step([far])
+    trainer.save(tmp_path / "saved")
+    resumed = opened()
+    resumed.load(tmp_path / "saved")
+    assert resumed.model.memory.micro_batch_tokens == trainer.model.memory.micro_batch_tokens < 10
+    resumed.step([far])
+    with pytest.raises(NonFiniteError, match="the third such step in a row"):
+        resumed.step([far])
+
 
 LIMITED = """
 import json, random, resource, sys
@@ -62,6 +136,8 @@ trainer.close()
 """
 
 
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
 def test_an_update_that_does_not_fit_the_memory_is_repeated_with_smaller_micro_batches(tiny_llama: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(tiny_llama)], capture_output=True, text=True, check=False, timeout=120

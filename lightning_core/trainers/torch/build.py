@@ -19,7 +19,7 @@ from lightning_core.trainers.torch.load_check import checked
 from lightning_core.trainers.torch.machine import free_memory
 
 
-def load_policy(policy: PolicySettings) -> LoadedModel:
+def load_policy(policy: PolicySettings, *, deterministic: bool = False) -> LoadedModel:
     """Load the model of ``policy``; see `load` and `checked`."""
     return checked(
         load(
@@ -29,7 +29,8 @@ def load_policy(policy: PolicySettings) -> LoadedModel:
             max_context=policy.max_context,
             gradient_checkpointing=policy.gradient_checkpointing,
             check_tokenizer=partial(Chat, template_kwargs=policy.chat_template_kwargs),
-        )
+        ),
+        deterministic=deterministic,
     )
 
 

@@ -3,7 +3,7 @@
 model*.safetensors              the weights, the trained ones in float32; see ``model/saved.py``. With LoRA instead
 adapter_model.safetensors       the adapter; see ``model/peft.py``
 config.json, tokenizer.json, …  what belongs to a Hugging Face folder, or to an adapter
-trainer.json                    version, random state, and the fingerprint of model and tuning
+trainer.json                    version, random state, what failed updates left, and the fingerprint of model and tuning
 trainer/optimizer.safetensors   AdamW's moments and step counts, ``<name>/<moment>``
 trainer/critic.safetensors      the value head and its moments; only with a critic, as any other `Stateful`
 manifest.json                   the run that wrote it, and the hash of each file; see ``records/manifest.py``
@@ -55,6 +55,10 @@ class Checkpoint:
     version: int
     submitted: int
     """Number of requests to the sampling engine, which seeds later requests."""
+    skipped: int = 0
+    """See `UndoneUpdates.skipped`."""
+    micro_batch_tokens: int | None = None
+    """See `UndoneUpdates.micro_batch_tokens`."""
     weights: Mapping[str, Tensor]
     moments: Mapping[str, Tensor]
     also: Mapping[str, Mapping[str, Tensor]]
@@ -110,6 +114,8 @@ def write(folder: Path, state: Checkpoint, *, weights: Callable[[Path], str]) ->
             "fingerprint": state.fingerprint,
             "version": state.version,
             "submitted": state.submitted,
+            "skipped": state.skipped,
+            "micro_batch_tokens": state.micro_batch_tokens,
         }
         (scratch / _FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         write_manifest(scratch, step=state.version, run=folder.parent.parent)
@@ -187,6 +193,8 @@ def read(
         fingerprint=found,
         version=facts["version"],
         submitted=facts["submitted"],
+        skipped=facts.get("skipped", 0),
+        micro_batch_tokens=facts.get("micro_batch_tokens"),
         weights=weights,
         moments=moments,
         also=further,

@@ -41,7 +41,21 @@ class UndoneUpdates:
         self._updater = updater
         self._state = state
         self._restore = restore
-        self._skipped = 0
+        self.skipped = 0
+        """Number of the last steps in a row that were skipped."""
+        self.micro_batch_tokens: int | None = None
+        """The size of micro-batches after updates that did not fit the memory; None if all did."""
+
+    def restore(self, *, skipped: int, micro_batch_tokens: int | None) -> None:
+        """Continue as after steps of which the last ``skipped`` were skipped, with micro-batches of at most ``micro_batch_tokens``."""
+        self.skipped, self.micro_batch_tokens = skipped, micro_batch_tokens
+        before = self._model.memory.micro_batch_tokens
+        if micro_batch_tokens is not None and micro_batch_tokens < before:
+            self._model.memory = replace(self._model.memory, micro_batch_tokens=micro_batch_tokens)
+            logger.warning(
+                "an earlier update of the run did not fit the memory, so micro-batches have up to %d tokens instead of %d",
+                *(micro_batch_tokens, before),
+            )
 
     def step(self, rows: Sequence[Row], step: int) -> Mapping[str, float]:
         """The metrics of the updates on ``rows``. ``step``: the number of steps before this one.
@@ -57,14 +71,14 @@ class UndoneUpdates:
                 metrics = self._update(parts, step)
             except NonFiniteError as error:
                 return self._skip(parts, error, step)
-            except (RuntimeError, MemoryError) as error:
+            except Exception as error:
                 if isinstance(error, TrainingError) or not is_out_of_memory(error):
                     raise
                 failure = failure_of(error)
                 assert failure is not None
                 problem = failure.problem
             else:
-                self._skipped = 0
+                self.skipped = 0
                 return {**metrics, "updates_repeated": repeated} if repeated else metrics
             # Outside the except clause: the traceback holds the tensors of the update.
             repeated += 1
@@ -76,7 +90,7 @@ class UndoneUpdates:
             if self._updater.updates_per_step * len(parts) > 1:
                 # A later update can fail after earlier ones have changed the weights.
                 undo.callback(self._restore, self._state().copy())
-            elif not optimizer.moments():  # the first update allocates them, one by one
+            elif not optimizer.moments():  # the first update allocates them, before it changes the weights
                 undo.callback(optimizer.restore, {})
             undo.callback(self._model.tuning.zero_grad)
             metrics = self._updater.step(parts, step)
@@ -84,9 +98,9 @@ class UndoneUpdates:
         return metrics
 
     def _skip(self, parts: Sequence[MiniBatch], error: NonFiniteError, step: int) -> Mapping[str, float]:
-        self._skipped += 1
-        if self._skipped > _MOST_SKIPPED:
+        if self.skipped == _MOST_SKIPPED:
             raise NonFiniteError(f"{error}. It is the third such step in a row. {_ADVICE}") from error
+        self.skipped += 1
         logger.warning("%s, so the step is skipped; the third in a row ends the run. %s", error, _ADVICE)
         return {**step_metrics(parts, []), "updates_skipped": 1}
 
@@ -101,6 +115,7 @@ class UndoneUpdates:
                 "smaller; the weights are unchanged. Free memory or raise its limit, or lower policy.max_context or trainer.cache_gb, "
                 "or use policy.tuning: lora or policy.gradient_checkpointing"
             )
+        self.micro_batch_tokens = tokens
         self._model.memory = replace(self._model.memory, micro_batch_tokens=tokens)
         logger.warning(
             "step %d: the update failed, %s; it is repeated with micro-batches of up to %d tokens instead of %d, which the run keeps. "

@@ -20,17 +20,21 @@ from lightning_core.errors import TrainingError
 from lightning_core.model.compute import plain_path, small_windows
 from lightning_core.model.load import LoadedModel
 from lightning_core.model.precision import exact_products
+from lightning_core.model.tree_check import has_experts
 from lightning_core.trainers.torch.forward import Forward
 from lightning_core.trainers.torch.packing import pack_rows, pad_rows
 from lightning_core.transitions import Row
 
 
-def checked(loaded: LoadedModel) -> LoadedModel:
+def checked(loaded: LoadedModel, *, deterministic: bool = False) -> LoadedModel:
     """``loaded`` on the fastest path whose samples have the logprobs of the trained forward pass.
 
-    Raises `TrainingError` if there is none.
+    ``deterministic``: and whose rows can be sampled so that their bits depend on no other row. Raises `TrainingError` if there is none.
     """
     path = loaded.path
+    if deterministic and path.geometry is not None and has_experts(loaded.model):
+        # A product of an expert has as many rows as tokens of the pass choose it.
+        path = plain_path(loaded.model, "it has experts, with trainer.deterministic", attention=path.replaced)
     while True:
         found = replace(loaded, path=path)
         problem = _problem(found)

@@ -75,7 +75,7 @@ class MultiPolicyTrainer:
         """
         keeper = _keeper(policies, base)
         policies = {name: replace(policy, keep_base=name == keeper) for name, policy in policies.items()}
-        loaded = _load(policies)
+        loaded = _load(policies, deterministic=settings.deterministic)
         with ExitStack() as stack:
             self._backend = open_backend(settings, min(one.max_context for one in loaded.values()), seed=seed)
             stack.callback(self._backend.close)
@@ -208,7 +208,7 @@ def _keeper(policies: Mapping[str, PolicySettings], base: str | None) -> str | N
     return next(iter([*free, *(name for name in of_base if policies[name].keep_base)]), None)
 
 
-def _load(policies: Mapping[str, PolicySettings]) -> dict[str, LoadedModel]:
+def _load(policies: Mapping[str, PolicySettings], *, deterministic: bool) -> dict[str, LoadedModel]:
     """The model of each policy; policies that are adapters of the same model share it."""
     shared: dict[str, LoadedModel] = {}
     found: dict[str, LoadedModel] = {}
@@ -216,11 +216,11 @@ def _load(policies: Mapping[str, PolicySettings]) -> dict[str, LoadedModel]:
         folder = resolve_model(policy.model)
         key = str(folder.resolve() if isinstance(folder, Path) else folder)
         if policy.tuning != "lora":
-            found[name] = load_policy(policy)
+            found[name] = load_policy(policy, deterministic=deterministic)
         elif key in shared:
             found[name] = shared[key]
         else:
-            found[name] = shared[key] = load_policy(policy)
+            found[name] = shared[key] = load_policy(policy, deterministic=deterministic)
     return found
 
 

@@ -72,10 +72,19 @@ class MasterOptimizer:
         clip_grads_with_norm_(masters, self._settings.grad_clip, total)
         for group in self.adamw.param_groups:
             group["lr"] = self.learning_rate(step)
+        self._allocate_moments()
         self.adamw.step()
         self._tuning.publish()
         self._tuning.zero_grad()
         return norm
+
+    def _allocate_moments(self) -> None:
+        """Allocate the moments that are missing. AdamW itself does so between the updates of its groups, and can run out of memory."""
+        for master in self._tuning.masters.values():
+            if master.grad is not None and not self.adamw.state[master]:
+                step = torch.zeros((), dtype=torch.float32, device=master.device)
+                moments = {name: torch.zeros_like(master) for name in ("exp_avg", "exp_avg_sq")}
+                self.adamw.state[master] = {"step": step, **moments}
 
     def moments(self) -> dict[str, Tensor]:
         """See `optimizer_moments`."""

@@ -50,7 +50,7 @@ class PolicyModel:
             torch.set_num_threads(settings.threads)
         self.settings = policy
         self.name = name
-        self.loaded = loaded or load_policy(policy)
+        self.loaded = loaded or load_policy(policy, deterministic=settings.deterministic)
         self.network = self.loaded.model
         """The neural network."""
         self.tuning = tune_policy(self.loaded, policy, name=name, seed=seed, keep_base=algorithm.kl is not None)

@@ -105,6 +105,8 @@ class TorchTrainer:
             fingerprint=self.model.fingerprint,
             version=self.version,
             submitted=self.backend.submitted,
+            skipped=self._updates.skipped,
+            micro_batch_tokens=self._updates.micro_batch_tokens,
             weights=self.model.tuning.masters,
             moments=self._updater.optimizer.moments(),
             also={name: part.state() for name, part in self.also_saved.items()},
@@ -124,3 +126,4 @@ class TorchTrainer:
             self.also_saved[name].restore(tensors)
         self.version = self.backend.versions[self.model.name] = state.version
         self.backend.submitted = state.submitted
+        self._updates.restore(skipped=state.skipped, micro_batch_tokens=state.micro_batch_tokens)

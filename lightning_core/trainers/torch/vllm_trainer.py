@@ -11,7 +11,7 @@ from pathlib import Path
 from lightning_core.backends.vllm.api import CPU_ARGS
 from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.backends.vllm.server import serve_vllm
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, InfrastructureError, describe
 from lightning_core.model.source import resolve_model
 from lightning_core.trace import POLICY
 from lightning_core.trainers.torch.scorer import RowScorer
@@ -77,10 +77,15 @@ class VllmTrainer:
         return self._backend
 
     def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
-        """See `Learner.step`. Raises `InfrastructureError` if the server rejects the new weights."""
+        """See `Learner.step`. Raises `InfrastructureError` if the server does not get or rejects the new weights."""
         metrics = self._trainer.step(rows)
         started = time.monotonic()
-        self._push()
+        try:
+            self._push()
+        except InfrastructureError:
+            raise
+        except Exception as error:
+            raise InfrastructureError(f"the vLLM server did not get the new weights: {describe(error)}") from error
         return {**metrics, "seconds_push": time.monotonic() - started}
 
     def scorer(self, model: str) -> RowScorer:

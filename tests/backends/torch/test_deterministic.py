@@ -14,10 +14,14 @@ import torch
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.backends.torch.batch_invariant import _limit
 from lightning_core.backends.torch.engine import SampledModel, TorchBackend
+from lightning_core.backends.torch.lanes import make_lane
 from lightning_core.errors import TrainingError
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.compute import choose_path, plain_path
 from lightning_core.model.source import load_model
+from lightning_core.trainers.torch.factory import open_trainer
+from tests.model.families import FAMILIES, make_family
+from tests.trainers.sections import parts
 
 pytestmark = pytest.mark.numeric
 
@@ -109,6 +113,17 @@ def test_nor_on_the_plain_path(tiny_llama: Path):
     model: Any = load_model(tiny_llama, torch.float32)
     path = plain_path(model, "it is a test", attention="sdpa")
     check({"policy": SampledModel(model=model, path=path)}, [("policy", prompt) for prompt in prompts()[3:]])
+
+
+def test_nor_do_those_of_experts(tmp_path: Path):
+    """A product of an expert has as many rows as tokens of the pass choose it."""
+    folder = make_family(FAMILIES["qwen3_moe"], tmp_path)
+    tree: Any = load_model(folder, torch.float32)
+    with pytest.raises(TrainingError, match=r"trainer.deterministic cannot be kept.*depends on the batch"):
+        make_lane(tree, choose_path(tree), deterministic=True)
+    trainer = open_trainer(**parts(model=str(folder), dtype="float32", deterministic=True))
+    trainer.close()
+    assert trainer.model.notes[0] == "Qwen3MoeForCausalLM: plain path (it has experts, with trainer.deterministic)"
 
 
 def test_a_context_that_is_computed_again_continues_with_the_same_bits(tiny_llama: Path):

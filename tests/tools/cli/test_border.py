@@ -14,7 +14,7 @@ import pytest
 
 from docs._generate.exits import update
 from lightning_core.errors import InfrastructureError, RecordError
-from lightning_core.records.failures import StoreErrors
+from lightning_core.records.failures import StoreErrors, failure_of, is_out_of_memory
 from lightning_core.tools.cli import main as cli_main
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -79,6 +79,28 @@ def test_an_exception_is_a_message_with_an_exit_code(
     shown = capsys.readouterr().err
     assert message in shown
     assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:117] data. DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."
+        ),
+        RuntimeError(
+            "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call"
+        ),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    ],
+    ids=str,
+)
+def test_memory_that_cannot_be_allocated_is_a_failure_of_the_machine(error: Exception) -> None:
+    failure = failure_of(error)
+    assert is_out_of_memory(error)
+    assert failure is not None
+    assert failure.advice.startswith("Free memory")
 
 
 def test_the_traceback_of_a_bug_is_in_the_runs_folder_and_shown_with_debug(
