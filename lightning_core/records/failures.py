@@ -18,6 +18,7 @@ class MachineFailure(NamedTuple):
 
     problem: str
     advice: str
+    is_disk_full: bool = False
 
 
 _FREE_SPACE = "Free space on the disk, or raise the quota or the limit on the size of files"
@@ -62,7 +63,9 @@ def failure_of(error: BaseException) -> MachineFailure | None:
         return MachineFailure(f"out of memory: {_first_line(error)}", _FREE_MEMORY)
     if isinstance(error, OSError) and error.errno is not None:
         return MachineFailure(
-            os_problem(error), _OS_ADVICE.get(error.errno, "Remove the cause, then start the command again")
+            os_problem(error),
+            _OS_ADVICE.get(error.errno, "Remove the cause, then start the command again"),
+            is_disk_full=error.errno in DISK_FULL,
         )
     return None
 
