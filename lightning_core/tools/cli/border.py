@@ -102,11 +102,10 @@ def _describe(error: BaseException, whole: BaseException, options: argparse.Name
     failure = failure_of(error)
     where = "" if failure is not None and failure.is_disk_full else _write_traceback(whole, options)
     if failure is not None:
-        lines = [f"It was raised in this code:\n{explain(error)}\n"] if user_lines(error) else []
-        return (
-            exits.ERROR,
-            f"lightning-rl: {'. '.join(filter(None, (failure.problem, failure.advice, *lines, where)))}.",
-        )
+        lines = f"\nIt was raised in this code:\n{explain(error)}" if user_lines(error) else ""
+        separator = "\n" if lines else ". "
+        file = f"{separator}{where}." if where else ""
+        return exits.ERROR, f"lightning-rl: {failure.problem}. {failure.advice}{lines}{file}"
     if isinstance(error, ModuleNotFoundError) and not (error.name or "lightning_core").startswith("lightning"):
         return (
             exits.USAGE,
