@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,6 +89,13 @@ def need_path(purpose: str, advice: str) -> Generator[None]:
         if error.errno in DISK_FULL:
             raise
         raise ConfigError(f"cannot {purpose}: {os_problem(error)}. {advice}") from error
+
+
+def check_writable(folder: Path) -> None:
+    """Raise `ConfigError` unless files can be created in the run's ``folder``: SQLite may crash in one that cannot be changed."""
+    advice = "Copy the run to a folder that you may write to, and set run.dir to its parent"
+    with need_path("write to the run's folder", advice), tempfile.NamedTemporaryFile(dir=folder, prefix=".writable-"):
+        pass
 
 
 class StoreErrors:
