@@ -8,8 +8,9 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import pytest
 
@@ -164,11 +165,13 @@ sys.exit(run_command(command, options))
 """
 
 
-def border(folder: Path, returned: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def border(
+    folder: Path, returned: str, *, stdout: IO[bytes] | None = None, preexec_fn: Callable[[], None] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a command that prints a line and returns the expression ``returned``."""
-    program = [sys.executable, "-c", BORDER.replace("{returned}", returned), str(folder)]
     return subprocess.run(
-        program, **{"stderr": subprocess.PIPE, "stdout": None, **options}, text=True, check=False,
+        [sys.executable, "-c", BORDER.replace("{returned}", returned), str(folder)],
+        stdout=stdout, stderr=subprocess.PIPE, preexec_fn=preexec_fn, text=True, check=False,
         env={**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": ""},
     )  # fmt: skip
 
