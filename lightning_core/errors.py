@@ -304,20 +304,21 @@ def explain(error: BaseException) -> str:
 
     Frames of Lightning, of Python and of installed packages are left out.
     """
-    chain = [error]
-    while (inner := _raised_from(chain[-1])) is not None and all(inner is not one for one in chain):
-        chain.append(inner)
-    shown = next((one for one in chain if _user_frames(one)), error)
-    lines = [f"{_relative(f.filename)}:{f.lineno}, in {f.name}: {f.line or '?'}" for f in _user_frames(shown)]
     text = redact_urls(text_of(error, lambda _: "".join(traceback.format_exception_only(error)))).rstrip().splitlines()
     if len(text) > _MOST_LINES:
         text = [*text[:_MOST_LINES], f"… {len(text) - _MOST_LINES} lines more"]
-    return "\n".join(f"  {line if len(line) <= 300 else fold(line, 300)}" for line in (*lines[-_MOST_FRAMES:], *text))
+    return "\n".join(f"  {line if len(line) <= 300 else fold(line, 300)}" for line in (*user_lines(error), *text))
 
 
-def _raised_from(error: BaseException) -> BaseException | None:
-    """The exception that a traceback shows before ``error``, if any: None for ``raise … from None``."""
-    return error.__cause__ if error.__suppress_context__ else error.__context__
+def user_lines(error: BaseException) -> list[str]:
+    """The lines of the user's code that led to ``error``, the innermost last; see `explain`."""
+    chain: list[BaseException] = []
+    shown: BaseException | None = error
+    while shown is not None and not _user_frames(shown) and all(shown is not one for one in chain):
+        chain.append(shown)
+        shown = shown.__cause__ if shown.__suppress_context__ else shown.__context__  # as a traceback shows them
+    frames = [] if shown is None else _user_frames(shown)[-_MOST_FRAMES:]
+    return [f"{_relative(f.filename)}:{f.lineno}, in {f.name}: {f.line or '?'}" for f in frames]
 
 
 def _user_frames(error: BaseException) -> list[traceback.FrameSummary]:

@@ -43,7 +43,7 @@ class Shard:
         self._handle_other = handle
         self._lost = lost
         self._numbers = itertools.count()
-        self._asked: dict[int, Future[Any]] = {}
+        self._waiting: dict[int, Future[Any]] = {}
         self._lag = (0.0, float("inf"))
         self._gone = False
         """Whether ``lost`` has returned."""
@@ -108,14 +108,14 @@ class Shard:
         except OSError as error:
             raise InfrastructureError(f"a worker of the policy endpoint has ended: {error}") from error
 
-    def ask(self, kind: str, *values: Any) -> Future[Any]:
+    def request(self, kind: str, *values: Any) -> Future[Any]:
         """Send a message that is replied to. The reply is None if the process ends."""
         number, future = next(self._numbers), Future[Any]()
-        self._asked[number] = future
+        self._waiting[number] = future
         with suppress(InfrastructureError):
             self.send(kind, number, *values)
         if self._gone:
-            self._forget_asked()
+            self._release_waiting()
         return future
 
     def follow(self, state: GateState) -> None:
@@ -171,13 +171,13 @@ class Shard:
             self._channel.receive()
         self._lost(self)
         self._gone = True
-        self._forget_asked()
+        self._release_waiting()
         self._channel.connection.close()
 
-    def _forget_asked(self) -> None:
-        while self._asked:
+    def _release_waiting(self) -> None:
+        while self._waiting:
             with suppress(KeyError):
-                _, future = self._asked.popitem()
+                _, future = self._waiting.popitem()
                 future.set_result(None)
 
     def _handle(self, data: bytes) -> None:
@@ -194,7 +194,7 @@ class Shard:
             self._lag = (values[0], time.monotonic() + _USUAL_LAG)
         elif kind == "reply":
             number, answer = values
-            if (future := self._asked.pop(number, None)) is not None:
+            if (future := self._waiting.pop(number, None)) is not None:
                 future.set_result(answer)
         else:
             self._handle_other(self, kind, values, span)

@@ -220,7 +220,7 @@ class ShardedEndpoint:
             return "keep"
         session, answer = opened.session, None
         with suppress(TimeoutError):  # `close` raises then
-            answer = opened.shard.ask("verdict", key).result(_ANSWER_SECONDS)
+            answer = opened.shard.request("verdict", key).result(_ANSWER_SECONDS)
         if answer is not None:
             problem, roles, session.provisional = answer
             session.problem = None if problem is None else ConfigError(problem)
@@ -235,7 +235,7 @@ class ShardedEndpoint:
         if opened is None:
             return
         try:
-            opened.shard.ask("close", key).result(timeout_seconds)
+            opened.shard.request("close", key).result(timeout_seconds)
         except TimeoutError:
             raise InfrastructureError(
                 f"a worker of the policy endpoint did not end the requests of a rollout within {timeout_seconds:g} s"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import shutil
 from pathlib import Path
 
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, plural
+from lightning_core.records.atomic import link_atomically
 from lightning_core.records.manifest import OPTIMIZER, find_problem, has_manifest
 
 logger = logging.getLogger(__name__)
@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 BEST = "best"
 """The link to the checkpoint with the best held-out reward, beside the checkpoints."""
 _NAME = re.compile(r"(step-|global_step_)\d+")
+_UNUSED = re.compile(_NAME.pattern + r"\.unused\d*")
 WITH_OPTIMIZER = 2
 """Number of newest checkpoints that keep the optimizer's state: if one is damaged, a run resumes from the other."""
 
@@ -62,9 +63,7 @@ def best_checkpoint(folder: Path) -> Path | None:
 
 def mark_best(checkpoint: Path) -> None:
     """Link ``checkpoint`` as the best one of its run."""
-    scratch = checkpoint.parent / f".{BEST}-{os.getpid()}"
-    scratch.symlink_to(checkpoint.name)
-    scratch.replace(checkpoint.parent / BEST)
+    link_atomically(checkpoint.parent / BEST, checkpoint.name)
 
 
 def newest_sound(folder: Path, *, training: bool) -> Path | None:
@@ -72,8 +71,8 @@ def newest_sound(folder: Path, *, training: bool) -> Path | None:
 
     Each newer one is named in a warning. ``training``: to resume from. Raises `ConfigError` if all have a problem.
     """
-    problems: list[str] = []
-    for checkpoint in reversed(checkpoints(folder)):
+    problems, listed = list[str](), checkpoints(folder)
+    for checkpoint in reversed(listed):
         problem = find_problem(checkpoint, step=checkpoint_step(checkpoint), training=training)
         if problem is None:
             if (checkpoint / "trainer.json").exists() and not has_manifest(checkpoint):
@@ -84,6 +83,8 @@ def newest_sound(folder: Path, *, training: bool) -> Path | None:
                 logger.warning("%s. The one before it is used", text)
             return checkpoint
         problems.append(f"the checkpoint {str(checkpoint)!r} cannot be used: {problem}")
+    if problems and checkpoints(folder) != listed:  # the run goes on, and has replaced them
+        return newest_sound(folder, training=training)
     if problems:
         raise ConfigError(
             f"the run {str(folder)!r} has no checkpoint that can be used; expected one. {'; '.join(problems)}. Restore one of them from "
@@ -93,12 +94,20 @@ def newest_sound(folder: Path, *, training: bool) -> Path | None:
 
 
 def set_aside_newer(folder: Path, checkpoint: Path | None) -> None:
-    """Rename the checkpoints of the run in ``folder`` that are newer than ``checkpoint``, which it continues from; None: all."""
+    """Rename the newest checkpoint of the run in ``folder`` if it is newer than ``checkpoint``, which the run continues from.
+
+    Others that are newer, and what was renamed before, are deleted. ``checkpoint`` None: all are newer.
+    """
     step = 0 if checkpoint is None else checkpoint_step(checkpoint)
-    for path in checkpoints(folder):
-        if checkpoint_step(path) > step:
-            names = (path.with_name(f"{path.name}.unused{number or ''}") for number in range(10_000))
-            path.rename(next(name for name in names if not name.exists()))
+    newer = [path for path in checkpoints(folder) if checkpoint_step(path) > step]
+    if not newer:
+        return
+    earlier = [path for path in newer[-1].parent.iterdir() if _UNUSED.fullmatch(path.name)]
+    for path in (*earlier, *newer[:-1]):
+        shutil.rmtree(path)
+    kept = newer[-1].rename(newer[-1].with_name(f"{newer[-1].name}.unused"))
+    deleted = f"; {plural(len(newer) - 1, 'checkpoint')} before it, newer too, deleted" if newer[:-1] else ""
+    logger.warning("the checkpoint that the run does not continue from is kept as %r%s", str(kept), deleted)
 
 
 def choose_checkpoint(folder: Path, name: str | None = None) -> Path:

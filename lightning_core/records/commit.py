@@ -1,35 +1,50 @@
-"""The commits of the code that a run is started and resumed from, one line each."""
+"""The commits of the code that a run is started and resumed from, one line each.
+
+With files that no commit has, or without git, a line ends with a digest of the files.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+
+from lightning_core.records.atomic import write_atomically
 
 _FILE = "commit.txt"
 _SECONDS = 10.0
 _LATER = re.compile(r"^from step \d+: ")
+_KNOWN = re.compile(r"[0-9a-f]{40,64}|.* \(files [0-9a-f]{16}\)")
+"""A line with everything that the code consists of."""
+_MOST_FILES = 20_000
+_MOST_BYTES = 2**20
+"""Of larger files, the size and the time of the last change are part of a digest, not the content."""
+_NO_CODE = frozenset({"__pycache__", "node_modules"})
 
 
 def record_commit(run: Path, code: Path, *, step: int = 0) -> None:
     """Record in the folder ``run`` the commit that is checked out in ``code``, unless it is the last one recorded.
 
     ``step``: number of updates that the run has made. Untracked files count as changes, except for ignored ones and those
-    in the folder of the runs. If git fails, the line ends with ``unknown: `` and the reason.
+    in the folder of the runs. If git fails, the line has ``unknown: `` and the reason.
     """
     commit, lines = _describe(code, run.parent), recorded_commits(run)
     if step and not lines:
         lines = ["unknown: not recorded"]
     if not lines or _LATER.sub("", lines[-1]) != commit:
         lines.append(f"from step {step}: {commit}" if lines else commit)
-        (run / _FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        write_atomically(run / _FILE, "".join(f"{line}\n" for line in lines))
 
 
 def commit_changed(run: Path, code: Path) -> bool:
-    """Whether another commit is checked out in ``code`` than the last one recorded in ``run``; also if there is none."""
+    """Whether the code in the folder ``code`` may be another one than the last one recorded in ``run``."""
     lines = recorded_commits(run)
-    return not lines or _LATER.sub("", lines[-1]) != _describe(code, run.parent)
+    last = _LATER.sub("", lines[-1]) if lines else ""
+    return _KNOWN.fullmatch(last) is None or last != _describe(code, run.parent)
 
 
 def recorded_commits(run: Path) -> list[str]:
@@ -39,23 +54,57 @@ def recorded_commits(run: Path) -> list[str]:
 
 
 def _describe(code: Path, runs: Path) -> str:
+    runs = runs.resolve()
     try:
         commit = _git(code, "rev-parse", "HEAD")
         top = Path(_git(code, "rev-parse", "--show-toplevel"))
     except _GitError as error:
-        return f"unknown: {error}"
-    paths = [":/"]
-    excluded = runs.resolve()
-    if excluded.is_relative_to(top) and not code.resolve().is_relative_to(excluded):
-        paths.append(f":(top,exclude,literal){excluded.relative_to(top).as_posix()}")
+        return f"unknown: {error}{_digest(b'', _walk(code, runs))}"
+    paths = ["--", ":/", ":(top,exclude,glob)**/__pycache__/**"]
+    if runs.is_relative_to(top) and not code.resolve().is_relative_to(runs):
+        paths.append(f":(top,exclude,literal){runs.relative_to(top).as_posix()}")
     try:
-        changes = _git(code, "status", "--porcelain", "--untracked-files=normal", "--", *paths).splitlines()
+        changes = _git(top, "diff", "HEAD", "--full-index", "--no-ext-diff", "--no-textconv", "--no-color", *paths)
+        untracked = _git(top, "ls-files", "--others", "--exclude-standard", "-z", *paths)
     except _GitError as error:
-        return f"{commit}, changes unknown: {error}"
-    if not changes:
+        return f"{commit}, changes unknown: {error}{_digest(b'', _walk(code, runs))}"
+    if not changes and not untracked:
         return commit
-    only_untracked = all(line.startswith("??") for line in changes)
-    return f"{commit} with {'untracked files' if only_untracked else 'uncommitted changes'}"
+    files = (top / name for name in sorted(untracked.split("\0")) if name)
+    kind = "uncommitted changes" if changes else "untracked files"
+    return f"{commit} with {kind}{_digest(changes.encode(errors='surrogateescape'), files)}"
+
+
+def _walk(code: Path, runs: Path) -> Iterator[Path]:
+    """The files below ``code``, without hidden ones, environments of Python, and the folder of the runs."""
+    for folder, folders, names in os.walk(code):
+        parent = Path(folder)
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith(".")
+            and name not in _NO_CODE
+            and not (parent / name / "pyvenv.cfg").exists()
+            and (parent / name).resolve() != runs
+        )
+        yield from (parent / name for name in sorted(names) if not name.startswith("."))
+
+
+def _digest(changes: bytes, files: Iterator[Path]) -> str:
+    """The end of a line: a digest of ``changes`` and the contents of ``files``. Empty if there are too many."""
+    digest = hashlib.sha256(changes)
+    listed = list(islice(files, _MOST_FILES + 1))
+    if len(listed) > _MOST_FILES:
+        return ""
+    for file in listed:
+        digest.update(f"\0{file}\0".encode(errors="surrogateescape"))
+        try:
+            found = file.lstat()
+            is_small = file.is_file() and found.st_size <= _MOST_BYTES
+            digest.update(file.read_bytes() if is_small else f"{found.st_size} {found.st_mtime_ns}".encode())
+        except OSError as error:  # it may be gone, or may not be read
+            digest.update(type(error).__name__.encode())
+    return f" (files {digest.hexdigest()[:16]})"
 
 
 class _GitError(Exception):
@@ -67,7 +116,8 @@ def _git(folder: Path, *arguments: str) -> str:
     try:
         done = subprocess.run(
             ["git", *arguments],
-            cwd=folder, env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True, timeout=_SECONDS, check=False,
+            cwd=folder, env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True, errors="surrogateescape",
+            timeout=_SECONDS, check=False,
         )  # fmt: skip
     except FileNotFoundError:
         raise _GitError("git is not installed") from None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import yaml
 from lightning_core.config import Config, dump_config, load_config
 from lightning_core.config.signal_sections import signal_sections
 from lightning_core.errors import redact_urls
+from lightning_core.records.atomic import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -61,13 +61,9 @@ def record_config(folder: Path, config: Config, *, step: int) -> None:
         logger.warning("run.resume: the run continues after step %d with other settings: %s", step, listed)
     kept = folder / f"config-until-step-{step:06d}.yaml"
     if before and not kept.exists():  # otherwise no step of the newest one is left
-        kept.write_text(before, encoding="utf-8")
-    scratch = folder / f".{_NEWEST}.new"
-    scratch.write_text(text, encoding="utf-8")
-    if newest.is_file():  # its time is the run's start
-        created = newest.stat()
-        os.utime(scratch, ns=(created.st_atime_ns, created.st_mtime_ns))
-    scratch.replace(newest)
+        write_atomically(kept, before)
+    created = newest.stat() if newest.is_file() else None  # its time is the run's start
+    write_atomically(newest, text, times=None if created is None else (created.st_atime_ns, created.st_mtime_ns))
 
 
 def changed_settings(folder: Path, config: Config, *, without: Sequence[str], but: Collection[str] = ()) -> list[str]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lightning_core.errors import ConfigError
-from lightning_core.records.lock import check_writable
+from lightning_core.records.failures import check_writable
 from lightning_core.records.schema import SCHEMA, UPGRADES, VERSION, VIEWS
 from lightning_core.records.searched_text import attribute_texts
 from lightning_core.records.span_rows import texts_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ class MachineFailure(NamedTuple):
 
     problem: str
     advice: str
+    is_disk_full: bool = False
 
 
 _FREE_SPACE = "Free space on the disk, or raise the quota or the limit on the size of files"
@@ -70,7 +72,9 @@ def failure_of(error: BaseException) -> MachineFailure | None:
     """The failure of the machine that ``error`` reports; None for any other error."""
     if isinstance(error, OSError) and error.errno is not None:
         return MachineFailure(
-            os_problem(error), _OS_ADVICE.get(error.errno, "Remove the cause, then start the command again")
+            os_problem(error),
+            _OS_ADVICE.get(error.errno, "Remove the cause, then start the command again"),
+            is_disk_full=error.errno in DISK_FULL,
         )
     if is_out_of_memory(error):
         return MachineFailure(f"out of memory: {_first_line(error)}", _FREE_MEMORY)
@@ -95,6 +99,13 @@ def need_path(purpose: str, advice: str) -> Generator[None]:
         if error.errno in DISK_FULL:
             raise
         raise ConfigError(f"cannot {purpose}: {os_problem(error)}. {advice}") from error
+
+
+def check_writable(folder: Path) -> None:
+    """Raise `ConfigError` unless files can be created in the run's ``folder``: SQLite may crash in one that cannot be changed."""
+    advice = "Copy the run to a folder that you may write to, and set run.dir to its parent"
+    with need_path("write to the run's folder", advice), tempfile.NamedTemporaryFile(dir=folder, prefix=".writable-"):
+        pass
 
 
 class StoreErrors:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 from lightning_core.config import Config, dump_config
 from lightning_core.errors import ConfigError, did_you_mean
 from lightning_core.model.folders import remove_leftovers
+from lightning_core.records.atomic import link_atomically, write_atomically
 from lightning_core.records.checkpoints import checkpoint_step, checkpoints, newest_sound, set_aside_newer
 from lightning_core.records.commit import record_commit
 from lightning_core.records.configs import record_config
@@ -32,7 +32,7 @@ def create_folder(folder: Path, config: str) -> None:
                 raise ConfigError(
                     f"the run's folder {str(folder)!r} exists; set another run.name, or resume the run with run.resume"
                 ) from None
-        (folder / "config.yaml").write_text(config, encoding="utf-8")
+        write_atomically(folder / "config.yaml", config)
 
 
 def open_run_folder(config: Config) -> tuple[Path, Path | None]:
@@ -59,9 +59,7 @@ def open_run_folder(config: Config) -> tuple[Path, Path | None]:
     create_folder(folder, text)
     write_run_id(folder)
     record_commit(folder, Path.cwd())
-    scratch = runs / f".latest-{os.getpid()}"
-    scratch.symlink_to(folder.name)
-    scratch.replace(latest)
+    link_atomically(latest, folder.name)
     return folder, None
 
 

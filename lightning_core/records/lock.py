@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from lightning_core.errors import ConfigError
-from lightning_core.records.failures import need_path
+from lightning_core.records.failures import check_writable
 
 try:
     import fcntl
@@ -53,13 +52,6 @@ def running(folder: Path) -> Generator[None]:
             yield
         finally:
             _held.discard(file)
-
-
-def check_writable(folder: Path) -> None:
-    """Raise `ConfigError` unless files can be created in the run's ``folder``: SQLite may crash in one that cannot be changed."""
-    advice = "Copy the run to a folder that you may write to, and set run.dir to its parent"
-    with need_path("write to the run's folder", advice), tempfile.NamedTemporaryFile(dir=folder, prefix=".writable-"):
-        pass
 
 
 def _lock(file: TextIO, folder: Path) -> None:

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from lightning_core.errors import os_problem
+from lightning_core.records.atomic import write_atomically
 from lightning_core.records.json_file import read_json
 from lightning_core.records.report import installed_versions
 
@@ -26,9 +28,12 @@ _FACTS = ("trainer.json", "policies.json")
 
 
 def write_run_id(run: Path) -> None:
-    """Give the run in the folder ``run`` an id, unless it has one."""
-    if not (run / RUN_ID).exists():
-        (run / RUN_ID).write_text(f"{uuid.uuid4().hex}\n", encoding="utf-8")
+    """Give the run in the folder ``run`` an id, unless it has one: that of its checkpoints, if they agree, or else a new one."""
+    if _run_id(run) is None:
+        manifests = run.glob(f"checkpoints/*/{MANIFEST}")
+        found = {_written_by(path) for path in manifests if not path.parent.suffix}  # without step-N.unused
+        only = found.pop() if len(found) == 1 else None
+        write_atomically(run / RUN_ID, f"{only or uuid.uuid4().hex}\n")
 
 
 def write_manifest(folder: Path, *, step: int, run: Path) -> None:
@@ -62,10 +67,16 @@ def find_problem(checkpoint: Path, *, step: int, training: bool) -> str | None:
 
     ``training``: it needs the optimizer's state. Without a manifest only that is checked.
     """
-    return next(_problems(checkpoint, step=step, training=training), None)
+    try:
+        return next(_problems(checkpoint, step=step, training=training), None)
+    except OSError as error:  # the disk fails, or a run that goes on deletes the checkpoint
+        return f"it cannot be read: {os_problem(error)}"
 
 
 def _problems(checkpoint: Path, *, step: int, training: bool) -> Iterator[str]:
+    if not checkpoint.is_dir():
+        yield "it is no longer there"
+        return
     is_ours = any((checkpoint / name).exists() for name in _FACTS)
     if training and is_ours and next(checkpoint.rglob(OPTIMIZER), None) is None:
         yield "it has no optimizer state to resume from; it can be evaluated, served and exported"
@@ -107,8 +118,20 @@ def _changes(checkpoint: Path, listed: Mapping[str, tuple[int, str]], *, trainin
 
 
 def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:  # one of reading does not name the file
+        error.filename = str(path)
+        raise
+
+
+def _written_by(manifest: Path) -> str | None:
+    """The id of the run that wrote ``manifest``; None if it cannot be read, or has none."""
+    try:
+        return read_json(manifest)["run"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def _run_id(run: Path) -> str | None:

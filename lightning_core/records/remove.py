@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lightning_core.errors import ConfigError, RecordError
+from lightning_core.records.atomic import link_atomically
 from lightning_core.records.lock import is_running, running
 from lightning_core.records.runs import is_run, list_runs
 from lightning_core.records.store import Store
@@ -89,6 +89,4 @@ def _repair_latest(parent: Path) -> None:
     if not left:
         latest.unlink()
         return
-    scratch = parent / f".{_LATEST}-{os.getpid()}"
-    scratch.symlink_to(left[0].folder.name)
-    scratch.replace(latest)
+    link_atomically(latest, left[0].folder.name)

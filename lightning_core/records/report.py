@@ -14,6 +14,7 @@ from typing import Any
 
 from lightning_core.capture.integration import discover, requirements_of_extra
 from lightning_core.errors import MissingExtra, RecordError
+from lightning_core.records.atomic import write_atomically
 from lightning_core.records.constant_answer import ConstantAnswer, DistinctAnswers
 from lightning_core.records.intervals import Comparison, Estimate
 from lightning_core.records.json_file import read_json
@@ -86,7 +87,7 @@ class Summary:
         data = asdict(self)
         comparison = data.pop("eval") or dict.fromkeys(f.name for f in fields(Comparison))
         comparison["eval_tasks"] = comparison.pop("tasks")
-        _write_atomically(path, json.dumps({**comparison, **data}, indent=2, ensure_ascii=False) + "\n")
+        write_atomically(path, json.dumps({**comparison, **data}, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_summary(path: Path) -> Summary:
@@ -115,13 +116,6 @@ def _comparison(data: Mapping[str, Any]) -> Comparison:
 
 def _with_tuples(data: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    # Renamed into place, so a reader never sees a partial file.
-    scratch = path.with_name(f".{path.name}.new")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(path)
 
 
 def installed_versions() -> dict[str, str]:
@@ -162,7 +156,7 @@ class MetricsLog:
         kept = [line for line in _read_or_restore(path, stored or {}) if line["step"] <= keep_steps]
         self.lines: list[Mapping[str, Any]] = list(kept)
         """The steps in the file."""
-        _write_atomically(path, "".join(_json_line(line) for line in kept))
+        write_atomically(path, "".join(_json_line(line) for line in kept))
 
     def append(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Write one step; numbers that are not finite become null."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -11,14 +12,12 @@ from lightning_core.config import Config
 from lightning_core.endpoint.routing import Routing
 from lightning_core.records.commit import commit_changed
 from lightning_core.records.configs import changed_settings
-from lightning_core.records.store import Phase, RolloutRecord, Status, Store
+from lightning_core.records.store import LEFT_OUT, Phase, RolloutRecord, Store
 from lightning_core.rollouts.attempt import AgentPool, Attempt, Job, Record, Rollout
-from lightning_core.trace import SEED, TASK_ID, spans_to_trace
+from lightning_core.trace import SEED, TASK, TASK_ID, spans_to_trace
 
 logger = logging.getLogger(__name__)
 
-_USED: frozenset[Status] = frozenset({"ok", "max_calls", "masked"})
-"""The statuses of rollouts that are used; others may have failed for a reason that is mended now."""
 _WITHOUT_EFFECT = ("trainer.", "monitors.", "otlp.", "run.", "eval.every", "eval.early_stop")
 """Settings that change no rollout under given weights. (``run.seed`` does: its rollouts have other seeds.)"""
 _WITH_EFFECT = frozenset({"trainer.deterministic", "trainer.threads"})
@@ -45,10 +44,12 @@ class RecordedAgents:
             for record in self._store.rollouts(phase=phase, step=step):
                 if (seed := self._seed(record)) is not None:
                     attempts.setdefault(seed, []).append(record)
-        used = {seed: own for seed, own in attempts.items() if own[-1].status in _USED}
+        used = {seed: own for seed, own in attempts.items() if own[-1].status not in LEFT_OUT}
+        if all(own[-1].status == "failed" for own in used.values()):
+            used = {}  # the run may have stopped because all failed, for a reason that is mended now
         changed = changed_settings(folder, config, without=_WITHOUT_EFFECT, but=_WITH_EFFECT) if used else []
         if used and not changed and commit_changed(folder, Path.cwd()):
-            changed = ["the commit of the working directory"]
+            changed = ["the code in the working directory (its commit, changed and untracked files)"]
         if changed:
             logger.warning(
                 "%d recorded rollouts of the interrupted step or evaluation are not used, but made again, because of what has changed: %s",
@@ -73,7 +74,8 @@ class RecordedAgents:
 
     async def roll_out(self, jobs: Sequence[Job], routing: Routing, record: Record) -> Sequence[Rollout]:
         """See `AgentPool.roll_out`."""
-        found = {job.seed: self._read(job) for job in jobs if job.seed in self._left and job.recorded is None}
+        jobs_left = [job for job in jobs if job.seed in self._left and job.recorded is None]
+        found = {job.seed: rollout for job in jobs_left if (rollout := self._read(job)) is not None}
         if found:
             record([Attempt(rollout=rollout, final=True, is_recorded=True) for rollout in found.values()])
         others = [job for job in jobs if job.seed not in found]
@@ -92,9 +94,15 @@ class RecordedAgents:
             return None
         return root.attributes.get(SEED)
 
-    def _read(self, job: Job) -> Rollout:
-        record, _ = self._left.pop(job.seed)
+    def _read(self, job: Job) -> Rollout | None:
+        """The recorded rollout of ``job``. If it was of another task with the same id, it is deleted, with a warning: None."""
+        record, ids = self._left.pop(job.seed)
         spans = self._store.spans(record.id)
+        recorded = next(span.attributes.get(TASK) for span in spans if TASK_ID in span.attributes)
+        if recorded != json.dumps(job.task, default=repr):
+            logger.warning("a recorded rollout of the task %r is made again: the task has changed", job.task_id)
+            self._store.remove(ids)
+            return None
         return Rollout(
             job=job,
             attempt=record.attempt,

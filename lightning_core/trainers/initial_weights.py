@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lightning_core.errors import TrainingError
+from lightning_core.records.atomic import write_atomically
 from lightning_core.records.json_file import read_json
 from lightning_core.records.report import installed_versions
 
@@ -46,9 +47,7 @@ class InitialWeights:
         found = self._digest()
         if expected is None and not steps:
             facts = {"weights": found, "versions": installed_versions()}
-            scratch = self._file.with_suffix(".new")
-            scratch.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-            scratch.replace(self._file)
+            write_atomically(self._file, json.dumps(facts, indent=2) + "\n")
         elif expected is None:
             logger.warning(
                 "the evaluation before training is not recorded, and is made with the weights that policy.model has now: the run is of a "

@@ -18,9 +18,8 @@ from lightning_core.rollouts.recorded import RecordedAgents
 from lightning_core.rollouts.signal import Resources, open_signals
 from lightning_core.trainers import Learner, make_trainer
 from lightning_core.trainers.initial_weights import InitialWeights
-from lightning_core.trainers.own_model import with_own_model
+from lightning_core.trainers.own_model import sampling_config, with_own_model
 from lightning_core.trainers.plan import Plan
-from lightning_core.trainers.verl.export import sampling_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Runs on a machine without the model that they began with: after full tuning, a checkpoint is a whole model."""
+"""The model to sample from a checkpoint, or to continue from it on a machine without the model that the run began with."""
 
 from __future__ import annotations
 
@@ -7,12 +7,27 @@ from pathlib import Path
 
 from lightning_core.config import Config
 from lightning_core.config.resolve import PolicySettings, policy_settings
+from lightning_core.config.trainer import Ray, TrainerSection
 from lightning_core.errors import ConfigError
 from lightning_core.model.source import is_demo_model, resolve_model
 from lightning_core.records.configs import read_settings
 from lightning_core.trace import POLICY
+from lightning_core.trainers.verl.export import exported_model
 
 logger = logging.getLogger(__name__)
+
+
+def sampling_config(config: Config, checkpoint: Path) -> tuple[Config, Path | None]:
+    """The configuration to sample from ``checkpoint``, and a checkpoint to load, if any.
+
+    The trainer is always ``torch``. For a run with verl, the model is the one that its checkpoint
+    exports, and there is no checkpoint to load. Raises `ConfigError` if verl exported no model.
+    """
+    if config.trainer.name != "verl":
+        return with_own_model(config, checkpoint), checkpoint
+    model = exported_model(checkpoint)
+    policy = config.policy.model_copy(update={"model": str(model), "tuning": "full", "lora": None})
+    return config.model_copy(update={"policy": policy, "trainer": TrainerSection(), "ray": Ray()}), None
 
 
 def with_own_model(config: Config, checkpoint: Path) -> Config:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from lightning_core import load_config
-from lightning_core.records.commit import record_commit, recorded_commits
+from lightning_core.records.commit import commit_changed, record_commit, recorded_commits
 from lightning_core.records.folder import open_run_folder, record_resume
 
 
@@ -44,9 +45,11 @@ def test_the_commit_is_recorded_and_whether_files_differ_from_it(code: Path) -> 
     assert recorded(code / "runs" / "clean", code) == head, "the folder of the runs does not count"
     (code / "new.py").touch()
     git(code, "config", "status.showUntrackedFiles", "no")
-    assert recorded(code / "runs" / "untracked", code) == f"{head} with untracked files"
+    assert re.fullmatch(
+        rf"{head} with untracked files \(files [0-9a-f]{{16}}\)", recorded(code / "runs" / "untracked", code)
+    )
     (code / "agent.py").write_text("a = 2\n")
-    assert recorded(code / "runs" / "changed", code) == f"{head} with uncommitted changes"
+    assert recorded(code / "runs" / "changed", code).startswith(f"{head} with uncommitted changes (files ")
 
 
 def test_files_outside_of_the_working_directory_count_and_ignored_ones_do_not(code: Path, tmp_path: Path) -> None:
@@ -55,12 +58,12 @@ def test_files_outside_of_the_working_directory_count_and_ignored_ones_do_not(co
     (code / "a.log").touch()
     assert recorded(tmp_path / "runs" / "a", code / "agents") == git(code, "rev-parse", "HEAD")
     (code / "b.py").touch()
-    assert recorded(tmp_path / "runs" / "b", code / "agents").endswith(" with untracked files")
+    assert " with untracked files" in recorded(tmp_path / "runs" / "b", code / "agents")
 
 
 def test_runs_beside_the_code_hide_no_changes(code: Path) -> None:
     (code / "new.py").touch()
-    assert recorded(code / "run", code).endswith(" with untracked files")
+    assert " with untracked files" in recorded(code / "run", code)
 
 
 def test_without_an_answer_of_git_the_commit_is_unknown_and_the_reason_is_recorded(
@@ -75,7 +78,36 @@ def test_without_an_answer_of_git_the_commit_is_unknown_and_the_reason_is_record
     (code / ".git" / "index").write_bytes(b"damaged")
     assert recorded(tmp_path / "c", code).startswith(f"{head}, changes unknown: ")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert recorded(tmp_path / "d", code) == "unknown: git is not installed"
+    assert recorded(tmp_path / "d", code).startswith("unknown: git is not installed (files ")
+
+
+@pytest.mark.parametrize("has_git", [True, False])
+def test_changed_code_is_found_with_and_without_git(
+    has_git: bool, code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code / "agent.py").write_text("a = 2\n")
+    (code / "prompt.txt").write_text("Answer.")
+    if not has_git:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    run = code / "runs" / "a"
+    assert not recorded(run, code).endswith("changes")
+    assert not commit_changed(run, code)
+    (run / "store.db").touch()
+    (code / "__pycache__").mkdir()
+    (code / "__pycache__" / "agent.pyc").touch()
+    assert not commit_changed(run, code), "neither the folder of the runs nor compiled code counts"
+    for name in ("agent.py", "prompt.txt"):
+        before = (code / name).read_text()
+        (code / name).write_text("other")
+        assert commit_changed(run, code)
+        (code / name).write_text(before)
+        assert not commit_changed(run, code)
+    (code / "tools.py").touch()
+    assert commit_changed(run, code)
+    record_commit(run, code, step=1)
+    assert not commit_changed(run, code)
+    (run / "commit.txt").write_text("unknown: git is not installed\n")
+    assert commit_changed(run, code), "of an earlier version"
 
 
 def resume(settings: list[str]) -> Path:

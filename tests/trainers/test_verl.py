@@ -26,9 +26,9 @@ from lightning_core.records.store import Store
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.counts import add_counts
 from lightning_core.rollouts.rows import to_rows
+from lightning_core.trainers.own_model import sampling_config
 from lightning_core.trainers.verl.constrained_rows import constraints_of, exclude, sampled_places
 from lightning_core.trainers.verl.estimator import SETTINGS, weighted_advantages
-from lightning_core.trainers.verl.export import sampling_config
 from lightning_core.trainers.verl.policy_loss import OWN_LOSS, loss_mode, make_policy_loss
 from lightning_core.trainers.verl.records import LOG, archive_log, read_failure, read_metrics_of_verl, write_failure
 from lightning_core.trainers.verl.rows import SIGNAL, PromptGroup, train_rows, validation_row

@@ -1,7 +1,7 @@
 """The border of the commands: every exception becomes a message and an exit code.
 
-A message says what happened, what is saved, and how to go on. A traceback is shown with ``--debug`` only; that of a bug is also
-written to a file.
+A message says what happened, what is saved, and how to go on. A traceback is shown with ``--debug`` only; that of an exception
+that is not Lightning's is also written to a file.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from lightning_core.errors import (
     describe,
     explain,
     redact_urls,
+    user_lines,
 )
 from lightning_core.records.failures import causes, failure_of
 from lightning_core.tools.cli import exits
@@ -43,25 +44,42 @@ def run_command(command: Callable[[argparse.Namespace], int], options: argparse.
     """
     try:
         code = command(options)
-        with suppress(AttributeError):  # no standard output
-            sys.stdout.flush()
-        return code
-    except BrokenPipeError as error:
-        if not _reader_is_gone():
-            return _report(error, options)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # as in "… | head"
-        return exits.OK
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - this is the border
-        return _report(error, options)
+        code = _report(error, options)
+    return _flush(code, options)
+
+
+def _flush(code: int, options: argparse.Namespace) -> int:
+    """Write the rest of the standard output. Returns ``code``, or that of a failure to write if ``code`` is 0."""
+    if sys.stdout is None:
+        return code
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        is_unread = isinstance(error, BrokenPipeError) and _reader_is_gone()  # as in "… | head"
+        failed = exits.OK if is_unread else _report(error, options)
+        with suppress(OSError, ValueError):  # the interpreter would fail in the same way at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return code or failed
+    return code
 
 
 def _report(error: BaseException, options: argparse.Namespace) -> int:
-    first = next(causes(error))
-    code, text = _describe(first, options)
+    first, *others = causes(error)
+    if isinstance(first, BrokenPipeError) and _reader_is_gone():
+        code, text = (
+            exits.UNREAD,
+            "lightning-rl: the reader of standard output has closed it." if options.folder else "",
+        )
+    else:
+        code, text = _describe(first, error, options)
     with suppress(OSError):
         if options.debug:
             traceback.print_exception(error)
-        say(" ".join([text, *getattr(first, "__notes__", ()), *_notes(error, first)]), error=True)
+        also = [f"\nFurther errors: {'; '.join(dict.fromkeys(map(describe, others)))}."] if others else []
+        message = " ".join(filter(None, (text, *getattr(first, "__notes__", ()), *_notes(error, first), *also)))
+        if message:
+            say(message, error=True)
     return code
 
 
@@ -69,8 +87,8 @@ def _notes(error: BaseException, first: BaseException) -> list[str]:
     return [] if error is first else getattr(error, "__notes__", [])
 
 
-def _describe(error: BaseException, options: argparse.Namespace) -> tuple[int, str]:
-    """The exit code and the message."""
+def _describe(error: BaseException, whole: BaseException, options: argparse.Namespace) -> tuple[int, str]:
+    """The exit code and the message of ``error``, the first one of ``whole``, whose traceback is written to a file."""
     if isinstance(error, KeyboardInterrupt):
         number = getattr(error, "number", signal.SIGINT)
         by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
@@ -82,14 +100,17 @@ def _describe(error: BaseException, options: argparse.Namespace) -> tuple[int, s
     if isinstance(error, LightningError):
         return exits.ERROR, f"lightning-rl: {type(error).__name__}: {error}"
     failure = failure_of(error)
+    where = "" if failure is not None and failure.is_disk_full else _write_traceback(whole, options)
     if failure is not None:
-        return exits.ERROR, f"lightning-rl: {failure.problem}. {failure.advice}"
+        lines = f"\nIt was raised in this code:\n{explain(error)}" if user_lines(error) else ""
+        separator = "\n" if lines else ". "
+        file = f"{separator}{where}." if where else ""
+        return exits.ERROR, f"lightning-rl: {failure.problem}. {failure.advice}{lines}{file}"
     if isinstance(error, ModuleNotFoundError) and not (error.name or "lightning_core").startswith("lightning"):
         return (
             exits.USAGE,
-            f"lightning-rl: the package {error.name!r} is not installed: pip install it, or the extra that needs it",
+            f"lightning-rl: the package {error.name!r} is not installed: pip install it, or the extra that needs it. {where}.",
         )
-    where = _write_traceback(error, options)
     return exits.BUG, (
         f"lightning-rl: unexpected {describe(error)}\n{explain(error)}\nThis is a bug of lightning-rl, or of code that it was given. "
         f"{where}, and --debug shows it. Please report it: {_ISSUES}."
@@ -110,6 +131,8 @@ def _write_traceback(error: BaseException, options: argparse.Namespace) -> str:
 
 def _reader_is_gone() -> bool:
     """Whether the reader of standard output has closed it."""
+    if sys.stdout is None:
+        return False
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)

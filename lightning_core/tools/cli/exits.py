@@ -10,6 +10,8 @@ USAGE = 2
 NOT_IMPROVED = 3
 BUG = 70
 SIGNAL = 128
+UNREAD = SIGNAL + 13
+"""As of a program that SIGPIPE ends, which Windows does not have."""
 
 MEANINGS: Mapping[str, str] = {
     f"{OK}": "the command is complete; for `train`, whether or not the policy improved",
@@ -20,6 +22,7 @@ MEANINGS: Mapping[str, str] = {
     f"{NOT_IMPROVED}": "`train --require-improvement`: complete, but the 95% interval of the improvement includes 0. With fewer than 6 "
     "held-out tasks there is no interval: the command ends with 2 at its start",
     f"{BUG}": "an unexpected exception: a bug of lightning-rl, or of code that it was given. The message has the file with the traceback",
-    f"{SIGNAL} + N": f"interrupted by signal N: {SIGNAL + 2} for Ctrl-C (SIGINT), {SIGNAL + 15} for SIGTERM, {SIGNAL + 1} for SIGHUP",
+    f"{SIGNAL} + N": f"interrupted by signal N: {SIGNAL + 2} for Ctrl-C (SIGINT), {SIGNAL + 15} for SIGTERM, {SIGNAL + 1} for SIGHUP, "
+    f"{UNREAD} (SIGPIPE) if the reader of standard output closed it before the command was complete",
 }
 """By code, as in docs/command-line.md."""

@@ -81,7 +81,7 @@ def _resolve_model(model: str, checkpoint: str | None, overrides: Sequence[str])
     if (folder / "config.yaml").is_file():
         from lightning_core.records.checkpoints import checkpoint_step, choose_checkpoint
         from lightning_core.records.configs import config_of_step
-        from lightning_core.trainers.verl.export import sampling_config
+        from lightning_core.trainers.own_model import sampling_config
 
         chosen = choose_checkpoint(folder, checkpoint)
         return sampling_config(load_config(config_of_step(folder, checkpoint_step(chosen)), overrides), chosen)

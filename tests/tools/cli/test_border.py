@@ -8,7 +8,9 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -143,7 +145,91 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     with os.fdopen(writes, "wb") as pipe:
         command = [sys.executable, "-m", "lightning_core.tools.cli", "completion", "bash"]
         done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (done.returncode, done.stderr) == (128 + 13, b""), "as with SIGPIPE"
+
+
+@pytest.mark.parametrize(("returned", "code"), [("3", 3), ("0", 0), ("raise_pipe()", 141), ("raise_folder()", 141)])
+def test_a_reader_that_has_gone_hides_no_exit_code(returned: str, code: int, tmp_path: Path) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "wb") as pipe:
+        done = border(tmp_path, returned, stdout=pipe)
+    assert done.returncode == code
+    assert ("reader of standard output" in done.stderr) == (returned == "raise_folder()"), "a run says why it ended"
+
+
+def test_without_standard_output_a_broken_pipe_is_an_error(tmp_path: Path) -> None:
+    done = border(tmp_path, "raise_pipe()", preexec_fn=lambda: os.close(1))
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "Broken pipe. Remove the cause" in done.stderr
+
+
+def test_output_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = border(tmp_path, "0", stdout=full)
+    assert done.returncode == 1
+    assert "No space left on device. Free space" in done.stderr
+
+
+BORDER = """
+import argparse, pathlib, sys
+from lightning_core.tools.cli.border import run_command
+options = argparse.Namespace(debug=False, folder=None, command="train")
+def raise_pipe():
+    raise BrokenPipeError(32, "Broken pipe")
+def raise_folder():
+    options.folder = pathlib.Path(sys.argv[1])
+    raise_pipe()
+def command(_):
+    print("a table")
+    return {returned}
+sys.exit(run_command(command, options))
+"""
+
+
+def border(
+    folder: Path, returned: str, *, stdout: IO[bytes] | None = None, preexec_fn: Callable[[], None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that prints a line and returns the expression ``returned``."""
+    return subprocess.run(
+        [sys.executable, "-c", BORDER.replace("{returned}", returned), str(folder)],
+        stdout=stdout, stderr=subprocess.PIPE, preexec_fn=preexec_fn, text=True, check=False,
+        env={**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": ""},
+    )  # fmt: skip
+
+
+def test_an_error_of_the_system_in_the_users_code_has_its_lines_and_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(options: argparse.Namespace) -> int:
+        options.folder = tmp_path
+        Path("answers.json").read_text()
+        return 0
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli_main, "_train", fail)
+    assert cli_main.main(["train"]) == 1
+    shown = capsys.readouterr().err
+    (file,) = tmp_path.glob("error-*.txt")
+    assert "No such file or directory ('answers.json')" in shown
+    assert "test_border.py:" in shown
+    assert 'Path("answers.json").read_text()' in shown
+    assert f"The traceback is in {file}" in shown
+    assert "FileNotFoundError" in file.read_text()
+
+
+def test_all_errors_of_a_group_are_named_and_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(options: argparse.Namespace) -> int:
+        options.folder = tmp_path
+        raise ExceptionGroup("tasks", [OSError(errno.EIO, "I/O error", "x"), KeyError("reward")])
+
+    monkeypatch.setattr(cli_main, "_train", fail)
+    assert cli_main.main(["train"]) == 1
+    assert "Further errors: KeyError: 'reward'." in capsys.readouterr().err
+    (file,) = tmp_path.glob("error-*.txt")
+    assert "KeyError: 'reward'" in file.read_text()
 
 
 def test_the_page_has_the_exit_codes() -> None:
