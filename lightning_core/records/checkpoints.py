@@ -80,14 +80,14 @@ def newest_sound(folder: Path, *, training: bool) -> Path | None:
                     "the checkpoint %r is of a version without manifests: it is not verified", str(checkpoint)
                 )
             for text in problems:
-                logger.warning("%s. The one before it is used", text)
+                logger.warning("the checkpoint %s. The one before it is used", text)
             return checkpoint
-        problems.append(f"the checkpoint {str(checkpoint)!r} cannot be used: {problem}")
+        problems.append(f"{str(checkpoint)!r} cannot be used: {problem}")
     if problems and checkpoints(folder) != listed:  # the run goes on, and has replaced them
         return newest_sound(folder, training=training)
     if problems:
         raise ConfigError(
-            f"the run {str(folder)!r} has no checkpoint that can be used; expected one. {'; '.join(problems)}. Restore one of them from "
+            f"the run {str(folder)!r} has no checkpoint that can be used; expected one: {'; '.join(problems)}. Restore one of them from "
             "a copy, or start a new run"
         )
     return None

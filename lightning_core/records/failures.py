@@ -78,6 +78,8 @@ def failure_of(error: BaseException) -> MachineFailure | None:
         )
     if is_out_of_memory(error):
         return MachineFailure(f"out of memory: {_first_line(error)}", _FREE_MEMORY)
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return MachineFailure("no further thread can be started", f"{_OS_ADVICE[errno.EAGAIN]}. {_FREE_MEMORY}")
     return None
 
 

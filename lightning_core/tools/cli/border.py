@@ -104,7 +104,7 @@ def _describe(error: BaseException, whole: BaseException, options: argparse.Name
     if failure is not None:
         lines = f"\nIt was raised in this code:\n{explain(error)}" if user_lines(error) else ""
         separator = "\n" if lines else ". "
-        file = f"{separator}{where}." if where else ""
+        file = f"{separator}{where}." if where else "" if lines else "."
         return exits.ERROR, f"lightning-rl: {failure.problem}. {failure.advice}{lines}{file}"
     if isinstance(error, ModuleNotFoundError) and not (error.name or "lightning_core").startswith("lightning"):
         return (

@@ -54,6 +54,7 @@ ERRORS = {
         1,
         "out of memory: [enforce fail",
     ),
+    "threads": (RuntimeError("can't start new thread"), 1, "no further thread can be started. Raise the limit on processes"),
     "package": (ModuleNotFoundError("No module named 'x'", name="x"), 2, "the package 'x' is not installed"),
     "ours": (InfrastructureError("the endpoint died"), 1, "InfrastructureError: the endpoint died\n"),
     "a group": (ExceptionGroup("tasks", [OSError(errno.EIO, "I/O error", "x")]), 1, "I/O error ('x'). Check the disk"),

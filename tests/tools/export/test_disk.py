@@ -58,7 +58,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(run: Callable[[str], Path], 
     expected = (
         f"lightning-rl: File too large ('{tmp_path}/out'). Free space on the disk, or raise the quota or the limit"
     )
-    assert (done.returncode, done.stderr) == (1, f"{expected} on the size of files\n")
+    assert (done.returncode, done.stderr) == (1, f"{expected} on the size of files.\n")
     assert list(tmp_path.iterdir()) == []
 
 
