@@ -244,6 +244,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "colocated": {"trainer": {"mode": "colocate_async", "nodes": 2, "gpus_per_node": 8}},
     "separate": {"trainer": {"mode": "separate_async", "rollout_nodes": 1}},
     "a cluster that runs": {"ray": {"address": "auto"}},
+    "Megatron": {"trainer": {"schedule": "cosine", "verl": {"model_engine": "megatron"}}},
+    "VeOmni": {"trainer": {"schedule": "cosine", "verl": {"model_engine": "veomni"}}},
 }
 
 

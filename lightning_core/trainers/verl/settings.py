@@ -75,15 +75,15 @@ def defaults(c: Config) -> dict[str, Any]:
         f"{_ROLLOUT}.tensor_model_parallel_size": 1,
         f"{_ROLLOUT}.engine_kwargs.vllm.structured_outputs_config": {"backend": "guidance"},
         f"{_MODEL}.external_lib": ENGINE,
-        f"{_ACTOR}.strategy": "fsdp2",
-        "actor_rollout_ref.ref.strategy": "fsdp2",
         "data.dataloader_num_workers": 0,  # tasks are in memory
         "reward.num_workers": 1,  # rewards come from the agents
         "trainer.logger": ["console", "file"],
         "trainer.project_name": "lightning",
     }
-    if c.trainer.weight_decay and c.trainer.verl.get("model_engine", "dp") == "dp":  # others have their own optimizers
-        chosen |= {f"{_ACTOR}.optim.optimizer_impl": OPTIMIZER, f"{_ACTOR}.optim.optimizer": "AdamW"}
+    if _engine(c) == "dp":
+        chosen |= {f"{_ACTOR}.strategy": "fsdp2", "actor_rollout_ref.ref.strategy": "fsdp2"}
+        if c.trainer.weight_decay:  # others have their own optimizers
+            chosen |= {f"{_ACTOR}.optim.optimizer_impl": OPTIMIZER, f"{_ACTOR}.optim.optimizer": "AdamW"}
     if c.trainer.mode == "separate_async":
         chosen[f"{_ROLLOUT}.checkpoint_engine.backend"] = "nccl"
         chosen["trainer.v1.separate_async.parameter_sync_step"] = 1
@@ -171,13 +171,29 @@ def _updates(c: Config, max_context: int) -> dict[str, Any]:
         f"{_ACTOR}.data_loader_seed": c.run.seed,
         f"{_ACTOR}.optim.lr": t.learning_rate,
         f"{_ACTOR}.optim.lr_warmup_steps": t.warmup_steps,
-        f"{_ACTOR}.optim.lr_scheduler_type": t.schedule,
-        **({f"{_ACTOR}.optim.min_lr_ratio": t.min_learning_rate_ratio} if t.schedule == "cosine" else {}),
+        **_schedule(c),
         f"{_ACTOR}.optim.weight_decay": t.weight_decay,
         f"{_ACTOR}.optim.betas": list(t.betas),
         f"{_ACTOR}.optim.clip_grad": t.grad_clip,
-        f"{_ACTOR}.grad_clip": t.grad_clip,
+        **({f"{_ACTOR}.grad_clip": t.grad_clip} if _engine(c) == "dp" else {}),
     }
+
+
+def _schedule(c: Config) -> dict[str, Any]:
+    """The schedule of the learning rate, by the keys of the training engine."""
+    t = c.trainer
+    minimum = t.min_learning_rate_ratio * t.learning_rate
+    kind, least, value = {
+        "megatron": ("lr_decay_style", "min_lr", minimum),
+        "veomni": ("lr_scheduler_type", "lr_min", minimum),
+    }.get(_engine(c), ("lr_scheduler_type", "min_lr_ratio", t.min_learning_rate_ratio))
+    found = {f"{_ACTOR}.optim.{kind}": t.schedule}
+    return found if t.schedule == "constant" else {**found, f"{_ACTOR}.optim.{least}": value}
+
+
+def _engine(c: Config) -> str:
+    """verl's training engine; ``dp`` is FSDP."""
+    return str(c.trainer.verl.get("model_engine", "dp"))
 
 
 def _algorithm(c: Config) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import interruptible
 from lightning_core.rollouts.jobs import pick_tasks
 from lightning_core.trainers.plan import Plan
+from lightning_core.trainers.verl.lost import lost_process
 from lightning_core.trainers.verl.records import FAILURE, read_failure, read_metrics_of_verl
 from lightning_core.trainers.verl.resume import prepare_start
 from lightning_core.trainers.verl.settings import Start, defaults, rows_per_update, translate
@@ -101,14 +102,15 @@ def _known_failure(error: Exception, folder: Path) -> BaseException | None:
 
 
 def _unknown_failure(error: Exception, folder: Path) -> TrainingError:
-    """An error with the last line of verl's.
+    """An error with the process that was lost, or else with the last line of verl's error.
 
     The full text is written to a file, as it contains tracebacks of Ray's processes.
     """
     report = folder / "verl.error.txt"
-    report.write_text(str(error), encoding="utf-8")
-    cause = getattr(error, "cause", error)
-    return TrainingError(f"verl's trainer failed: {describe(cause)}. The full error is in {report}")
+    text = f"{type(error).__name__}: {error}"
+    report.write_text(text, encoding="utf-8")
+    problem = lost_process(text) or f"verl's trainer failed: {describe(getattr(error, 'cause', error))}"
+    return TrainingError(f"{problem}. The full error is in {report}.")
 
 
 def _run(config: Any) -> None:
