@@ -31,6 +31,7 @@ from lightning_core.trainers.plan import Plan
 from lightning_core.trainers.verl.constrained_rows import constraints_of, exclude, sampled_places
 from lightning_core.trainers.verl.estimator import SETTINGS, weighted_advantages
 from lightning_core.trainers.verl.export import sampling_config
+from lightning_core.trainers.verl.lost import lost_process
 from lightning_core.trainers.verl.policy_loss import OWN_LOSS, loss_mode, make_policy_loss
 from lightning_core.trainers.verl.records import LOG, archive_log, read_failure, read_metrics_of_verl, write_failure
 from lightning_core.trainers.verl.resume import prepare_start
@@ -393,6 +394,27 @@ def test_the_error_of_another_process_is_read_as_data(tmp_path: Path) -> None:
         write_failure(tmp_path, error)
         read = read_failure(tmp_path)
         assert (type(read), str(read)) == (kind, message)
+
+
+DIED = "ActorDiedError: The actor died unexpectedly before finishing this task.\n\tclass_name: {}\n\tactor_id: 4e\n{}"
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        (DIED.format("TaskRunnerV1", "its worker process has died"), "the process of verl's trainer and Lightning's"),
+        (DIED.format("vLLMHttpServer", "its worker process has died"), "the process of a model server was lost"),
+        (DIED.format("Own", "its worker process has died"), "the process of an actor Own was lost"),
+        (
+            DIED.format("WorkerDict", "Worker exit detail: Owner's node has crashed."),
+            "a node of the Ray cluster was lost",
+        ),
+        ("ValueError: the actor has 3 layers", None),
+    ],
+)
+def test_a_lost_process_is_named(text: str, lost: str | None) -> None:
+    found = lost_process(text)
+    assert found == lost or (found is not None and lost is not None and found.startswith(lost))
 
 
 COUNTS = {"rollouts": 4.0, "rollouts_left_out": 1.0, "reward_sum": 1.5, "rows": 5.0, "versions_behind": 5.0}

@@ -14,9 +14,7 @@ _ROLES = {
     "SimpleStorageUnit": "TransferQueue",
 }
 """By a part of the class of its actor."""
-_NODE = re.compile(
-    r"LocalRayletDied|NodeDied|raylet died|node .{0,80}(?:died|dead)|owner.{0,80}died", re.IGNORECASE | re.DOTALL
-)
+_NODE = re.compile(r"its node (?:has )?died|node has crashed|LocalRayletDied|NodeDied|local raylet died")
 _ACTOR = re.compile(r"actor (?:died|is dead|experienced)|ActorDied|ActorUnavailable|WorkerCrashed")
 
 

@@ -77,9 +77,10 @@ def train_with_verl(plan: Plan) -> None:
         with interruptible():
             _run(found)
     except Exception as error:
-        if (known := _known_failure(error, folder)) is not None:
+        known = _known_failure(error, folder)
+        if known is not None and lost_process(str(known)) is None:
             raise known from None
-        raise _unknown_failure(error, folder) from error
+        raise _unknown_failure(error if known is None else known, folder) from error
     with Store(folder / "store.db", read_only=True) as store:
         log, reporters = MetricsLog(folder / "metrics.jsonl"), plan.observers.reporters()
         for line in read_metrics_of_verl(folder, store.steps(), rows_per_update=rows_per_update(config)):
