@@ -94,7 +94,7 @@ def train_with_verl(plan: Plan) -> None:
                     reporters.on_evaluation(step, phase, evaluation)
 
 
-def _known_failure(error: Exception, folder: Path) -> BaseException | None:
+def _known_failure(error: Exception, folder: Path) -> LightningError | None:
     """The error that stopped the run, if the manager wrote one or if it is one of ours."""
     if (written := read_failure(folder)) is not None:
         return written
