@@ -21,6 +21,8 @@ OPTIMIZER = "optimizer.safetensors"
 RUN_ID = "run.id"
 """The file in a run's folder with its id, which the run's checkpoints repeat."""
 
+VERL_TRACKER = "latest_checkpointed_iteration.txt"
+"""verl's file beside its checkpoints with the number of updates before the last one that it finished."""
 _FORMAT = 1
 _THREADS = 4
 _FACTS = ("trainer.json", "policies.json")
@@ -81,6 +83,8 @@ def _problems(checkpoint: Path, *, step: int, training: bool) -> Iterator[str]:
     if training and is_ours and next(checkpoint.rglob(OPTIMIZER), None) is None:
         yield "it has no optimizer state to resume from; it can be evaluated, served and exported"
     if not has_manifest(checkpoint):
+        if checkpoint.name.startswith("global_step_") and _verl_finished(checkpoint.parent) < step:
+            yield "verl did not finish writing it"
         return
     try:
         facts = read_json(checkpoint / MANIFEST)
@@ -99,6 +103,14 @@ def _problems(checkpoint: Path, *, step: int, training: bool) -> Iterator[str]:
     if None not in (written[2], run) and written[2] != run:
         yield f"another run wrote it, with the id {written[2]}; this run has {run} ({RUN_ID})"
     yield from _changes(checkpoint, listed, training=training)
+
+
+def _verl_finished(parent: Path) -> int:
+    """The number of updates before the last checkpoint that verl finished in ``parent``; -1 without one."""
+    try:
+        return int((parent / VERL_TRACKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return -1
 
 
 def _changes(checkpoint: Path, listed: Mapping[str, tuple[int, str]], *, training: bool) -> Iterator[str]:

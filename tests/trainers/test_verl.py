@@ -21,20 +21,25 @@ from lightning_core.config.build_rules import check_rules, policy_rules
 from lightning_core.credit import loss as declare_loss
 from lightning_core.errors import ConfigError, ConstraintError, MissingExtra, ProofError, RewardError, TrainingError
 from lightning_core.model.constraint import Constraints
-from lightning_core.records.checkpoints import checkpoints
-from lightning_core.records.store import Store
+from lightning_core.records.checkpoints import checkpoints, newest_sound
+from lightning_core.records.manifest import VERL_TRACKER
+from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.counts import add_counts
 from lightning_core.rollouts.rows import to_rows
 from lightning_core.trainers.own_model import sampling_config
+from lightning_core.trainers.plan import Plan
 from lightning_core.trainers.verl.constrained_rows import constraints_of, exclude, sampled_places
 from lightning_core.trainers.verl.estimator import SETTINGS, weighted_advantages
+from lightning_core.trainers.verl.lost import lost_process
 from lightning_core.trainers.verl.policy_loss import OWN_LOSS, loss_mode, make_policy_loss
 from lightning_core.trainers.verl.records import LOG, archive_log, read_failure, read_metrics_of_verl, write_failure
+from lightning_core.trainers.verl.resume import prepare_start
 from lightning_core.trainers.verl.rows import SIGNAL, PromptGroup, train_rows, validation_row
 from lightning_core.trainers.verl.settings import defaults, flatten, rows_per_update, translate
 from lightning_core.transitions import RowStreams, Streams
 from tests.chat.test_chat import make_tokenizer
+from tests.records.test_store import record
 from tests.rollouts.collected import ScriptedAgents, collect_step
 from tests.trainers.rows import make_row
 from tests.verl.rows import recorded_row
@@ -391,18 +396,80 @@ def test_the_error_of_another_process_is_read_as_data(tmp_path: Path) -> None:
         assert (type(read), str(read)) == (kind, message)
 
 
+DIED = "ActorDiedError: The actor died unexpectedly before finishing this task.\n\tclass_name: {}\n\tactor_id: 4e\n{}"
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        (DIED.format("TaskRunnerV1", "its worker process has died"), "the process of verl's trainer and Lightning's"),
+        (DIED.format("vLLMHttpServer", "its worker process has died"), "the process of a model server was lost"),
+        (DIED.format("Own", "its worker process has died"), "the process of an actor Own was lost"),
+        (
+            DIED.format("WorkerDict", "Worker exit detail: Owner's node has crashed."),
+            "a node of the Ray cluster was lost",
+        ),
+        ("ValueError: the actor has 3 layers", None),
+    ],
+)
+def test_a_lost_process_is_named(text: str, lost: str | None) -> None:
+    found = lost_process(text)
+    assert found == lost or (found is not None and lost is not None and found.startswith(lost))
+
+
+COUNTS = {"rollouts": 4.0, "rollouts_left_out": 1.0, "reward_sum": 1.5, "rows": 5.0, "versions_behind": 5.0}
+
+
 def test_metrics_of_a_run_that_was_resumed(tmp_path: Path) -> None:
     stale = '"training/off_policy/trajectory_staleness/mean": 1.5'
     line = '{{"step": {}, "data": {{"actor/lr": {}, "table": [1], STALE}}}}\n'.replace("STALE", stale)
-    (tmp_path / LOG).write_text(line.format(1, 0.1) + line.format(2, 0.2))
-    archive_log(tmp_path)
+    (tmp_path / LOG).write_text(line.format(1, 0.1) + line.format(2, 0.2) + '{"step": 3, "da')  # killed here
+    archive_log(tmp_path, after=1)
+    assert read_metrics_of_verl(tmp_path, {2: COUNTS}, rows_per_update=4)[0].keys().isdisjoint({"verl/actor/lr"})
     (tmp_path / LOG).write_text(line.format(2, 0.3))
-    counts = {"rollouts": 4.0, "rollouts_left_out": 1.0, "reward_sum": 1.5, "rows": 5.0, "versions_behind": 5.0}
-    first, second = read_metrics_of_verl(tmp_path, {1: counts, 2: counts}, rows_per_update=4)
+    first, second = read_metrics_of_verl(tmp_path, {1: COUNTS, 2: COUNTS}, rows_per_update=4)
     assert (first["verl/actor/lr"], second["verl/actor/lr"]) == (0.1, 0.3)
     assert (first["reward"], first["rows_padding_share"]) == (0.5, 3 / 8)
     assert "verl/table" not in first
     assert first["staleness"] == 1.5, "verl's, when the rows were trained on; they were counted before"
+
+
+@pytest.mark.parametrize(
+    ("step", "logged", "evaluate", "kept"),
+    [
+        (0, (), True, {"train": 0, "eval_before": 0, "eval": 0}),
+        (0, (0,), False, {"train": 0, "eval_before": 1, "eval": 0}),
+        (1, (0, 1), False, {"train": 1, "eval_before": 1, "eval": 0}),
+        (2, (0, 1), True, {"train": 2, "eval_before": 1, "eval": 0}),
+        (2, (0, 1, 2), False, {"train": 2, "eval_before": 1, "eval": 1}),
+    ],
+)
+def test_a_resumed_run_repeats_what_is_after_its_checkpoint(
+    tmp_path: Path, step: int, logged: tuple[int, ...], evaluate: bool, kept: dict[Phase, int]
+) -> None:
+    """An evaluation of the checkpoint's weights is repeated unless verl's log has its result."""
+    recorded: tuple[tuple[Phase, int], ...] = (
+        *(("eval_before", 0), ("train", 1), ("train", 2)),
+        *(("eval", 2), ("train", 3)),
+    )
+    with Store(tmp_path / "store.db") as store:
+        for phase, at in recorded:
+            store.add_rollout(record(f"{phase}{at}", phase=phase, step=at, task_id="a"), [])
+    line = '{{"step": {}, "data": {{"val-core/reward": 1.0}}}}\n'
+    (tmp_path / LOG).write_text("".join(map(line.format, logged)))
+    found = config(run={"resume": True}, eval={"every": 2}, trainer={"steps": 4})
+    checkpoint = tmp_path / "checkpoints" / f"global_step_{step}" if step else None
+    (tmp_path / "checkpoints").mkdir()
+    inputs: Any = SimpleNamespace(eval_tasks=[{"id": "a"}])
+    messages: list[str] = []
+    observers: Any = SimpleNamespace(message=messages.append)
+    start = prepare_start(
+        Plan(config=found, folder=tmp_path, checkpoint=checkpoint, inputs=inputs, observers=observers)
+    )
+    assert (start.step, start.evaluate) == (step, evaluate)
+    with Store(tmp_path / "store.db") as store:
+        assert {phase: len(store.rollouts(phase=phase)) for phase in kept} == kept
+    assert len(messages) == 1
 
 
 @pytest.mark.parametrize(
@@ -437,6 +504,10 @@ def test_a_checkpoint_of_verls_is_sampled_from_its_export(tmp_path: Path) -> Non
         (tmp_path / "checkpoints" / name / "actor" / "huggingface").mkdir(parents=True)
     newest = checkpoints(tmp_path)[-1]
     assert newest.name == "global_step_10"
+    tracker = tmp_path / "checkpoints" / VERL_TRACKER
+    for finished, expected in (("9", "global_step_9"), ("10", "global_step_10")):
+        tracker.write_text(finished)
+        assert newest_sound(tmp_path, training=True) == newest.with_name(expected)
     with pytest.raises(
         ConfigError, match=r"contains no model with weights under actor/huggingface.*verl\.model_merger"
     ):

@@ -114,3 +114,8 @@ async def earns_the_same_for_some(task: Task) -> float:
     """For the tasks of graph.py: all attempts at a task with an odd number earn the same."""
     await _say()
     return 0.5 if int(task["id"].removeprefix("t")) % 2 else random.random()
+
+
+async def takes_a_while(task: Task) -> float:
+    await asyncio.sleep(2 * random.random())
+    return await digits(task)

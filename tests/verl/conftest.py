@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -76,7 +77,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
     """Runs ``lightning-rl train`` on the graph of graph.py, with the given overrides."""
 
-    def run(*overrides: str, command: str = "train", folder: Path | None = None, **sections: Any) -> Command:
+    def run(
+        *overrides: str,
+        command: str = "train",
+        folder: Path | None = None,
+        meanwhile: Callable[[psutil.Process], None] | None = None,
+        **sections: Any,
+    ) -> Command:
         runs = folder.parent if folder is not None else tmp_path_factory.mktemp("runs")
         config: dict[str, Any] = {
             "agent": "tests.verl.graph:solve",
@@ -98,19 +105,26 @@ def train(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
         environment = {**os.environ, **ENVIRONMENT, "VERL_USE_EXTERNAL_MODULES": modules, FOLDER: str(batches)}
         source = str(file) if command == "train" else str(runs / "run")
         code, output = run_to_the_end(
-            [sys.executable, "-m", "lightning_core.tools.cli.main", command, source, *overrides], environment
+            [sys.executable, "-m", "lightning_core.tools.cli.main", command, source, *overrides], environment, meanwhile
         )
         return Command(code=code, output=output, folder=runs / "run", batches=batches)
 
     return run
 
 
-def run_to_the_end(command: list[str], environment: Mapping[str, str]) -> tuple[int, str]:
-    """Exit code and output of ``command``. It is killed with all its children after `SECONDS`."""
+def run_to_the_end(
+    command: list[str], environment: Mapping[str, str], meanwhile: Callable[[psutil.Process], None] | None = None
+) -> tuple[int, str]:
+    """Exit code and output of ``command``. It is killed with all its children after `SECONDS`.
+
+    ``meanwhile``: called in a thread, with the process.
+    """
     process = subprocess.Popen(
         command, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     started: list[psutil.Process] = []
+    if meanwhile is not None:
+        threading.Thread(target=meanwhile, args=(psutil.Process(process.pid),), daemon=True).start()
     try:
         output, _ = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:

@@ -43,13 +43,29 @@ def read_failure(folder: Path) -> LightningError | None:
     return error
 
 
-def archive_log(folder: Path) -> None:
-    """Move verl's log to the archive. verl starts a new log when it resumes."""
-    log = folder / LOG
-    if log.is_file():
-        with (folder / _ARCHIVED_LOG).open("a", encoding="utf-8") as archive:
-            archive.write(log.read_text(encoding="utf-8"))
-        log.unlink()
+def archive_log(folder: Path, *, after: int) -> None:
+    """Move verl's log to the archive, without the steps after ``after``. verl starts a new log when it resumes."""
+    entries = _logged(folder)
+    lines = [f"{json.dumps({'step': step, 'data': data})}\n" for step, data in entries.items() if step <= after]
+    scratch = folder / f".{_ARCHIVED_LOG}.new"
+    scratch.write_text("".join(lines), encoding="utf-8")
+    scratch.replace(folder / _ARCHIVED_LOG)
+    (folder / LOG).unlink(missing_ok=True)
+
+
+def evaluated_steps(folder: Path) -> set[int]:
+    """The numbers of updates after which an evaluation finished."""
+    return {step for step, data in _logged(folder).items() if any(key.startswith("val-") for key in data)}
+
+
+def _logged(folder: Path) -> dict[int, dict[str, Any]]:
+    """verl's metrics by step, without an incomplete last line."""
+    logged: dict[int, dict[str, Any]] = {}
+    for path in (folder / _ARCHIVED_LOG, folder / LOG):
+        for line in path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else ():
+            entry = json.loads(line)
+            logged.setdefault(int(entry["step"]), {}).update(entry["data"])
+    return logged
 
 
 def read_metrics_of_verl(
@@ -59,12 +75,7 @@ def read_metrics_of_verl(
 
     ``rows_padding_share``: the share of empty rows that verl pads the step's updates with.
     """
-    logged: dict[int, dict[str, Any]] = {}
-    for name in (_ARCHIVED_LOG, LOG):
-        path = folder / name
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-            entry = json.loads(line)
-            logged.setdefault(int(entry["step"]), {}).update(entry["data"])
+    logged = _logged(folder)
     metrics: list[dict[str, Any]] = []
     for step, counts in steps.items():
         rows = int(counts["rows"])

@@ -7,6 +7,7 @@ defaults, except those that `defaults` replaces.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from lightning_core.config.rule_names import importable
 from lightning_core.config.signal_sections import stream_kinds
 from lightning_core.config.types import is_callable_name
 from lightning_core.credit import LOSSES
+from lightning_core.records.checkpoints import checkpoint_step
 from lightning_core.trainers.verl.constrained_rows import ENGINE
 from lightning_core.trainers.verl.estimator import ESTIMATOR, SETTINGS
 from lightning_core.trainers.verl.policy_loss import OWN_LOSS, loss_mode
@@ -29,12 +31,30 @@ _NO_CLIP = 1e9
 _MODEL, _ACTOR, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
-def translate(c: Config, *, model: str, max_context: int, folder: Path, working_dir: Path) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where verl's trainer starts."""
+
+    checkpoint: Path | None = None
+    """None: from the initial weights."""
+    evaluate: bool = True
+    """Whether the weights are evaluated first, if there are held-out tasks."""
+
+    @property
+    def step(self) -> int:
+        """Number of updates before it."""
+        return 0 if self.checkpoint is None else checkpoint_step(self.checkpoint)
+
+
+def translate(
+    c: Config, *, model: str, max_context: int, folder: Path, working_dir: Path, start: Start | None = None
+) -> dict[str, Any]:
     """The settings that ``c`` determines, by verl's dotted keys.
 
     A key that verl does not have begins with ``+``.
 
     ``model``: folder or name on the Hub; ``max_context``: maximum tokens of prompt and response; ``folder``: the run's.
+    ``start``: of the training; None: of a new run.
     """
     return {
         **_data(c, folder, max_context),
@@ -42,7 +62,7 @@ def translate(c: Config, *, model: str, max_context: int, folder: Path, working_
         **_sampling(c, max_context),
         **_updates(c, max_context),
         **_algorithm(c),
-        **_run(c, folder),
+        **_run(c, folder, start or Start()),
         f"+{_ROLLOUT}.agent.agent_loop_manager_class": MANAGER,
         f"+{_ROLLOUT}.custom": {"lightning": {"folder": str(folder), "working_dir": str(working_dir)}},
     }
@@ -55,15 +75,15 @@ def defaults(c: Config) -> dict[str, Any]:
         f"{_ROLLOUT}.tensor_model_parallel_size": 1,
         f"{_ROLLOUT}.engine_kwargs.vllm.structured_outputs_config": {"backend": "guidance"},
         f"{_MODEL}.external_lib": ENGINE,
-        f"{_ACTOR}.strategy": "fsdp2",
-        "actor_rollout_ref.ref.strategy": "fsdp2",
         "data.dataloader_num_workers": 0,  # tasks are in memory
         "reward.num_workers": 1,  # rewards come from the agents
         "trainer.logger": ["console", "file"],
         "trainer.project_name": "lightning",
     }
-    if c.trainer.weight_decay and c.trainer.verl.get("model_engine", "dp") == "dp":  # others have their own optimizers
-        chosen |= {f"{_ACTOR}.optim.optimizer_impl": OPTIMIZER, f"{_ACTOR}.optim.optimizer": "AdamW"}
+    if _engine(c) == "dp":
+        chosen |= {f"{_ACTOR}.strategy": "fsdp2", "actor_rollout_ref.ref.strategy": "fsdp2"}
+        if c.trainer.weight_decay:  # others have their own optimizers
+            chosen |= {f"{_ACTOR}.optim.optimizer_impl": OPTIMIZER, f"{_ACTOR}.optim.optimizer": "AdamW"}
     if c.trainer.mode == "separate_async":
         chosen[f"{_ROLLOUT}.checkpoint_engine.backend"] = "nccl"
         chosen["trainer.v1.separate_async.parameter_sync_step"] = 1
@@ -151,13 +171,29 @@ def _updates(c: Config, max_context: int) -> dict[str, Any]:
         f"{_ACTOR}.data_loader_seed": c.run.seed,
         f"{_ACTOR}.optim.lr": t.learning_rate,
         f"{_ACTOR}.optim.lr_warmup_steps": t.warmup_steps,
-        f"{_ACTOR}.optim.lr_scheduler_type": t.schedule,
-        **({f"{_ACTOR}.optim.min_lr_ratio": t.min_learning_rate_ratio} if t.schedule == "cosine" else {}),
+        **_schedule(c),
         f"{_ACTOR}.optim.weight_decay": t.weight_decay,
         f"{_ACTOR}.optim.betas": list(t.betas),
         f"{_ACTOR}.optim.clip_grad": t.grad_clip,
-        f"{_ACTOR}.grad_clip": t.grad_clip,
+        **({f"{_ACTOR}.grad_clip": t.grad_clip} if _engine(c) == "dp" else {}),
     }
+
+
+def _schedule(c: Config) -> dict[str, Any]:
+    """The schedule of the learning rate, by the keys of the training engine."""
+    t = c.trainer
+    minimum = t.min_learning_rate_ratio * t.learning_rate
+    kind, least, value = {
+        "megatron": ("lr_decay_style", "min_lr", minimum),
+        "veomni": ("lr_scheduler_type", "lr_min", minimum),
+    }.get(_engine(c), ("lr_scheduler_type", "min_lr_ratio", t.min_learning_rate_ratio))
+    found = {f"{_ACTOR}.optim.{kind}": t.schedule}
+    return found if t.schedule == "constant" else {**found, f"{_ACTOR}.optim.{least}": value}
+
+
+def _engine(c: Config) -> str:
+    """verl's training engine; ``dp`` is FSDP."""
+    return str(c.trainer.verl.get("model_engine", "dp"))
 
 
 def _algorithm(c: Config) -> dict[str, Any]:
@@ -201,7 +237,7 @@ def _algorithm(c: Config) -> dict[str, Any]:
     return found
 
 
-def _run(c: Config, folder: Path) -> dict[str, Any]:
+def _run(c: Config, folder: Path, start: Start) -> dict[str, Any]:
     t, has_eval = c.trainer, (folder / "tasks_eval.jsonl").is_file()
     return {
         "trainer.nnodes": t.nodes,
@@ -214,8 +250,9 @@ def _run(c: Config, folder: Path) -> dict[str, Any]:
         f"{_ACTOR}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
         f"{_ACTOR}.checkpoint.load_contents": ["model", "optimizer", "extra"],
         "trainer.default_local_dir": str(folder / "checkpoints"),
-        "trainer.resume_mode": "auto" if c.run.resume else "disable",
-        "trainer.val_before_train": has_eval and not c.run.resume,
+        "trainer.resume_mode": "disable" if start.checkpoint is None else "resume_path",
+        "trainer.resume_from_path": None if start.checkpoint is None else str(start.checkpoint.absolute()),
+        "trainer.val_before_train": has_eval and start.evaluate,
         "trainer.test_freq": (c.eval.every or t.steps) if has_eval else -1,
         "trainer.experiment_name": folder.name,
         "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH": str(folder / "verl.jsonl"),

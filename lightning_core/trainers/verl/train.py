@@ -9,7 +9,6 @@ from typing import Any
 from lightning_core.config import Config
 from lightning_core.errors import ConfigError, LightningError, MissingExtra, TrainingError, describe
 from lightning_core.model.source import max_positions, resolve_model
-from lightning_core.records.checkpoints import checkpoint_step
 from lightning_core.records.folder import record_resume
 from lightning_core.records.held_out import EVALUATIONS
 from lightning_core.records.report import MetricsLog
@@ -18,19 +17,26 @@ from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import interruptible
 from lightning_core.rollouts.jobs import pick_tasks
 from lightning_core.trainers.plan import Plan
-from lightning_core.trainers.verl.records import FAILURE, archive_log, read_failure, read_metrics_of_verl
-from lightning_core.trainers.verl.settings import defaults, rows_per_update, translate
+from lightning_core.trainers.verl.lost import lost_process
+from lightning_core.trainers.verl.records import FAILURE, read_failure, read_metrics_of_verl
+from lightning_core.trainers.verl.resume import prepare_start
+from lightning_core.trainers.verl.settings import Start, defaults, rows_per_update, translate
 
 
-def verl_config(config: Config, folder: Path) -> Any:
-    """verl's configuration (a DictConfig) for a run in ``folder``.
+def verl_config(config: Config, folder: Path, start: Start | None = None) -> Any:
+    """verl's configuration (a DictConfig) for a run in ``folder`` from ``start``; None: a new run.
 
     Raises `ConfigError` for invalid ``trainer.verl`` keys.
     """
     model = resolve_model(config.policy.model)
     max_context = config.policy.max_context or max_positions(model) or 0
     derived = translate(
-        config, model=str(model), max_context=max_context, folder=folder.absolute(), working_dir=Path.cwd()
+        config,
+        model=str(model),
+        max_context=max_context,
+        folder=folder.absolute(),
+        working_dir=Path.cwd(),
+        start=start,
     )
     return _verl("compose").compose_config(derived, defaults(config), config.trainer.verl)
 
@@ -55,11 +61,6 @@ def train_with_verl(plan: Plan) -> None:
     (`RewardError`, `ConfigError`, …), and `TrainingError` if verl's trainer failed.
     """
     config, folder = plan.config, plan.folder
-    if config.run.resume and plan.checkpoint is None:
-        raise ConfigError(
-            f"run.resume: the run {str(folder)!r} ended before its first checkpoint, which verl needs; start a new run, under another "
-            f"run.name or after `lightning-rl runs remove {folder.name} --dir {folder.parent}`"
-        )
     write_tasks = _verl("dataset").write_tasks
     steps = range(config.trainer.steps)
     write_tasks(
@@ -67,34 +68,33 @@ def train_with_verl(plan: Plan) -> None:
     )
     if plan.inputs.eval_tasks:
         write_tasks(folder / "tasks_eval.jsonl", plan.inputs.eval_tasks)
-    resumed_after = 0 if plan.checkpoint is None else checkpoint_step(plan.checkpoint)
-    found = verl_config(config, folder)
+    verl_config(config, folder)  # raises before a record is changed
     record_resume(config, folder, plan.checkpoint)
     (folder / FAILURE).unlink(missing_ok=True)
-    archive_log(folder)
-    with Store(folder / "store.db") as store:  # created here, so it exists even if verl fails
-        store.rewind(resumed_after)
+    start = prepare_start(plan)
+    found = verl_config(config, folder, start)
     try:
         with interruptible():
             _run(found)
     except Exception as error:
-        if (known := _known_failure(error, folder)) is not None:
+        known = _known_failure(error, folder)
+        if known is not None and lost_process(str(known)) is None:
             raise known from None
-        raise _unknown_failure(error, folder) from error
+        raise _unknown_failure(error if known is None else known, folder) from error
     with Store(folder / "store.db", read_only=True) as store:
         log, reporters = MetricsLog(folder / "metrics.jsonl"), plan.observers.reporters()
         for line in read_metrics_of_verl(folder, store.steps(), rows_per_update=rows_per_update(config)):
             step = line.pop("step")
             log.append(step, line)
-            if step > resumed_after:
+            if step > start.step:
                 reporters.on_step(step, line)
         for phase in EVALUATIONS:
             for step, evaluation in recorded_evaluations(store, phase).items():
-                if plan.checkpoint is None or step > resumed_after:
+                if not config.run.resume or step > start.step or (start.evaluate and step == start.step):
                     reporters.on_evaluation(step, phase, evaluation)
 
 
-def _known_failure(error: Exception, folder: Path) -> BaseException | None:
+def _known_failure(error: Exception, folder: Path) -> LightningError | None:
     """The error that stopped the run, if the manager wrote one or if it is one of ours."""
     if (written := read_failure(folder)) is not None:
         return written
@@ -103,14 +103,15 @@ def _known_failure(error: Exception, folder: Path) -> BaseException | None:
 
 
 def _unknown_failure(error: Exception, folder: Path) -> TrainingError:
-    """An error with the last line of verl's.
+    """An error with the process that was lost, or else with the last line of verl's error.
 
     The full text is written to a file, as it contains tracebacks of Ray's processes.
     """
     report = folder / "verl.error.txt"
-    report.write_text(str(error), encoding="utf-8")
-    cause = getattr(error, "cause", error)
-    return TrainingError(f"verl's trainer failed: {describe(cause)}. The full error is in {report}")
+    text = f"{type(error).__name__}: {error}"
+    report.write_text(text, encoding="utf-8")
+    problem = lost_process(text) or f"verl's trainer failed: {describe(getattr(error, 'cause', error))}"
+    return TrainingError(f"{problem}. The full error is in {report}.")
 
 
 def _run(config: Any) -> None:

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lightning_core import fit
 from lightning_core.model import peft
 from lightning_core.model.merge import layers_of
+from lightning_core.records.manifest import VERL_TRACKER
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.export.card import make_card
 from lightning_core.tools.export.trained_model import find_trained
@@ -178,6 +179,7 @@ def test_what_verl_exported_is_exported(run: Callable[[str], Path], base: Path, 
     folder = tmp_path / "run"
     model = folder / "checkpoints" / "global_step_3" / "actor" / "huggingface"
     shutil.copytree(base, model)
+    (folder / "checkpoints" / VERL_TRACKER).write_text("3")
     text = (run("full") / "config.yaml").read_text()
     (folder / "config.yaml").write_text(text)
     verl = ["trainer.name=verl", "policy.device=auto", "agent=tests.bandit:solve"]
