@@ -8,6 +8,7 @@ import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,11 @@ def _with_tuples(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def installed_versions() -> dict[str, str]:
     """Versions of Python, of this package and of the installed frameworks."""
+    return dict(_installed_versions())
+
+
+@cache
+def _installed_versions() -> Mapping[str, str]:
     versions = {"python": platform.python_version()}
     for package in (*_PACKAGES, *_integrated_distributions()):
         try:
