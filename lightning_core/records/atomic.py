@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+_SCRATCH = ".new"
+
 
 def write_atomically(path: Path, text: str, *, times: tuple[int, int] | None = None) -> None:
     """Write ``text`` to the file ``path``. ``times``: of its last access and change, in nanoseconds; None: now."""
@@ -26,5 +28,10 @@ def link_atomically(path: Path, target: str) -> None:
     scratch.replace(path)
 
 
+def is_scratch(path: Path) -> bool:
+    """Whether ``path`` is a file that a killed process was about to move into place."""
+    return path.name.startswith(".") and path.name.endswith(_SCRATCH)
+
+
 def _scratch(path: Path) -> Path:
-    return path.with_name(f".{path.name}-{os.getpid()}.new")
+    return path.with_name(f".{path.name}-{os.getpid()}{_SCRATCH}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from lightning_core.config import Config, dump_config
 from lightning_core.errors import ConfigError, did_you_mean
 from lightning_core.model.folders import remove_leftovers
-from lightning_core.records.atomic import link_atomically, write_atomically
+from lightning_core.records.atomic import is_scratch, link_atomically, write_atomically
 from lightning_core.records.checkpoints import checkpoint_step, checkpoints, newest_sound, set_aside_newer
 from lightning_core.records.commit import record_commit
 from lightning_core.records.configs import record_config
@@ -28,7 +28,7 @@ def create_folder(folder: Path, config: str) -> None:
         except FileExistsError:
             if not folder.is_dir():  # a file or a link is in the way
                 raise
-            if any(folder.iterdir()):  # an empty one was left by a run that was killed here
+            if not all(map(is_scratch, folder.iterdir())):  # such a one was left by a run that was killed here
                 raise ConfigError(
                     f"the run's folder {str(folder)!r} exists; set another run.name, or resume the run with run.resume"
                 ) from None
