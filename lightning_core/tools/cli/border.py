@@ -77,7 +77,9 @@ def _report(error: BaseException, options: argparse.Namespace) -> int:
         if options.debug:
             traceback.print_exception(error)
         also = [f"\nFurther errors: {'; '.join(dict.fromkeys(map(describe, others)))}."] if others else []
-        message = " ".join(filter(None, (text, *getattr(first, "__notes__", ()), *_notes(error, first), *also)))
+        more = [*getattr(first, "__notes__", ()), *_notes(error, first), *also]
+        stop = "." if more and text and text[-1].isalnum() else ""
+        message = " ".join(filter(None, (text + stop, *more)))
         if message:
             say(message, error=True)
     return code
