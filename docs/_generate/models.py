@@ -84,7 +84,8 @@ as 4,096 tokens: beyond it their frequencies depend on the longest sequence of a
 
 ## Mixtures of experts
 
-Both paths compute experts with transformers' own layers. Fused experts are one tensor and no linear
+Both paths compute experts with transformers' own layers; with `trainer.deterministic` they are on the
+[plain path](reproducibility.md#how-it-works). Fused experts are one tensor and no linear
 layers, so LoRA does not reach them. When training starts, the weights that adapters do not change
 are listed with their share:
 
