@@ -148,13 +148,13 @@ class MetricsLog:
     """``metrics.jsonl``: one JSON object per step, flushed when `append` returns.
 
     For a resumed run, pass ``keep_steps``: opening drops the lines of later steps, and an
-    incomplete last line.
+    incomplete last line; of a step that has two, the later one stays.
     """
 
     def __init__(
         self, path: Path, *, keep_steps: int = 0, stored: Mapping[int, Mapping[str, Any]] | None = None
     ) -> None:
-        """``stored``: the metrics by step in the run's store, which replace a file that is damaged or lost.
+        """``stored``: the metrics by step in the run's store, which replace lines that are damaged or lost.
 
         Raises `RecordError` for a damaged file if the store does not have its steps.
         """
@@ -173,16 +173,17 @@ class MetricsLog:
 
 
 def _read_or_restore(path: Path, stored: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    restored = [{"step": step, **metrics} for step, metrics in stored.items()]
+    restored: dict[int, dict[str, Any]] = {step: {"step": step, **metrics} for step, metrics in stored.items()}
     if not path.is_file():
-        return restored
+        return list(restored.values())
     try:
-        return read_metrics(path)
+        found = {line["step"]: line for line in read_metrics(path)}
     except RecordError as error:
         if not restored:
             raise
         logger.warning("%s. Its lines are restored from the store", error)
-        return restored
+        return list(restored.values())
+    return [line for _, line in sorted({**restored, **found}.items())]
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -28,6 +28,8 @@ class Fault:
     name: str
     meet: Callable[[Trial], Ended]
     """Starts the run, and lets it meet the fault."""
+    takes_records: bool = False
+    """Whether the fault itself removes rollouts that are recorded."""
     undo: Callable[[Trial], object] | None = None
     """What a person does before the next try, where the message asks for it."""
 
@@ -238,7 +240,7 @@ def _backup(trial: Trial) -> None:
 
 def _run_files() -> Iterator[Fault]:
     for file in ("store.db", "metrics.jsonl", "config.yaml"):
-        yield Fault(f"{file}: lost", _stopped(partial(_in_folder, Path.unlink, file)))
+        yield Fault(f"{file}: lost", _stopped(partial(_in_folder, Path.unlink, file)), file == "store.db")
         yield Fault(f"{file}: half is lost", _stopped(partial(_in_folder, cut, file)))
     yield Fault("store.db: its first page is overwritten", _stopped(partial(_in_folder, _overwrite, "store.db")))
     yield Fault(
@@ -316,7 +318,9 @@ def _agents() -> Iterator[Fault]:
     own = {"ends its process", "is killed", "crashes", "is stopped"}
     for name in DISTURBANCES:
         executor = WORKERS if name in own else ()
-        yield Fault(f"the agent {name}", partial(_disturbed, name=name, overrides=executor))
+        yield Fault(
+            f"the agent {name}", partial(_disturbed, name=name, overrides=executor), name == "deletes the store"
+        )
 
 
 def _disturbed(trial: Trial, name: str, overrides: tuple[str, ...]) -> Ended:

@@ -26,6 +26,8 @@ from tests.tiny_model import make_tiny_model
 
 LIMIT = 300.0
 """Seconds after which a run that goes on counts as one that hangs."""
+_PROBLEMS = ("lightning-rl: ", "WARNING lightning_core", "ERROR lightning_core", "checkpoint saved")
+_LOGGED = re.compile(r"^(WARNING|ERROR) [\w.]+: ")
 _CLI = ("-m", "lightning_core.tools.cli")
 _NOT_THEIRS = re.compile(r"seconds|per_second|memory|cpu")
 """Metrics that measure the machine."""
@@ -44,14 +46,9 @@ class Ended:
 
     @property
     def message(self) -> str:
-        """The last lines with a problem; empty after a run that was complete or was killed."""
-        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
-        problems = [
-            line
-            for line in lines
-            if line.startswith(("lightning-rl", "error", "warning", "hint", "checkpoint ", "resum"))
-        ]
-        return " ".join(problems[-3:])
+        """The first lines with a problem, without the places of log messages; empty after a run without one."""
+        lines = [_LOGGED.sub("", line).strip() for line in self.output.splitlines() if line.startswith(_PROBLEMS)]
+        return " ".join(lines[:2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +191,7 @@ class Trial:
     def start(self, *overrides: str, before: str = "") -> warm.Warm:
         """The running command. ``before``: Python that its process executes first."""
         arguments = ["train", str(self.bench.file), f"run.name={self.name}", *self.overrides, *overrides]
-        if (self.folder / "config.yaml").exists():
+        if any((self.folder / name).exists() for name in ("config.yaml", "store.db")):
             arguments.append("--resume")
         program = f"import sys\n{before}\nfrom lightning_core.tools.cli.main import main\nsys.exit(main(sys.argv[1:]))"
         command = ["-c", program] if before else list(_CLI)

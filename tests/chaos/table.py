@@ -13,7 +13,7 @@ from tests.chaos.runs import Bench, Difference, Ended
 class Row:
     """One fault."""
 
-    name: str
+    fault: Fault
     met: Ended
     """The end of the run that met it."""
     ended: Ended
@@ -25,8 +25,11 @@ class Row:
     def good(self) -> bool:
         found = self.difference
         hung = "IT HUNG" in self.met.output + self.ended.output
-        return found is not None and not (
-            found.lost or found.doubled or self.met.traceback or self.ended.traceback or hung
+        return (
+            found is not None
+            and found.weights
+            and not (found.doubled or (found.lost and not self.fault.takes_records))
+            and not (self.met.traceback or self.ended.traceback or hung)
         )
 
     def line(self) -> str:
@@ -39,7 +42,7 @@ class Row:
         saw = re.sub(r"\s+", " ", self.met.message).replace("|", "\\|")
         if self.met.traceback or self.ended.traceback:
             saw = f"TRACEBACK {saw}"
-        return f"| {self.name} | {_code(self.met.code)} | {' | '.join(cells)} | {saw[:240]} |"
+        return f"| {self.fault.name} | {_code(self.met.code)} | {' | '.join(cells)} | {saw[:240]} |"
 
 
 def _code(code: int) -> str:
@@ -60,4 +63,4 @@ def meet(bench: Bench, fault: Fault) -> Row:
     if fault.undo is not None:
         fault.undo(trial)
         ended = trial.end()
-    return Row(fault.name, met, ended, trial.difference() if ended.code == 0 else None)
+    return Row(fault, met, ended, trial.difference() if ended.code == 0 else None)

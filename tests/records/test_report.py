@@ -222,6 +222,11 @@ def test_metrics_log(tmp_path: Path) -> None:
     assert read_metrics(path) == [{"step": 1, "reward": 0.5, "kl": None}, {"step": 2, "reward": 0.6}]
     MetricsLog(path, keep_steps=1).append(2, {"reward": 0.7})
     assert [line["reward"] for line in read_metrics(path)] == [0.5, 0.7]
+    stored = {1: {"reward": 0.5}, 2: {"reward": 0.8}, 3: {"reward": 0.9}}
+    with path.open("a") as file:
+        file.write(path.read_text().splitlines()[1] + "\n")
+    MetricsLog(path, keep_steps=3, stored=stored)  # of a step that has two lines one stays, and a missing one is restored
+    assert [(line["step"], line["reward"]) for line in read_metrics(path)] == [(1, 0.5), (2, 0.7), (3, 0.9)]
     MetricsLog(path)
     assert read_metrics(path) == []
 
