@@ -240,15 +240,14 @@ def _backup(trial: Trial) -> None:
 
 def _run_files() -> Iterator[Fault]:
     for file in ("store.db", "metrics.jsonl", "config.yaml"):
-        yield Fault(f"{file}: lost", _stopped(partial(_in_folder, Path.unlink, file)), file == "store.db")
+        yield Fault(f"{file}: lost", _stopped(partial(_in_folder, Path.unlink, file)), takes_records=file == "store.db")
         yield Fault(f"{file}: half is lost", _stopped(partial(_in_folder, cut, file)))
     yield Fault("store.db: its first page is overwritten", _stopped(partial(_in_folder, _overwrite, "store.db")))
     yield Fault(
         "store.db: a page in the middle is overwritten", _stopped(partial(_in_folder, _overwrite_middle, "store.db"))
     )
-    yield Fault(
-        "store.db-wal: lost", _stopped(partial(_in_folder, partial(Path.unlink, missing_ok=True), "store.db-wal"))
-    )
+    lose = partial(Path.unlink, missing_ok=True)
+    yield Fault("store.db-wal: lost", _stopped(partial(_in_folder, lose, "store.db-wal")), takes_records=True)
     yield Fault(
         "metrics.jsonl: its last line is torn", _stopped(partial(_in_folder, partial(cut, share=0.99), "metrics.jsonl"))
     )
