@@ -30,6 +30,8 @@ class Fault:
     """Starts the run, and lets it meet the fault."""
     takes_records: bool = False
     """Whether the fault itself removes rollouts that are recorded."""
+    changes_run: bool = False
+    """Whether the run becomes another one: with other settings, or with an agent that fails."""
     undo: Callable[[Trial], object] | None = None
     """What a person does before the next try, where the message asks for it."""
 
@@ -260,14 +262,15 @@ def _run_files() -> Iterator[Fault]:
     yield Fault(
         "another training task",
         _stopped(partial(_configured, "tasks.train=tests.chaos.agents:more_tasks")),
-        undo=_as_before,
+        changes_run=True,
     )
     yield Fault(
         "other held-out tasks",
         _stopped(partial(_configured, "tasks.eval=tests.chaos.agents:more_tasks")),
         undo=_as_before,
     )
-    yield Fault("another learning rate", _stopped(partial(_configured, "trainer.learning_rate=0.1")), undo=_as_before)
+    rate = partial(_configured, "trainer.learning_rate=0.1")
+    yield Fault("another learning rate", _stopped(rate), changes_run=True)
 
 
 def _in_folder(change: Callable[[Path], object], file: str, trial: Trial) -> None:
@@ -318,7 +321,10 @@ def _agents() -> Iterator[Fault]:
     for name in DISTURBANCES:
         executor = WORKERS if name in own else ()
         yield Fault(
-            f"the agent {name}", partial(_disturbed, name=name, overrides=executor), name == "deletes the store"
+            f"the agent {name}",
+            partial(_disturbed, name=name, overrides=executor),
+            takes_records=name == "deletes the store",
+            changes_run=name in ("raises", "exits", "recurses without end"),
         )
 
 

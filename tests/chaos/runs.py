@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from lightning_core.records.checkpoints import checkpoints
-from lightning_core.records.store import Store
+from lightning_core.records.store import LEFT_OUT, Store
 from tests import warm
 from tests.bandit_runs import settings
 from tests.tiny_model import make_tiny_model
@@ -59,7 +59,7 @@ class Content:
     """Digest of the newest checkpoint's weights and optimizer."""
     metrics: tuple[str, ...]
     rollouts: Counter[tuple[Any, ...]]
-    """Phase, step, task, status, reward and sampled token ids of each rollout."""
+    """Phase, step, task, status, reward and sampled token ids of each rollout that counts."""
 
     @property
     def places(self) -> Counter[tuple[Any, ...]]:
@@ -103,7 +103,7 @@ def content(folder: Path) -> Content:
     rollouts: Counter[tuple[Any, ...]] = Counter()
     with Store(folder / "store.db", read_only=True) as store:
         for record in store.rollouts():
-            if record.phase != "eval_unfinished":
+            if record.phase != "eval_unfinished" and record.status not in LEFT_OUT:
                 tokens = tuple(_ids(call.output_ids) for call in store.trace(record.id).calls)
                 rollouts[record.phase, record.step, record.task_id, record.status, record.reward, tokens] += 1
     return Content(digest.hexdigest(), metrics, rollouts)

@@ -25,12 +25,11 @@ class Row:
     def good(self) -> bool:
         found = self.difference
         hung = "IT HUNG" in self.met.output + self.ended.output
-        return (
-            found is not None
-            and found.weights
-            and not (found.doubled or (found.lost and not self.fault.takes_records))
-            and not (self.met.traceback or self.ended.traceback or hung)
-        )
+        if found is None or self.met.traceback or self.ended.traceback or hung:
+            return False
+        if self.fault.changes_run:
+            return True
+        return found.weights and not found.doubled and (self.fault.takes_records or not found.lost)
 
     def line(self) -> str:
         found = self.difference
@@ -38,7 +37,9 @@ class Row:
             cells = ["no", "", "", ""]
         else:
             same = "yes" if found.weights and found.records else "weights" if found.weights else "no"
-            cells = ["yes", str(found.lost), str(found.doubled), same]
+            cells = ["yes", str(found.lost), str(found.doubled), "another run" if self.fault.changes_run else same]
+            if self.fault.changes_run:
+                cells[1:3] = "", ""
         saw = re.sub(r"\s+", " ", self.met.message).replace("|", "\\|")
         if self.met.traceback or self.ended.traceback:
             saw = f"TRACEBACK {saw}"
