@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.chaos.faults import Fault
 from tests.chaos.runs import Bench, Difference, Ended
@@ -18,6 +19,8 @@ class Row:
     """The end of the run that met it."""
     ended: Ended
     """The end of the last try."""
+    root: Path
+    """The folder of the runs."""
     difference: Difference | None
     """None if the last try failed."""
 
@@ -40,7 +43,7 @@ class Row:
             cells = ["yes", str(found.lost), str(found.doubled), "another run" if self.fault.changes_run else same]
             if self.fault.changes_run:
                 cells[1:3] = "", ""
-        saw = re.sub(r"\s+", " ", self.met.message).replace("|", "\\|")
+        saw = re.sub(r"\s+", " ", self.met.message.replace(f"{self.root}/", "runs/")).replace("|", "\\|")
         if self.met.traceback or self.ended.traceback:
             saw = f"TRACEBACK {saw}"
         return f"| {self.fault.name} | {_code(self.met.code)} | {' | '.join(cells)} | {saw[:240]} |"
@@ -64,4 +67,4 @@ def meet(bench: Bench, fault: Fault) -> Row:
     if fault.undo is not None:
         fault.undo(trial)
         ended = trial.end()
-    return Row(fault, met, ended, trial.difference() if ended.code == 0 else None)
+    return Row(fault, met, ended, bench.root, trial.difference() if ended.code == 0 else None)
