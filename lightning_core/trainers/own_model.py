@@ -49,8 +49,8 @@ def own_model(policy: PolicySettings, folder: Path) -> str:
     """
     if policy.lora is not None or not (folder / "config.json").is_file() or is_demo_model(policy.model):
         return policy.model
-    recorded = read_settings(folder.parents[1]).get("policy", {})
-    if recorded.get("model") != policy.model:
+    recorded = read_settings(folder.parents[1]).get("policy")
+    if not isinstance(recorded, dict) or recorded.get("model") != policy.model:
         return policy.model
     try:
         resolve_model(policy.model)
