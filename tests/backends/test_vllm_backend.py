@@ -224,7 +224,9 @@ def push_while_sampling(server: ModelServer, folder: Path, *, pushes: int) -> tu
     with ThreadPoolExecutor(2) as threads:
         response = threads.submit(asyncio.run, collect())
         for version in range(1, pushes + 1):
-            wait_until(lambda v=version: server.asked == v)
+            wait_until(lambda v=version: server.asked == v or response.done())
+            if response.done():
+                pytest.fail(f"a response before push {version}: {response.result()}")
             push = threads.submit(backend.push, folder, version)
             if backend_module.WHOLE_SECONDS > 1:
                 wait_until(lambda: backend.gate.state.held)

@@ -225,7 +225,8 @@ def test_metrics_log(tmp_path: Path) -> None:
     stored = {1: {"reward": 0.5}, 2: {"reward": 0.8}, 3: {"reward": 0.9}}
     with path.open("a") as file:
         file.write(path.read_text().splitlines()[1] + "\n")
-    MetricsLog(path, keep_steps=3, stored=stored)  # of a step that has two lines one stays, and a missing one is restored
+    # Of a step that has two lines one stays, and a missing one is restored.
+    MetricsLog(path, keep_steps=3, stored=stored)
     assert [(line["step"], line["reward"]) for line in read_metrics(path)] == [(1, 0.5), (2, 0.7), (3, 0.9)]
     MetricsLog(path)
     assert read_metrics(path) == []

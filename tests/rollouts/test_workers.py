@@ -15,6 +15,7 @@ import pytest
 
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.rollouts.executors.commands import COMMAND, KILL, START, CommandSender
+from lightning_core.rollouts.executors.first_thread import FORKS_BEFORE_THREADS
 from lightning_core.rollouts.executors.pool import Pool, WorkerHandle
 from lightning_core.rollouts.executors.reference import FunctionReference
 from lightning_core.rollouts.executors.worker import to_settings
@@ -153,6 +154,7 @@ def test_retries_add_no_workers(endpoint: PolicyEndpoint, tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+@pytest.mark.skipif(not FORKS_BEFORE_THREADS, reason="this CPython starts no thread from before a fork")
 def test_workers_share_the_import_up_to_its_first_thread(
     endpoint: PolicyEndpoint, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
+FORKS_BEFORE_THREADS = not (3, 13) <= sys.version_info < (3, 13, 4)
+"""Whether a thread that was created before a fork can start in the child. In these versions of CPython it cannot (gh-134381)."""
 _SKIPPED = ("<frozen", "lightning_core/", "/threading.py")
 
 
