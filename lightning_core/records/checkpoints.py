@@ -22,10 +22,10 @@ WITH_OPTIMIZER = 2
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of the run in ``folder``, oldest first; verl's are ``global_step_10``. Other names are ignored."""
+    """The checkpoints of the run in ``folder``, oldest first; verl's are ``global_step_10``. Other names and empty folders are ignored."""
     parent = folder / "checkpoints"
     found = [path for path in parent.iterdir() if _NAME.fullmatch(path.name)] if parent.is_dir() else []
-    return sorted((path for path in found if path.is_dir()), key=checkpoint_step)
+    return sorted((path for path in found if path.is_dir() and any(path.iterdir())), key=checkpoint_step)
 
 
 def checkpoint_step(checkpoint: Path) -> int:

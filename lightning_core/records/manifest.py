@@ -83,8 +83,11 @@ def _problems(checkpoint: Path, *, step: int, training: bool) -> Iterator[str]:
     if training and is_ours and next(checkpoint.rglob(OPTIMIZER), None) is None:
         yield "it has no optimizer state to resume from; it can be evaluated, served and exported"
     if not has_manifest(checkpoint):
-        if checkpoint.name.startswith("global_step_") and _verl_finished(checkpoint.parent) < step:
-            yield "verl did not finish writing it"
+        if checkpoint.name.startswith("global_step_"):
+            if _verl_finished(checkpoint.parent) < step:
+                yield "verl did not finish writing it"
+        elif not is_ours:
+            yield f"it has none of the files {', '.join((MANIFEST, *_FACTS))}"
         return
     try:
         facts = read_json(checkpoint / MANIFEST)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextvars
+import itertools
 import json
 import random
 import subprocess
@@ -30,6 +31,10 @@ CLIENTS = 8
 """Measured clients, each a rollout."""
 PAUSE_SECONDS = 0.05
 """Between the requests of a client."""
+_START_SECONDS = 4.0
+"""For which a neighbour makes its requests."""
+_VARIANTS = 8
+"""Different requests of a neighbour."""
 PATH = "/v1/chat/completions"
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "programs", "read", "long", "files"]
 
@@ -97,11 +102,12 @@ async def measure(port: int, keys: Sequence[str], seconds: float) -> list[float]
 
 
 async def trouble(port: int, key: str, kind: str) -> None:
-    """Send requests of ``kind`` one after the other, for ever."""
+    """Send requests of ``kind`` one after the other, for ever. They are made before, since that takes longer than to answer them."""
     stream = await connect(port)
-    while True:
+    requests = [request_of(port, key, NEIGHBOURS[kind]()) for _ in range(_VARIANTS)]
+    for request in itertools.cycle(requests):
         with suppress(RuntimeError):  # refused
-            await stream.ask(request_of(port, key, NEIGHBOURS[kind]()))
+            await stream.ask(request)
 
 
 def serve(tokenizer: str) -> None:
@@ -146,7 +152,7 @@ def compare(port: int, keys: Sequence[str], seconds: float, repeats: int) -> Non
         for _ in range(repeats):
             quiet += asyncio.run(measure(port, measured, seconds))
             with process("--trouble", str(port), key, kind):
-                time.sleep(1.0)
+                time.sleep(_START_SECONDS)
                 beside += asyncio.run(measure(port, measured, seconds))
             time.sleep(1.0)
         for name, found in ((f"none, before {kind}", quiet), (kind, beside)):

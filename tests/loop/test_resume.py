@@ -47,7 +47,7 @@ def config(model: Path, runs: Path, **sections: dict[str, Any]) -> Any:
     base: dict[str, dict[str, Any]] = {
         "tasks": {"eval": None},
         "rollouts": {"tasks_per_step": 2, "group_size": 2, "concurrency": 1},
-        "trainer": {"steps": 2, "checkpoint_every": 1, "keep_checkpoints": 3},
+        "trainer": {"steps": 2, "checkpoint_every": 1, "keep_checkpoints": 3, "deterministic": True},
         "policy": {"tuning": "lora"},
     }
     merged = {key: {**base.get(key, {}), **sections.get(key, {})} for key in {**base, **sections}}
@@ -257,7 +257,8 @@ def test_a_run_continues_from_the_checkpoint_before_a_damaged_one(
     model: Path, finished: Path, run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     flip(newest(run) / "adapter_model.safetensors")
-    (run / "checkpoints" / "step-000007.bak").mkdir()
+    for name in ("step-000007.bak", "step-000099"):
+        (run / "checkpoints" / name).mkdir()
     left = run / "checkpoints" / ".step-000002-abc.partial"
     left.mkdir()
     with pytest.raises(ConfigError, match=r"'adapter_model\.safetensors' is not the one that was written"):
@@ -265,7 +266,7 @@ def test_a_run_continues_from_the_checkpoint_before_a_damaged_one(
     resume(model, run.parent)
     assert lines(run) == lines(finished)
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
-        "step-000001", "step-000002", "step-000002.unused", "step-000007.bak",
+        "step-000001", "step-000002", "step-000002.unused", "step-000007.bak", "step-000099",
     ]  # fmt: skip
     for path in checkpoints(run):
         flip(path / "adapter_model.safetensors")

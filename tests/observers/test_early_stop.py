@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from lightning_core.config.sections import EarlyStop
 from lightning_core.errors import ConfigError
 from lightning_core.observers.early_stop import budget_stop, expected_steps, stop_reason
 from lightning_core.records.checkpoints import best_checkpoint, checkpoints, choose_checkpoint, mark_best
+from tests.empty_checkpoint import make_empty_checkpoint
 
 TARGET = EarlyStop(reward=0.8)
 PATIENT = EarlyStop(patience=2)
@@ -44,7 +46,7 @@ def test_the_best_checkpoint_is_a_link_that_moves(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no checkpoint yet"):
         choose_checkpoint(tmp_path)
     for step in (2, 10):
-        (tmp_path / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+        make_empty_checkpoint(tmp_path, step)
     older, newest = checkpoints(tmp_path)
     assert best_checkpoint(tmp_path) is None
     with pytest.raises(ConfigError, match=r"kept no best checkpoint \(trainer.keep_best\); it has \['step-000002'"):
@@ -57,7 +59,7 @@ def test_the_best_checkpoint_is_a_link_that_moves(tmp_path: Path) -> None:
     assert checkpoints(tmp_path) == [older, newest], "the link is not listed"
     with pytest.raises(ConfigError, match=r"--checkpoint 'step-3': the run .* has \['step-000002', 'step-000010'\]"):
         choose_checkpoint(tmp_path, "step-3")
-    older.rmdir()
+    shutil.rmtree(older)
     assert best_checkpoint(tmp_path) is None
 
 

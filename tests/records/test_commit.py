@@ -11,6 +11,7 @@ import pytest
 from lightning_core import load_config
 from lightning_core.records.commit import commit_changed, record_commit, recorded_commits
 from lightning_core.records.folder import open_run_folder, record_resume
+from tests.empty_checkpoint import make_empty_checkpoint
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -123,7 +124,7 @@ def test_a_resumed_run_lists_every_commit_with_its_first_step(code: Path, monkey
     first = git(code, "rev-parse", "HEAD")
     settings = ["tasks.train=tests.bandit:tasks", "policy.model=m", "run.dir=runs", "run.name=a"]
     folder, _ = open_run_folder(load_config({}, settings))
-    (folder / "checkpoints" / "step-000020").mkdir(parents=True)
+    make_empty_checkpoint(folder, 20)
     resume(settings)
     assert recorded_commits(folder) == [first]
     git(code, "commit", "--allow-empty", "-qm", "second")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from lightning_core.records.configs import config_of_step, load_recorded
 from lightning_core.records.folder import open_run_folder, record_resume
 from lightning_core.records.runs import list_runs
 from lightning_core.signals.air.keys import air_of
+from tests.empty_checkpoint import make_empty_checkpoint
 
 
 def settings(tmp_path: Path, *more: str) -> list[str]:
@@ -19,7 +21,7 @@ def settings(tmp_path: Path, *more: str) -> list[str]:
 
 def resume(tmp_path: Path, step: int, *more: str) -> Path:
     config = load_config({}, settings(tmp_path, "run.resume=true", *more))
-    (tmp_path / "latest" / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+    make_empty_checkpoint(tmp_path / "latest", step)
     folder, checkpoint = open_run_folder(config)
     assert checkpoint is not None
     record_resume(config, folder, checkpoint)
@@ -67,7 +69,7 @@ def test_settings_that_differ_are_logged(tmp_path: Path, caplog: pytest.LogCaptu
 def test_a_configuration_without_a_step_of_its_own_is_dropped(tmp_path: Path) -> None:
     folder, _ = open_run_folder(load_config({}, settings(tmp_path, "rollouts.temperature=0.5")))
     resume(tmp_path, 8, "rollouts.temperature=0.6")
-    (folder / "checkpoints" / "step-000008").rmdir()
+    shutil.rmtree(folder / "checkpoints" / "step-000008")
     resume(tmp_path, 8, "rollouts.temperature=0.7")
     assert [temperature(folder, step) for step in (8, 9)] == [0.5, 0.7]
 

@@ -12,6 +12,7 @@ import pytest
 
 from lightning_core.config import dump_config, load_config
 from lightning_core.records.store import CallCredit, Store
+from tests.empty_checkpoint import make_empty_checkpoint
 from tests.tools.cli.recorded import keep, try_it
 
 CONFIG = """\
@@ -70,7 +71,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Install:
         stand_in.fit = stand_in.evaluate = act  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "lightning_core.loop", stand_in)
         for checkpoint in checkpoints:
-            checkpoint.mkdir(parents=True)
+            make_empty_checkpoint(checkpoint.parent.parent, int(checkpoint.name.removeprefix("step-")))
         return calls
 
     return install
