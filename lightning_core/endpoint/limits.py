@@ -18,6 +18,8 @@ class Limits:
 
     body_bytes: int = 32 << 20
     """Most bytes of a request body, as sent and decompressed (413)."""
+    strings: int = 64 << 10
+    """Most strings of a request body, with keys (400). Parsing them takes 10 ms, in which no other request is read."""
     body_seconds: float = 60.0
     """Longest time for a request body to arrive (408)."""
     header_seconds: float = 30.0

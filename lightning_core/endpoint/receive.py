@@ -78,6 +78,15 @@ def plain_body(data: bytes, encoding: str, *, most_bytes: int) -> bytes:
     return plain
 
 
+def check_strings(data: bytes, most: int) -> None:
+    """Raise `PolicyRequestError` if the JSON ``data`` has more than ``most`` strings, or twice as many that end with a backslash."""
+    strings = (data.count(b'"') - data.count(b'\\"')) // 2
+    if strings > most:
+        raise PolicyRequestError(
+            f"the request body has {strings} JSON strings, with keys; expected at most {most}. Send fewer messages, tools or stop strings"
+        )
+
+
 def read_json(data: bytes) -> Any:
     """Parse UTF-8 JSON, at most 200 levels deep, without NaN, infinities and lone surrogates.
 
