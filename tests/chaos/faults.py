@@ -31,7 +31,9 @@ class Fault:
     takes_records: bool = False
     """Whether the fault itself removes rollouts that are recorded."""
     changes_run: bool = False
-    """Whether the run becomes another one: with other settings, or with an agent that fails."""
+    """Whether the run becomes another one, with other settings."""
+    changes_rollout: bool = False
+    """Whether a rollout ends in another way: its agent fails, or it is sampled again, with another seed. None is lost or doubled."""
     undo: Callable[[Trial], object] | None = None
     """What a person does before the next try, where the message asks for it."""
 
@@ -318,13 +320,20 @@ def _as_before(trial: Trial) -> None:
 
 def _agents() -> Iterator[Fault]:
     own = {"ends its process", "is killed", "crashes", "is stopped"}
+    fails = {
+        "raises",
+        "exits",
+        "recurses without end",
+        "takes all file descriptors for half a second",
+        "ignores SIGTERM",  # on a thread, where Python sets no signal handler
+    }
     for name in DISTURBANCES:
         executor = WORKERS if name in own else ()
         yield Fault(
             f"the agent {name}",
             partial(_disturbed, name=name, overrides=executor),
             takes_records=name == "deletes the store",
-            changes_run=name in ("raises", "exits", "recurses without end"),
+            changes_rollout=name in own | fails,
         )
 
 

@@ -32,7 +32,8 @@ class Row:
             return False
         if self.fault.changes_run:
             return True
-        return found.weights and not found.doubled and (self.fault.takes_records or not found.lost)
+        kept = not found.doubled and (self.fault.takes_records or not found.lost)
+        return kept and (found.weights or self.fault.changes_rollout)
 
     def line(self) -> str:
         found = self.difference
@@ -40,7 +41,11 @@ class Row:
             cells = ["no", "", "", ""]
         else:
             same = "yes" if found.weights and found.records else "weights" if found.weights else "no"
-            cells = ["yes", str(found.lost), str(found.doubled), "another run" if self.fault.changes_run else same]
+            if self.fault.changes_run:
+                same = "another run"
+            elif self.fault.changes_rollout and not found.weights:
+                same = "but for a rollout"
+            cells = ["yes", str(found.lost), str(found.doubled), same]
             if self.fault.changes_run:
                 cells[1:3] = "", ""
         saw = re.sub(r"\s+", " ", self.met.message.replace(f"{self.root}/", "runs/")).replace("|", "\\|")
