@@ -68,7 +68,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="for each concurrency")
     arguments = parser.parse_args()
     for dtype in arguments.dtype:
-        settings: dict[str, Any] = {"model": arguments.model, "dtype": dtype, "threads": arguments.threads}
+        settings: dict[str, Any] = {
+            "model": arguments.model,
+            "dtype": dtype,
+            "threads": arguments.threads,
+            "micro_batch_tokens": 2048,  # by default free memory decides, which `deterministic` refuses
+        }
         engines = [open_trainer(**parts(**settings, deterministic=on)) for on in (False, True)]
         prompts = make_prompts(engines[0].model.vocabulary)
         print(f"{arguments.model}, {engines[0].model.dtype}, {torch.get_num_threads()} threads", flush=True)
