@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -157,7 +158,7 @@ def test_a_turn_of_a_long_conversation_renders_few_messages():
 
 def test_a_template_that_counts_messages_is_found_at_the_next_comparison(caplog: pytest.LogCaptureFixture):
     own = family("similar to qwen2_5")
-    tokenizer: Any = make_tokenizer(own)
+    tokenizer: Any = deepcopy(make_tokenizer(own))  # it is shared
     content = "+ m.content + '<|im_end|>"
     assert content in tokenizer.chat_template
     counting = "+ ('!' if loop.index > 11 and m.role == 'user' else '') " + content
