@@ -25,7 +25,14 @@ def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of the run in ``folder``, oldest first; verl's are ``global_step_10``. Other names and empty folders are ignored."""
     parent = folder / "checkpoints"
     found = [path for path in parent.iterdir() if _NAME.fullmatch(path.name)] if parent.is_dir() else []
-    return sorted((path for path in found if path.is_dir() and any(path.iterdir())), key=checkpoint_step)
+    return sorted((path for path in found if path.is_dir() and not _is_empty(path)), key=checkpoint_step)
+
+
+def _is_empty(folder: Path) -> bool:
+    try:
+        return next(folder.iterdir(), None) is None
+    except OSError:  # a run that goes on deletes it, or it cannot be read; `find_problem` says so
+        return False
 
 
 def checkpoint_step(checkpoint: Path) -> int:
