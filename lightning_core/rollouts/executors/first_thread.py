@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-import sys
+import os
 import threading
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-FORKS_BEFORE_THREADS = not (3, 13) <= sys.version_info < (3, 13, 4)
-"""Whether a thread that was created before a fork can start in the child. In these versions of CPython it cannot (gh-134381)."""
 _SKIPPED = ("<frozen", "lightning_core/", "/threading.py")
 
 
@@ -36,6 +34,19 @@ def before_first_thread(stop: Callable[[str], None]) -> Generator[None]:
         yield
     finally:
         waiting.clear()
+
+
+def starts_after_fork() -> bool:
+    """Whether a thread that was created before a fork can start in the child; in CPython 3.13.0 it cannot (gh-134381)."""
+    thread = threading.Thread(target=int)
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            thread.start()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def _caller() -> str:

@@ -33,7 +33,7 @@ from lightning_core.propagation.children.frames import command, receive_bytes
 from lightning_core.rollouts.executors import failures
 from lightning_core.rollouts.executors.channel import send_json
 from lightning_core.rollouts.executors.commands import COMMAND, START, TERMINATE
-from lightning_core.rollouts.executors.first_thread import FORKS_BEFORE_THREADS, before_first_thread
+from lightning_core.rollouts.executors.first_thread import before_first_thread, starts_after_fork
 from lightning_core.rollouts.executors.groups import Processes, descendants, end_descendants, end_group
 from lightning_core.rollouts.executors.leftovers import adopt_orphans
 from lightning_core.rollouts.executors.worker import Program, memory_bytes, work
@@ -83,7 +83,7 @@ class Launcher:
 
     def _stop_import(self, before: tuple[dict[int, str], int], thread: str) -> None:
         """The import is about to start its first thread: start workers from here, if that is safe. Returns in workers, to go on."""
-        if not FORKS_BEFORE_THREADS or _why_not_fork(*before) is not None:
+        if _why_not_fork(*before) is not None or not starts_after_fork():
             return
         theirs, ours = socket.socketpair()
         with theirs:
