@@ -17,6 +17,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -279,22 +280,35 @@ def spans_to_trace(spans: Iterable[SpanRecord], *, counters: Mapping[str, int] |
     The last span of an id replaces earlier ones. Raises ValueError without a root span, or if
     the spans belong to several rollouts.
     """
-    ordered = sorted({span.span_id: span for span in spans}.values(), key=lambda s: (s.start_ns, s.span_id))
+    ordered = sorted({span.span_id: span for span in spans}.values(), key=attrgetter("start_ns", "span_id"))
     rollouts = {span.trace_id for span in ordered}
     if len(rollouts) != 1:
         raise ValueError(f"expected the spans of one rollout, found the trace ids {sorted(rollouts)[:3]!r}")
-    roots = [span for span in ordered if TASK_ID in _own(span)]
+    roots: list[SpanRecord] = []
+    calls: list[Call] = []
+    events: list[Event] = []
+    rewards: list[Reward] = []
+    for span in ordered:
+        own = _own(span)
+        kind = own.get(OPERATION)
+        if kind == "chat":
+            calls.append(span_to_call(span))
+        elif kind == "reward":
+            rewards.append(_reward(span))
+        else:
+            events.append(_event(span))
+        if TASK_ID in own:
+            roots.append(span)
     if len(roots) != 1:
         raise ValueError(f"expected one root span with {TASK_ID!r}, found {len(roots)} among {len(ordered)} spans")
     root = roots[0]
-    kinds = [(span, _own(span).get(OPERATION)) for span in ordered]
     return Trace(
         rollout=root.trace_id,
         task_id=str(root.attributes[TASK_ID]),
         task=json.loads(root.attributes.get(TASK, "null")),
-        calls=tuple(sorted((span_to_call(s) for s, kind in kinds if kind == "chat"), key=lambda c: c.sequence)),
-        events=tuple(_event(s) for s, kind in kinds if kind not in ("chat", "reward")),
-        rewards=tuple(_reward(s) for s, kind in kinds if kind == "reward"),
+        calls=tuple(sorted(calls, key=attrgetter("sequence"))),
+        events=tuple(events),
+        rewards=tuple(rewards),
         error=root.error,
         counters=dict(counters or {}),
     )

@@ -39,6 +39,10 @@ class _Branch:
         length = self.length  # before the array, which another thread may replace
         return self._data[:length]
 
+    def part(self, start: int, stop: int) -> TokenIds:
+        """Its own ids between two positions of the sequence."""
+        return self._data[start - self.start : stop - self.start]
+
     def extend(self, ids: TokenIds) -> None:
         """Append ``ids``."""
         needed = self.length + len(ids)
@@ -119,7 +123,7 @@ class TokenTree:
         """The ids from ``start`` to ``stop`` of the sequence of a branch, read-only; a copy only if they lie in several branches."""
         branch = self._branches[index]
         if start >= branch.start:
-            ids = branch.ids[start - branch.start : stop - branch.start]
+            ids = branch.part(start, stop)
         else:
             ids = branch.whole(self._branches, stop)[start:stop]
         ids.flags.writeable = False
