@@ -39,6 +39,7 @@ from lightning_core.chat.template import Tokenizer as Tokenizer
 from lightning_core.chat.tool_formats import ToolFormat, read_message
 from lightning_core.chat.turns import Turn
 from lightning_core.content.packed_ids import PackedIds
+from lightning_core.content.shared_content import KeptText
 from lightning_core.errors import PolicyRequestError
 
 
@@ -132,11 +133,13 @@ class Chat:
         *,
         instructions: Mapping[str, str] | None = None,
         variables: Mapping[str, Any] | None = None,
+        kept: Sequence[KeptText] | None = None,
     ) -> RenderedPrompt:
         """The prompt of ``messages``, with the recorded ids of earlier turns.
 
         ``instructions``: lines at the end of the system message, by the setting that asks for each; with others it is another conversation.
-        ``variables``: of the chat template; names that it does not use have no effect. Raises `PolicyRequestError` if it cannot render.
+        ``variables``: of the chat template; names that it does not use have no effect. ``kept``: the texts of ``messages`` in the content
+        of ``memory``, if they are kept already. Raises `PolicyRequestError` if it cannot render.
         """
         if not messages:
             raise PolicyRequestError("messages is empty; expected at least one message", param="messages")
@@ -144,7 +147,9 @@ class Chat:
         sent, quote = list(messages), self._quoting.quote
         if instructions:
             sent[:1] = extend_system([check_message(sent[0], 0)], "\n".join(instructions.values()))
-        place, path, doubt = memory.find(memory.root(setting), sent, quote, offset=len(messages) - len(sent))
+            kept = None
+        offset = len(messages) - len(sent)
+        place, path, doubt = memory.find(memory.root(setting), sent, quote, offset=offset, kept=kept)
         quoted_tools = self._quoted_tools(tools)
         variables = quote(variables) if variables else None
         write = partial(self._outlines.write, [p.quoted for p in path], quoted_tools, variables)

@@ -143,12 +143,22 @@ class Memory:
         with self._lock:
             return self._roots.get(key) or Place(None, None, "", key, attached=True)
 
-    def find(self, root: Place, messages: Sequence[Any], quote: Quote, *, offset: int = 0) -> FoundPlace:
+    def find(
+        self,
+        root: Place,
+        messages: Sequence[Any],
+        quote: Quote,
+        *,
+        offset: int = 0,
+        kept: Sequence[KeptText] | None = None,
+    ) -> FoundPlace:
         """The place of ``messages``; those that are not known get places that only `add` attaches.
 
-        ``offset``: what is added to an index in errors. Raises `PolicyRequestError` for a message that is not supported.
+        ``offset``: what is added to an index in errors. ``kept``: the texts of ``messages`` in `content`, if they are kept already.
+        Raises `PolicyRequestError` for a message that is not supported.
         """
-        kept = self.content.keep(messages)
+        if kept is None or any(text.content is not self.content for text in kept[:1]):
+            kept = self.content.keep(messages)
         start, known = _longest(root, kept)
         candidates = [_Candidate(start, {})]
         for i, (message, text) in enumerate(zip(messages[known:], kept[known:], strict=True), known + offset):

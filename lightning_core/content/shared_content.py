@@ -188,10 +188,14 @@ class SharedContent:
 
     def keep(self, messages: Sequence[Any]) -> Sequence[KeptText]:
         """The texts of ``messages``, any JSON values, each kept."""
-        added = self.add_messages(messages)
-        if added.messages < 0:
-            return SharedContent().keep(messages)
-        return [KeptText(self, index) for index in self._contents_of(added, INPUT_MESSAGES)]
+        kept = self.kept(self.add_messages(messages))
+        return SharedContent().keep(messages) if kept is None else kept
+
+    def kept(self, references: References) -> Sequence[KeptText] | None:
+        """The texts of the messages that a call has; None if it does not refer to any."""
+        if references.messages < 0:
+            return None
+        return [KeptText(self, index) for index in self._contents_of(references, INPUT_MESSAGES)]
 
     def keep_text(self, message: Any) -> KeptText:
         """The text of ``message``, which belongs to no conversation."""
@@ -231,7 +235,7 @@ class SharedContent:
             return 0, self._packed(map(encode, messages)), None, _Latest()
         try:
             start = marshalled(messages[:_START])
-            data = marshalled(messages)
+            data = memoryview(marshalled(messages))
         except ValueError:  # an object that JSON may still be able to express
             return 0, self._packed(map(encode, messages)), None, _Latest()
         name = _hash(start).digest()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from lightning_core.chat.chat import Chat, RenderedPrompt
 from lightning_core.chat.conversations import ADVICE, cause_of
+from lightning_core.content.shared_content import KeptText
 from lightning_core.dialects.exchange import ChatRequest
 from lightning_core.dialects.fields import NO_SEARCH, note
 from lightning_core.endpoint.sessions import Session
@@ -22,8 +24,14 @@ def note_unknown_variables(chat: Chat, request: ChatRequest) -> None:
             note(path, "not a variable of the model's chat template")
 
 
-def render_prompts(chat: Chat, request: ChatRequest, session: Session, agent: str | None) -> list[RenderedPrompt]:
-    """The prompts of ``request`` of ``agent``, one if it is a chat. ``session``: of its rollout.
+def render_prompts(
+    chat: Chat,
+    request: ChatRequest,
+    session: Session,
+    agent: str | None,
+    kept: Sequence[KeptText] | None = None,
+) -> list[RenderedPrompt]:
+    """The prompts of ``request`` of ``agent``, one if it is a chat. ``session``: of its rollout. ``kept``: see `Chat.render`.
 
     Raises `PolicyRequestError` for a chat without messages, and as `Chat.render`.
     """
@@ -38,6 +46,7 @@ def render_prompts(chat: Chat, request: ChatRequest, session: Session, agent: st
         session.memory,
         instructions=request.requirements.instructions(),
         variables=request.template_variables,
+        kept=kept,
     )
     if prompt.context == "new" and prompt.reason is not None:
         prompt = replace(prompt, reason=session.prompts.explain(agent, prompt))

@@ -80,7 +80,10 @@ def plain_body(data: bytes, encoding: str, *, most_bytes: int) -> bytes:
 
 def check_strings(data: bytes, most: int) -> None:
     """Raise `PolicyRequestError` if the JSON ``data`` has more than ``most`` strings, or twice as many that end with a backslash."""
-    strings = (data.count(b'"') - data.count(b'\\"')) // 2
+    quotes = data.count(b'"')
+    if quotes // 2 <= most:  # the usual case, without a second search
+        return
+    strings = (quotes - data.count(b'\\"')) // 2
     if strings > most:
         raise PolicyRequestError(
             f"the request body has {strings} JSON strings, with keys; expected at most {most}. Send fewer messages, tools or stop strings"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from lightning_core.backends.backend import Backend
 from lightning_core.chat.chat import Chat, RenderedPrompt
 from lightning_core.chat.token_bytes import token_bytes
+from lightning_core.content.shared_content import KeptText
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.exchange import ChatRequest, ResponseContext, model_name
 from lightning_core.dialects.fields import collect_notes
@@ -67,7 +68,10 @@ class Responder:
 
     async def _decide(self, incoming: IncomingRequest, requested: str) -> Decision:
         """The agent of the call. An auxiliary call of a trained agent gets its own name, and is not trained on."""
-        names, rules = await incoming.off_loop(partial(incoming.session.routing.rules_for, incoming.body))
+        routing = incoming.session.routing
+        names, rules = [], []
+        if routing.named or routing.auxiliary:  # else there is nothing that another thread could do
+            names, rules = await incoming.off_loop(partial(routing.rules_for, incoming.body))
         models, policies = self._backend.models, {POLICY, *incoming.session.routing.policies.values()}
         decision = self._known_agents.decide(
             incoming.session,
@@ -123,9 +127,11 @@ class Responder:
             raise PolicyRequestError(missing, status=404, param="model")
         return remote
 
-    def render(self, incoming: IncomingRequest, request: ChatRequest, model: str) -> list[RenderedPrompt]:
-        """The prompts of ``request`` for ``model``."""
-        return render_prompts(self._chats[model], request, incoming.session, incoming.address.agent)
+    def render(
+        self, incoming: IncomingRequest, request: ChatRequest, model: str, kept: Sequence[KeptText] | None = None
+    ) -> list[RenderedPrompt]:
+        """The prompts of ``request`` for ``model``. ``kept``: see `Chat.render`."""
+        return render_prompts(self._chats[model], request, incoming.session, incoming.address.agent, kept)
 
     async def _sample(
         self, dialect: Dialect, incoming: IncomingRequest, request: ChatRequest, model: str, *, trained: bool
@@ -155,7 +161,9 @@ class Responder:
         """The spans, prompts and jobs of the responses to ``request``."""
         spans = [CallSpan(incoming.address, request, model, i, trained=trained) for i in range(request.choices)]
         incoming.spans += spans
-        chat, prompts = self._chats[model], self.render(incoming, request, model)
+        # The span has the messages already: a long conversation is read and hashed once.
+        kept = spans[0].content.kept(spans[0].references)
+        chat, prompts = self._chats[model], self.render(incoming, request, model, kept)
         return (
             spans,
             prompts,

@@ -2,7 +2,7 @@
 
     python -m tests.bench.long_agents [--turns 25 50 100 200] [--tokenizer NAME]
 
-The endpoint runs in a process of its own, with a real tokenizer and a backend in that process that has its responses ready. A client in
+The endpoint runs in a process of its own, with a real tokenizer and a backend in that process that makes its responses. A client in
 another process sends the whole conversation in each turn, as an agent does: paragraphs of this repository's documentation, some of them in
 other alphabets, of which the model answers a third. Two runs:
 
@@ -75,6 +75,8 @@ TOOL: Mapping[str, Any] = {
         "parameters": {"type": "object", "properties": {"page": {"type": "string"}}, "required": ["page"]},
     },
 }
+MODEL = "the benchmark's model"
+"""The part of a turn in which the backend makes its response, which is no work of the endpoint."""
 PHASES: Sequence[tuple[str, str, str]] = (
     ("JSON of the request", "lightning_core.endpoint.request", "read_json"),
     ("its digest", "lightning_core.endpoint.request", "RequestHandler._parse"),
@@ -88,6 +90,7 @@ PHASES: Sequence[tuple[str, str, str]] = (
     ("prompt", "lightning_core.endpoint.respond", "Responder._prepare"),
     ("response and record", "lightning_core.endpoint.sample", "Sampler._finish"),
     ("response and record", "lightning_core.dialects.openai_chat", "write_response"),
+    (MODEL, "__main__", "Backend.response"),
 )
 """Names of parts of a turn, and the functions whose time they are."""
 
@@ -174,13 +177,17 @@ class Backend:
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
     ) -> AsyncGenerator[Delta]:
-        text, ids = self._texts.take(params.max_tokens - 1)
+        ids = [*self.response(params.max_tokens - 1), min(params.stop_token_ids)]
+        logprobs = [-self._rng.expovariate(2.0) for _ in ids]
+        yield Delta(token_ids=ids, logprobs=logprobs, version=0, finish_reason="stop")
+
+    def response(self, tokens: int) -> list[int]:
+        """The ids of a response."""
+        text, ids = self._texts.take(tokens)
         if self._calls:
             call = json.dumps({"name": "read", "arguments": {"page": text}}, ensure_ascii=False)
             ids = self._tokenizer.encode(f"<tool_call>\n{call}\n</tool_call>", add_special_tokens=False)
-        ids = [*ids, min(params.stop_token_ids)]
-        logprobs = [-self._rng.expovariate(2.0) for _ in ids]
-        yield Delta(token_ids=ids, logprobs=logprobs, version=0, finish_reason="stop")
+        return ids
 
 
 def store_bytes(spans: Sequence[SpanRecord], run: ActiveRollout) -> int:
@@ -342,7 +349,8 @@ def print_cpu(options: argparse.Namespace) -> None:
         phases = {name: (after["phases"][name] - before["phases"][name]) / MEASURED * 1000 for name in after["phases"]}
         phases["HTTP and the loop"] = used - sum(phases.values())
         print("".join(f"{time_:24.2f} ms {name}\n" for name, time_ in phases.items()), end="")
-        print(f"{used - phases['tokenizing']:24.2f} ms without tokenizing", flush=True)
+        rest = used - phases["tokenizing"] - phases[MODEL]
+        print(f"{rest:24.2f} ms without tokenizing and {MODEL}", flush=True)
 
 
 if __name__ == "__main__":
