@@ -166,7 +166,7 @@ class Chat:
                 context, reason = context_of(last, check_message(sent[at], at), at, outline.reason or doubt)
                 ids = PackedIds(
                     np.concatenate(
-                        [last.turn.kept.read(), PackedIds(self._encoder.encode(outline.tail, start=False)).array]
+                        [last.turn.kept.read(), self._encoder.encode_packed(outline.tail, start=False).array]
                     )
                 )
         else:
@@ -174,7 +174,7 @@ class Chat:
             if any(p.message["role"] == "assistant" for p in path):
                 reason = "the prompt has assistant messages that were not sampled in this rollout, or not after the same messages and tools"
         return RenderedPrompt(
-            ids=PackedIds(self._encoder.encode(write() if place.recorded else outline.ending)) if ids is None else ids,
+            ids=self._encoder.encode_packed(write() if place.recorded else outline.ending) if ids is None else ids,
             write=write,
             outline=outline,
             messages=tuple(p.message for p in path),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any
 
+from lightning_core.chat.cuts import Cuts
 from lightning_core.chat.quoting import Quoting
 from lightning_core.chat.raw_template import Tokenizer
+from lightning_core.content.packed_ids import PackedIds
 
 
 class Encoder:
@@ -25,6 +29,7 @@ class Encoder:
         self._tokenizer = tokenizer
         self._quoting = quoting
         self._plain: dict[str, list[int]] = {}
+        self._cuts = Cuts(self._fast)
         # SentencePiece adds a space before a text, so parts of a text are encoded after a line feed.
         self._line: list[int] = []
         x, line, line_x = (self.encode(t) for t in ("x", "\n", "\nx"))
@@ -33,11 +38,22 @@ class Encoder:
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
         """Ids of a rendered text. ``start``: it is the start of the prompt."""
-        ids: list[int] = []
+        return list(chain.from_iterable(self._encode(text, start=start)))
+
+    def encode_packed(self, text: str, *, start: bool = True) -> PackedIds:
+        """As `encode`. Python's numbers of a long text are never all there."""
+        packed = array("I")
+        for ids in self._encode(text, start=start):
+            packed.extend(ids)
+        return PackedIds(packed)
+
+    def _encode(self, text: str, *, start: bool) -> Iterator[Sequence[int]]:
+        """The ids of the parts of ``text``."""
         with self.lock:
             for piece, quoted in self._quoting.pieces(text):
-                ids += self._encode_plain(piece) if quoted else self._encode_piece(piece, start=start and not ids)
-        return ids
+                for ids in (self._encode_plain(piece),) if quoted else self._encode_parts(piece, start=start):
+                    yield ids
+                    start = start and not ids
 
     def spans(self, text: str, *, start: bool = True) -> list[tuple[int, int]]:
         """The characters of ``text`` that each id of `encode` covers. Needs a fast tokenizer."""
@@ -72,12 +88,17 @@ class Encoder:
             self._plain[token] = ids
         return self._plain[token]
 
-    def _encode_piece(self, text: str, *, split: bool = False, start: bool = False) -> list[int]:
+    def _encode_piece(self, text: str, *, split: bool = False) -> list[int]:
+        return list(chain.from_iterable(self._encode_parts(text, split=split, start=False)))
+
+    def _encode_parts(self, text: str, *, split: bool = False, start: bool) -> Iterator[list[int]]:
         if self._line and not start:
             ids = self._ids(f"\n{text}", split=split)
             if ids[: len(self._line)] == self._line:
-                return ids[len(self._line) :]
-        return self._ids(text, split=split)
+                yield ids[len(self._line) :]
+                return
+        for part in self._cuts.pieces(text):
+            yield self._ids(part, split=split)
 
     def _ids(self, text: str, *, split: bool) -> list[int]:
         if self._fast is None:

@@ -19,9 +19,11 @@ from typing import Any, NamedTuple
 
 from lightning_core.chat.messages import Message, check_message, compared, thought_of
 from lightning_core.chat.turns import Turn, text_bytes
+from lightning_core.content.packing import write
 from lightning_core.content.shared_content import KeptText, SharedContent
 
 Quote = Callable[[Any], Any]
+_SORTED = json.JSONEncoder(sort_keys=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -233,7 +235,7 @@ class Memory:
 
 def key_of(message: Message) -> bytes:
     """The digest of what the place of ``message`` depends on; of a response without its reasoning."""
-    return _digest(json.dumps(compared(message), sort_keys=True))
+    return _digest(write(compared(message), _SORTED))
 
 
 def _longest(place: Place, texts: Sequence[KeptText]) -> tuple[Place, int]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_core.content.packing import marshalled, pack, unpack
+from lightning_core.content.packing import marshalled, pack, unpack, write
 from lightning_core.content.token_tree import TokenTree
 from lightning_core.trace import (
     INPUT_MESSAGES,
@@ -32,7 +32,7 @@ from lightning_core.trace import (
 )
 
 _hash = partial(hashlib.blake2b, digest_size=16)
-encode = json.JSONEncoder(ensure_ascii=False).encode
+encode = partial(write, encoder=json.JSONEncoder(ensure_ascii=False))
 """JSON as `json.dumps` writes the elements of a list."""
 
 
