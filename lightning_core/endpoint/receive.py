@@ -27,6 +27,10 @@ _BEFORE_EXPONENT = re.compile(rb"(?:^|[\s:,\[])-?\d[\d.]*$")
 _MOST_DIGITS = 200
 """More may overflow a float, with an exponent of two digits."""
 _MOST_CANDIDATES = 100
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""A JSON string; one without an end is the rest of the body."""
+_VALUES_OF_A_LIST = 8
+"""An empty list takes this many times as long to parse as a number."""
 _UPGRADE = re.compile(rb"^upgrade(?=[ \t]*:)", re.IGNORECASE | re.MULTILINE)
 
 
@@ -87,6 +91,27 @@ def check_strings(data: bytes, most: int) -> None:
     if strings > most:
         raise PolicyRequestError(
             f"the request body has {strings} JSON strings, with keys; expected at most {most}. Send fewer messages, tools or stop strings"
+        )
+
+
+def check_values(data: bytes, most: int) -> None:
+    """Raise `PolicyRequestError` if the JSON ``data`` has more than ``most`` values, of which a list or an object is eight."""
+
+    def values(start: int, end: int) -> int:
+        lists, objects = data.count(b"[", start, end), data.count(b"{", start, end)
+        return data.count(b",", start, end) + _VALUES_OF_A_LIST * (lists + objects)
+
+    if values(0, len(data)) <= most:  # the usual case; most of these characters are in strings
+        return
+    found, at = 0, 0
+    for string in _STRING.finditer(data):  # one by one: other threads run meanwhile
+        found += values(at, string.start())
+        at = string.end()
+    found += values(at, len(data))
+    if found > most:
+        raise PolicyRequestError(
+            f"the request body has {found} JSON values, of which a list or an object is {_VALUES_OF_A_LIST}; expected at most {most}. "
+            "Send shorter lists"
         )
 
 

@@ -22,7 +22,7 @@ from lightning_core.dialects.dialect import Dialect
 from lightning_core.endpoint.event_stream import EventStream, disconnected
 from lightning_core.endpoint.large_work import UNKNOWN, T
 from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.receive import check_strings, plain_body, read_body, read_json
+from lightning_core.endpoint.receive import check_strings, check_values, plain_body, read_body, read_json
 from lightning_core.endpoint.record import ModelSpan
 from lightning_core.endpoint.refusals import (
     address_of,
@@ -200,6 +200,7 @@ class RequestHandler:
         """The body, its size when decompressed, and the hash of ``data``."""
         plain = plain_body(data, request.headers.get("content-encoding", ""), most_bytes=self._limits.body_bytes)
         check_strings(plain, self._limits.strings)
+        check_values(plain, self._limits.values)
         body = self._complete(read_json(plain), request)
         return body, len(plain), hash(data).to_bytes(8, "little", signed=True)
 

@@ -21,7 +21,9 @@ from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.dialects import DIALECTS
 from lightning_core.dialects import anthropic_messages as messages
 from lightning_core.dialects.dialect import Dialect
+from lightning_core.endpoint.receive import check_values
 from lightning_core.endpoint.server import Limits, PolicyEndpoint
+from lightning_core.errors import PolicyRequestError
 from tests.dialects.test_fields import LEAST
 from tests.endpoint.serving import (
     HI,
@@ -270,6 +272,8 @@ def test_too_much_of_all_together_is_the_machinery_s_failure():
         ("/completions", {"stop": ["x" * 6] * 2}, "stop"),
         ("/messages", {"stop_sequences": [str(i) for i in range(60_000)]}, "stop_sequences"),
         ("/messages", {"stop_sequences": [str(i) for i in range(200_000)]}, "200009 JSON strings"),
+        ("/completions", {"prompt": list(range(300_000))}, "JSON values"),
+        (CHAT, {"metadata": {"a": [[]] * 30_000}}, "JSON values"),
         (GEMINI, {"generationConfig": {"stopSequences": list("abc")}}, "generationConfig.stopSequences"),
         (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}] * 3}, "tools"),
         ("/responses", {"tools": [{"type": "function", "name": "f", "parameters": {}}] * 3}, "tools"),
@@ -287,6 +291,13 @@ def test_what_a_request_has_too_much_of_is_refused(path: str, more: dict[str, An
     assert answered(run) == []
     assert len(run.trace.calls) == 1
     assert run.infrastructure == []
+
+
+@pytest.mark.parametrize("text", ["[{a,b:", '\\"[,', "\\\\[,"])
+def test_text_that_looks_like_json_has_no_values(text: str):
+    check_values(json.dumps({"prompt": text * 1000, "after": [1, 2]}).encode(), 30)
+    with pytest.raises(PolicyRequestError, match="has 35 JSON values"):
+        check_values(json.dumps({"prompt": text * 1000, "after": [[], {}, 1]}).encode(), 34)
 
 
 def test_limits_are_checked():
