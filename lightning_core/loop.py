@@ -62,8 +62,9 @@ def train(plan: Plan) -> None:
     """The algorithm with agents and trainer in this process."""
     inputs = plan.inputs
     with open_session(plan) as session:
-        session.start()
+        session.rewind()
         record_resume(plan.config, plan.folder, plan.checkpoint)
+        session.start()
         with session.saving_progress():
             session.evaluate_if_due()  # a resumed run may have been interrupted before or during it
             while not session.done():
@@ -78,7 +79,7 @@ def train(plan: Plan) -> None:
                     session.record_credit(episodes, credit)
                     metrics = session.update(rows)  # → new weights
                     session.record(groups, episodes, credit, rows, streams, metrics)
-                session.observe(rows)
+                session.observe()
             session.finish()
 
 

@@ -63,16 +63,18 @@ class TrainingSession:
         self._checkpoints = CheckpointKeeper(learner, config.trainer, plan.folder, store, step=run.steps)
         self._change = LogprobChange(learner, store, rollouts=config.trainer.measure_change)
 
-    def start(self) -> None:
-        """Evaluate the initial weights, unless that is recorded, and load the checkpoint to continue from.
-
-        What was recorded after it is dropped, except rollouts of an interrupted step or evaluation under the same weights.
-        """
-        folder, before = self._plan.folder, self.evaluations.lacks_before()
-        keep = () if before and self.steps else self._agents.find(folder, self.config, self.steps)
+    def rewind(self) -> None:
+        """Drop what was recorded after the checkpoint, except rollouts of an interrupted step or evaluation under the same weights."""
+        folder = self._plan.folder
+        self._lacks_before = self.evaluations.lacks_before()
+        keep = () if self._lacks_before and self.steps else self._agents.find(folder, self.config, self.steps)
         if keep:
             self.observers.message(f"continues after step {self.steps}, with {len(keep)} rollouts recorded since")
         self._log = StepLog(folder, self.store, self.observers, after=self.steps, keep=keep)
+
+    def start(self) -> None:
+        """Evaluate the initial weights, unless that is recorded, and load the checkpoint to continue from."""
+        before = self._lacks_before
         if (before or not self.steps) and self._initial.confirm(self.steps) and before:
             self.evaluations.before()
         if self._plan.checkpoint is not None:
@@ -151,7 +153,10 @@ class TrainingSession:
         streams: Streams,
         metrics: Mapping[str, float],
     ) -> None:
-        """Count the step, fit what signals learn, record the metrics and call the observers. ``metrics``: the update's."""
+        """Count the step, fit what signals learn, measure its change, record the metrics and call the observers.
+
+        ``metrics``: the update's.
+        """
         replaced = len(groups) - self._picked
         counts = self._collector.count(groups, episodes, credit, rows, streams, replaced=replaced)
         if not rows:
@@ -166,12 +171,12 @@ class TrainingSession:
             counts, rollouts=self._collected - self._began, update=time.monotonic() - self._collected
         )
         self.steps += 1
+        self._change.measure(rows, self.steps)  # before the step is recorded: a run that ends in between takes it anew
         self._log.add(self.steps, {**counts_to_metrics(counts), **metrics, **fitted, **seconds})
         self._checkpoints.recorded()
 
-    def observe(self, rows: Sequence[Row]) -> None:
-        """After a recorded step: measure its change, and save a checkpoint and evaluate at the configured intervals."""
-        self._change.measure(rows, self.steps)
+    def observe(self) -> None:
+        """After a recorded step: save a checkpoint and evaluate at the configured intervals."""
         self._checkpoints.save_if_due(self.steps)
         if save_asked():
             self._checkpoints.save(self.steps)
@@ -184,12 +189,12 @@ class TrainingSession:
             self._checkpoints.keep_best(self.steps)
 
     def finish(self) -> None:
-        """Show why the run ended early, evaluate, and save the last checkpoint."""
+        """Show why the run ended early, save the last checkpoint, and evaluate."""
         if self._stopped is not None:
             self.observers.message(f"stopped after step {self.steps} of {self.config.trainer.steps}: {self._stopped}")
         end_if_asked()
-        self.evaluations.after(self.steps)
         self._checkpoints.save(self.steps)
+        self.evaluations.after(self.steps)
         self._checkpoints.keep_best(self.steps)
 
     def saving_progress(self) -> AbstractContextManager[None]:

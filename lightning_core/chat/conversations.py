@@ -60,6 +60,8 @@ ADVICE: Mapping[Cause, str] = {
 
 _MOST_CONVERSATIONS = 8
 """Conversations that are kept for each agent."""
+_MOST_AGENTS = 64
+"""Agents whose conversations are kept. Clients choose their names."""
 _DIGEST_SIZE = 8
 _OTHER_ROLE = {"user": "assistant", "assistant": "user"}
 _DATES = re.compile(
@@ -147,7 +149,10 @@ class Conversations:
                 min((c.given for c in latest if continued in (None, c)), default=0) if examples is None else examples
             )
             made = _Conversation(response, prompt.tools, given)
+            self._latest.pop(agent, None)  # the agents are in the order of their latest responses
             self._latest[agent] = (*(c for c in latest if c is not continued), made)[-_MOST_CONVERSATIONS:]
+            if len(self._latest) > _MOST_AGENTS:
+                del self._latest[next(iter(self._latest))]
         if response.turn is not None:
             self.sampled.add(response.conversation, self.rollout)
 

@@ -143,6 +143,7 @@ class SharedContent:
     def extend(self, texts: Sequence[bytes], parents: Sequence[int], contents: Sequence[int]) -> None:
         """Append texts and nodes to a copy; see `conversations`. Nothing else may be added to a copy."""
         self.texts.extend(texts)
+        self._texts_size += sum(map(len, texts))
         self._contents.extend(contents)
         self._parents.extend(parents)
 

@@ -51,6 +51,7 @@ def record_config(folder: Path, config: Config, *, step: int) -> None:
     # ``name`` and ``resume`` select the run; they are not settings.
     run = config.run.model_copy(update={"resume": False, "name": dict(leaves(earlier)).get(("run", "name"))})
     text = dump_config(config.model_copy(update={"run": run}))
+    _forget_after(folder, step)
     if text == before:
         return
     changed = config_differences({"before": earlier, "now": _settings(text)}) if earlier else []
@@ -59,7 +60,7 @@ def record_config(folder: Path, config: Config, *, step: int) -> None:
             f"{d.key}: {show_value(d.values.get('before'))} → {show_value(d.values.get('now'))}" for d in changed
         )
         logger.warning("run.resume: the run continues after step %d with other settings: %s", step, listed)
-    kept = folder / f"config-until-step-{step:06d}.yaml"
+    kept = _until(folder, step)
     if before and not kept.exists():  # otherwise no step of the newest one is left
         write_atomically(kept, before)
     created = newest.stat() if newest.is_file() else None  # its time is the run's start
@@ -79,12 +80,27 @@ def changed_settings(folder: Path, config: Config, *, without: Sequence[str], bu
 
 def config_of_step(folder: Path, step: int) -> Path:
     """The file with the configuration of the ``step``-th update of the run in ``folder``, counted from 1."""
-    earlier = {
-        int(match[1]): path
-        for path in folder.iterdir()
-        if (match := _EARLIER.fullmatch(path.name)) and not path.is_symlink()
-    }
-    return earlier[min(usable)] if (usable := [last for last in earlier if last >= step]) else folder / _NEWEST
+    usable = {last: path for last, path in _replaced(folder).items() if last >= step}
+    return usable[min(usable)] if usable else folder / _NEWEST
+
+
+def _replaced(folder: Path) -> Mapping[int, Path]:
+    """The files of configurations that were replaced, by the last step that each was used for."""
+    matches = [(path, _EARLIER.fullmatch(path.name)) for path in folder.iterdir() if not path.is_symlink()]
+    return {int(match[1]): path for path, match in matches if match}
+
+
+def _forget_after(folder: Path, step: int) -> None:
+    """Drop what the configurations of the run in ``folder`` say about steps after ``step``, which are taken anew."""
+    later = {last: path for last, path in _replaced(folder).items() if last > step}
+    if later and not (kept := _until(folder, step)).exists():
+        later.pop(min(later)).rename(kept)
+    for path in later.values():
+        path.unlink()
+
+
+def _until(folder: Path, step: int) -> Path:
+    return folder / f"config-until-step-{step:06d}.yaml"
 
 
 def load_recorded(file: Path, overrides: Sequence[str] = ()) -> Config:

@@ -9,7 +9,10 @@ from typing import Any
 
 def read_json(path: Path) -> Any:
     """The content of the file ``path``. Raises `OSError`, or ValueError for damaged text and for a key that is given twice."""
-    return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
+    except RecursionError:
+        raise ValueError("its lists and objects are nested too deep") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

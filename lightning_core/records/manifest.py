@@ -112,8 +112,11 @@ def _verl_finished(parent: Path) -> int:
     """The number of updates before the last checkpoint that verl finished in ``parent``; -1 without one."""
     try:
         return int((parent / VERL_TRACKER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except OSError:
         return -1
+    except ValueError:  # verl was killed while it wrote it, after it finished all checkpoints but the newest
+        numbers = (path.name.removeprefix("global_step_") for path in parent.glob("global_step_*"))
+        return max((int(number) for number in numbers if number.isdecimal()), default=0) - 1
 
 
 def _changes(checkpoint: Path, listed: Mapping[str, tuple[int, str]], *, training: bool) -> Iterator[str]:

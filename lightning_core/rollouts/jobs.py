@@ -10,6 +10,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from lightning_core.config import Config
@@ -26,9 +27,14 @@ def pick_tasks(tasks: Sequence[Task], config: Config, step: int) -> list[Task]:
     picked: list[Task] = []
     for position in range(step * size, (step + 1) * size):
         epoch, index = divmod(position, len(tasks))
-        order = random.Random(f"{config.run.seed}:{epoch}").sample(range(len(tasks)), len(tasks))
-        picked.append(tasks[order[index]])
+        picked.append(tasks[_order(config.run.seed, epoch, len(tasks))[index]])
     return picked
+
+
+@lru_cache(maxsize=2)  # a step may begin in one pass and end in the next
+def _order(seed: int, epoch: int, tasks: int) -> Sequence[int]:
+    """The indices of that many tasks in the order of a pass."""
+    return random.Random(f"{seed}:{epoch}").sample(range(tasks), tasks)
 
 
 def count_earlier(tasks: Iterable[Task]) -> list[int]:

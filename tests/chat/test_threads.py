@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -137,3 +139,18 @@ def test_branches_of_one_turn_are_rendered_and_recorded_at_once():
 
         for sent, prompt in at_once(branch):
             assert parts(prompt) == parts(chat.render(sent, None, conversation.memory))
+
+
+def test_clients_that_choose_many_names_do_not_fill_the_memory():
+    prompts = Conversations(rollout="1" * 32)
+    contents: list[weakref.ref[Any]] = []
+    for number in range(100):
+        memory = Memory()
+        contents.append(weakref.ref(memory.content))
+        place = memory.find(memory.root(""), [{"role": "user", "content": "x"}], unquoted).place
+        prompt = RenderedPrompt(ids=[1], write=str, messages=tuple(p.message for p in place.path()), place=place)
+        answer = {"role": "assistant", "content": str(number)}
+        prompts.add(f"agent {number}", prompt, memory.add(place, answer, turn(memory, "x", [number]), unquoted))
+    del memory, place, prompt
+    gc.collect()
+    assert sum(content() is not None for content in contents) == 64

@@ -183,6 +183,18 @@ def test_an_interrupted_evaluation_goes_on_after_a_resume(
     assert found_evaluations(folder) == {("eval_before", 0): 2, ("eval", 1): 2, ("eval_after", 2): 2}
 
 
+def test_the_last_weights_are_saved_before_they_are_evaluated(model: Path, tmp_path: Path) -> None:
+    saved: list[list[str]] = []
+
+    def solve(task: dict[str, Any]) -> float:
+        if task in HELD_OUT:
+            saved.append([path.name for path in checkpoints(tmp_path / "run")])
+        return bandit.solve(task)
+
+    fit(solve, config=config(model, tmp_path, trainer={"steps": 1, "checkpoint_every": 0}), eval_tasks=HELD_OUT)
+    assert saved[-1] == ["step-000001"]
+
+
 def test_a_finished_evaluation_is_not_repeated(model: Path, tmp_path: Path) -> None:
     """The run fails in its second step, is resumed, resumed when it is finished, and resumed with more steps."""
     training = itertools.count()

@@ -87,3 +87,14 @@ def test_a_run_from_before_a_key_is_read_with_what_it_did(tmp_path: Path) -> Non
         assert air is not None
         assert air.gate is gate
     assert air_of(load_recorded(file, ["credit.air=null"]).credit) is None
+
+
+@pytest.mark.parametrize(("last", "expected"), [("0.7", [0.5, 0.5, 0.7, 0.7]), ("0.6", [0.5, 0.5, 0.6, 0.6])])
+def test_steps_that_are_taken_anew_have_the_new_configuration(tmp_path: Path, last: str, expected: list[float]) -> None:
+    folder, _ = open_run_folder(load_config({}, settings(tmp_path, "rollouts.temperature=0.5")))
+    resume(tmp_path, 16, "rollouts.temperature=0.55")
+    resume(tmp_path, 20, "rollouts.temperature=0.6")
+    for step in (16, 20):
+        shutil.rmtree(folder / "checkpoints" / f"step-{step:06d}")
+    resume(tmp_path, 10, f"rollouts.temperature={last}")
+    assert [temperature(folder, step) for step in (5, 10, 11, 21)] == expected

@@ -144,6 +144,7 @@ def collect_step(
             steps=step,
         )
         session = TrainingSession(plan, run)
+        session.rewind()
         session.start()
         groups = session.roll_out(session.pick_tasks(tasks))
         episodes = session.annotate(groups)

@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning_core import errors
 from lightning_core.errors import LightningError, TrainingError, describe
+from lightning_core.records.atomic import write_atomically
 from lightning_core.rollouts.counts import counts_to_metrics
 
 FAILURE = "failure.json"
@@ -28,7 +29,7 @@ def write_failure(folder: Path, error: BaseException) -> None:
     """Write the error that stopped the run."""
     known = isinstance(error, LightningError) and getattr(errors, type(error).__name__, None) is type(error)
     name, message = (type(error).__name__, str(error)) if known else (TrainingError.__name__, describe(error))
-    (folder / FAILURE).write_text(json.dumps({"type": name, "message": message}), encoding="utf-8")
+    write_atomically(folder / FAILURE, json.dumps({"type": name, "message": message}))
 
 
 def read_failure(folder: Path) -> LightningError | None:
@@ -47,9 +48,7 @@ def archive_log(folder: Path, *, after: int) -> None:
     """Move verl's log to the archive, without the steps after ``after``. verl starts a new log when it resumes."""
     entries = _logged(folder)
     lines = [f"{json.dumps({'step': step, 'data': data})}\n" for step, data in entries.items() if step <= after]
-    scratch = folder / f".{_ARCHIVED_LOG}.new"
-    scratch.write_text("".join(lines), encoding="utf-8")
-    scratch.replace(folder / _ARCHIVED_LOG)
+    write_atomically(folder / _ARCHIVED_LOG, "".join(lines))
     (folder / LOG).unlink(missing_ok=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lightning_core.records.atomic import write_atomically
 from lightning_core.records.held_out import EVALUATIONS, check_held_out
 from lightning_core.records.manifest import VERL_TRACKER
 from lightning_core.records.store import Store
@@ -47,4 +48,4 @@ def _set_tracker(folder: Path, start: Start) -> None:
     if start.checkpoint is None:
         tracker.unlink(missing_ok=True)
     else:
-        tracker.write_text(str(start.step), encoding="utf-8")
+        write_atomically(tracker, str(start.step))
