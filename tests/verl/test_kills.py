@@ -28,10 +28,10 @@ class Killer:
 
     def __init__(self, kind: str, folder: Path, step: int) -> None:
         self.kind = kind
-        self.seconds = float("nan")
-        """Until the command ended."""
-        self.left: list[psutil.Process] = []
-        """Processes of the run that have not ended 30 seconds after it."""
+        self.killed = float("nan")
+        """When, by the monotonic clock."""
+        self.started: list[psutil.Process] = []
+        """The processes of the run. The command is not one of them: who waits for it here takes its exit code."""
         self._folder = folder
         self._step = step
 
@@ -40,12 +40,13 @@ class Killer:
             if not command.is_running():
                 return
             time.sleep(0.1)
-        started = command.children(recursive=True)
-        (command if self.kind == COMMAND else next(filter(self._is_meant, started))).kill()
-        began = time.monotonic()
-        psutil.wait_procs([command])
-        self.seconds = time.monotonic() - began
-        self.left = psutil.wait_procs(started, timeout=30)[1]
+        self.started = command.children(recursive=True)
+        (command if self.kind == COMMAND else next(filter(self._is_meant, self.started))).kill()
+        self.killed = time.monotonic()
+
+    def left(self) -> list[psutil.Process]:
+        """The processes of the run that do not end within 30 seconds from now."""
+        return psutil.wait_procs(self.started, timeout=30)[1]
 
     def _is_time(self) -> bool:
         if not (self._folder / LOG).exists():
@@ -75,8 +76,8 @@ def test_a_killed_run_ends_with_a_message_and_resumes(train: Train, tmp_path: Pa
     for number, kind in enumerate(KILLED):
         killer = Killer(kind, folder, 2 * number + 1)
         done = run(*(["--resume"] if number else []), killer=killer)
-        assert killer.seconds < SECONDS_TO_END, done.output[-3000:]
-        assert not killer.left
+        assert time.monotonic() - killer.killed < SECONDS_TO_END, done.output[-3000:]
+        assert not killer.left()
         if kind == COMMAND:
             assert done.code == -9
             continue
