@@ -30,12 +30,12 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def interruptible(grace_seconds: float | None = None) -> Generator[None]:
+def interruptible(grace_seconds: float | None = None, *, on_save: Callable[[], None] | None = None) -> Generator[None]:
     """Raise `Interrupted` in the body for these signals, in the main thread of the process.
 
     ``grace_seconds``: the body calls `end_if_asked`, which raises for SIGTERM; after that time it is raised anywhere. The body
-    also calls `save_asked`. None: it calls neither. A signal that the process ignores, as under nohup, or that it handles itself is
-    left alone.
+    also calls `save_asked`. None: it calls neither. ``on_save``: called for SIGUSR1 instead. A signal that the process ignores, as
+    under nohup, or that it handles itself is left alone.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -53,8 +53,9 @@ def interruptible(grace_seconds: float | None = None) -> Generator[None]:
 
     handlers: dict[int, Callable[[int, FrameType | None], None]] = dict.fromkeys(_NUMBERS, _interrupt)
     handlers[signal.SIGTERM] = ask
-    if _SAVE is not None and grace_seconds is not None:
-        handlers[_SAVE] = lambda *_: _to_save.set()
+    save = _to_save.set if on_save is None and grace_seconds is not None else on_save
+    if _SAVE is not None and save is not None:
+        handlers[_SAVE] = lambda *_: save()
     defaults = (signal.SIG_DFL, signal.default_int_handler)
     before = {number: handler for number in handlers if (handler := signal.getsignal(number)) in defaults}
     for number in before:

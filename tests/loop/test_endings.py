@@ -202,3 +202,15 @@ def test_a_signal_that_the_process_ignores_stays_ignored() -> None:
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_sigusr1_is_answered_where_no_checkpoint_can_be_asked_for() -> None:
+    answers: list[str] = []
+    before = signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    try:
+        with interruptible(on_save=lambda: answers.append("ignored")):
+            signal.raise_signal(signal.SIGUSR1)
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert answers == ["ignored"]

@@ -61,9 +61,11 @@ def start_manager(sections: dict[str, Any], client: Any, *, model: Path, folder:
     return LightningManager.create(config=composed, llm_client=client), composed
 
 
-def request(manager: LightningManager, *tasks: dict[str, Any], step: int = 1) -> list[str]:
-    """Request rollouts as verl's trainer does. Returns the prompts' uids."""
-    uids = [f"{task['id']}-{time.monotonic_ns()}" for task in tasks]
+def request(
+    manager: LightningManager, *tasks: dict[str, Any], step: int = 1, uids: list[str] | None = None
+) -> list[str]:
+    """Request rollouts as verl's trainer does. Returns the prompts' uids. ``uids``: of earlier prompts, to request again."""
+    uids = uids or [f"{task['id']}-{time.monotonic_ns()}" for task in tasks]
     columns = {
         "uid": np.array(uids, dtype=object),
         TASK: np.array([json.dumps(task) for task in tasks], dtype=object),

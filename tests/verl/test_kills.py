@@ -21,6 +21,7 @@ KILLED = ("ray::vLLMHttpServer", "ray::TaskRunner", COMMAND, "ray::WorkerDict", 
 """In step 1, before the first checkpoint; in step 3, after it; in step 5; and so on."""
 STEPS = 2 * len(KILLED)
 SECONDS_TO_END = 120
+"""For the command, and then for its processes: those of Ray's agents take more than 30 seconds after the command was killed."""
 
 
 class Killer:
@@ -45,8 +46,8 @@ class Killer:
         self.killed = time.monotonic()
 
     def left(self) -> list[psutil.Process]:
-        """The processes of the run that do not end within 30 seconds from now."""
-        return psutil.wait_procs(self.started, timeout=30)[1]
+        """The processes of the run that do not end within `SECONDS_TO_END` from now."""
+        return psutil.wait_procs(self.started, timeout=SECONDS_TO_END)[1]
 
     def _is_time(self) -> bool:
         if not (self._folder / LOG).exists():

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,31 @@ def test_forks_become_rows_of_sessions_of_their_own(start: Start, tmp_path: Path
     with Store(tmp_path / "store.db", read_only=True) as store:
         assert len(store.rollouts(phase="fork", step=1, status="ok")) == 4
         assert len(store.credit(step=1)) == 10
+
+
+def test_a_group_in_progress_at_the_checkpoint_is_stored_once(start: Start, tmp_path: Path) -> None:
+    """Both groups ended before the run was killed, but in its checkpoint only the first is complete: verl requests the second again."""
+    sections: dict[str, Any] = {
+        "rollouts": {"forks": {"points": 1, "samples": 2}},
+        "credit": {"rewards": "counterfactual"},
+    }
+    manager = start("slow_for_b", **sections)
+    first = request(manager, {"id": "a"})
+    assert set(settled(first).values()) == {"finished"}
+    second = request(manager, {"id": "b"})
+    tq.save_checkpoint(tmp_path / "transfer_queue")
+    assert set(settled(second).values()) == {"finished"}
+    with Store(tmp_path / "store.db", read_only=True) as store:
+        assert Counter((r.task_id, r.step) for r in store.rollouts()) == {("a", 1): 5, ("b", 1): 5}
+        assert store.steps()[1]["rows"] == 10
+    tq.load_checkpoint(tmp_path / "transfer_queue")
+    resumed = start("slow_for_b", **sections)
+    request(resumed, {"id": "b"}, step=2, uids=second)
+    assert set(settled(second).values()) == {"finished"}
+    with Store(tmp_path / "store.db", read_only=True) as store:
+        assert Counter((r.task_id, r.step) for r in store.rollouts()) == {("a", 1): 5, ("b", 2): 5}
+        assert len({c.rollout for c in store.credit()}) == 10
+        assert {step: counts["rows"] for step, counts in store.steps().items()} == {1: 5, 2: 5}
 
 
 def test_a_worker_that_is_lost_loses_no_rollout(start: Start, tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ class LightningManager:
         self._opened = opened
         self._folder = folder
         self._collector = collector
-        self._publisher = Publisher(config, collector, store)
+        self._publisher = Publisher(config, collector, store, folder)
+        self._publisher.drop_incomplete()
         self._whole_batch = any(rules.needs_batch for rules in collector.rules.values())
         self._checked = False
         self._loop = asyncio.new_event_loop()
@@ -132,6 +133,8 @@ class LightningManager:
         """tasks → rollouts: run all attempts at one prompt. ``earlier``: see `Collector.roll_out`."""
         await mark_running(prompt)
         phase, step = self._phase(prompt)
+        if prompt.training:
+            self._publisher.begin(prompt)
         group = await self._collector.roll_out(prompt.task, phase, step, earlier=earlier)
         return PromptedGroup(prompt=prompt, group=group)
 

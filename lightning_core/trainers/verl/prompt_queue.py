@@ -10,6 +10,14 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from lightning_core.trainers.verl.prompts import Prompt
 from lightning_core.trainers.verl.rows import VerlRow
 
+_FINAL = ("finished", "failure")
+
+
+def incomplete_prompts() -> list[str]:
+    """The ids of the training prompts without a final status: at the start, those that verl requests again."""
+    tags = tq.kv_list("train").get("train", {})
+    return [key for key, tag in tags.items() if tag.get("is_prompt") and tag.get("status") not in _FINAL]
+
 
 async def mark_running(prompt: Prompt) -> None:
     """Set the status of ``prompt``, whose rollouts begin."""

@@ -6,18 +6,19 @@ import asyncio
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from lightning_core.config import Config
 from lightning_core.credit import Credit, Episode
 from lightning_core.records.store import Store
 from lightning_core.rollouts.attempt import Group
 from lightning_core.rollouts.collect import Collector
-from lightning_core.rollouts.counts import add_counts
 from lightning_core.rollouts.jobs import to_episodes
 from lightning_core.rollouts.refill import without_gradient
 from lightning_core.rollouts.rows import to_rows
 from lightning_core.rollouts.selection import trained_agents
-from lightning_core.trainers.verl.prompt_queue import put_rows
+from lightning_core.trainers.verl.group_log import GroupLog
+from lightning_core.trainers.verl.prompt_queue import incomplete_prompts, put_rows
 from lightning_core.trainers.verl.prompts import Prompt
 from lightning_core.trainers.verl.rows import VerlRow, train_rows, validation_row
 from lightning_core.transitions import Row, transitions_to_rows
@@ -34,15 +35,23 @@ class PromptedGroup:
 class Publisher:
     """Publishes the rows of finished groups, all at once or one by one, and records what they amount to."""
 
-    def __init__(self, config: Config, collector: Collector, store: Store) -> None:
+    def __init__(self, config: Config, collector: Collector, store: Store, folder: Path) -> None:
+        """``folder``: the run's."""
         self._config = config
         self._collector = collector
         self._store = store
+        self._log = GroupLog(folder)
         self._replaced: Counter[int] = Counter()
-        self._counts: dict[int, dict[str, float]] = {}
-        """Sums of counts, by verl's step."""
         self._recording = asyncio.Lock()
         """Held while they are written: later sums must not be overwritten by earlier ones."""
+
+    def drop_incomplete(self) -> None:
+        """Remove the groups that verl requests again from the store: incomplete in the checkpoint, they may have rollouts there."""
+        self._log.drop(incomplete_prompts(), self._store)
+
+    def begin(self, prompt: Prompt) -> None:
+        """Before the rollouts of ``prompt``, which is for training."""
+        self._log.begin(prompt.uid, str(prompt.task["id"]), prompt.step)
 
     async def publish(self, prompted: Sequence[PromptedGroup]) -> None:
         """rollouts → transitions → advantages → rows, and the metrics of the step so far.
@@ -70,9 +79,11 @@ class Publisher:
         trained = [row for row in rows if row.rollout not in dropped]
         counts = self._collector.count(groups, kept, counted, trained, streams, replaced=len(replaced))
         async with self._recording:
-            self._counts[step] = add_counts(self._counts.get(step, {}), counts)
             await asyncio.to_thread(self._collector.record_credit, kept, counted, step - 1)
-            await asyncio.to_thread(self._store.add_step, step, self._counts[step])
+            tasks = {one.prompt.uid: str(one.prompt.task["id"]) for one in prompted}
+            rollouts = {one.prompt.uid: [r.trace.rollout for r in one.group.trained] for one in prompted}
+            total = self._log.publish(step, tasks, rollouts, counts)
+            await asyncio.to_thread(self._store.add_step, step, total)
         for one in prompted:
             signal = one.prompt.uid not in replaced
             await put_rows(one.prompt, _training_rows(one, by_rollout, rows, signal=signal))

@@ -9,6 +9,7 @@ from lightning_core.records.held_out import EVALUATIONS, check_held_out
 from lightning_core.records.manifest import VERL_TRACKER
 from lightning_core.records.store import Store
 from lightning_core.trainers.plan import Plan
+from lightning_core.trainers.verl.group_log import GroupLog
 from lightning_core.trainers.verl.records import archive_log, evaluated_steps
 from lightning_core.trainers.verl.settings import Start
 
@@ -16,13 +17,15 @@ from lightning_core.trainers.verl.settings import Start
 def prepare_start(plan: Plan) -> Start:
     """Drop the records of the run in ``plan`` that it repeats, and return where it starts.
 
-    These are all rollouts and metrics after the checkpoint, and an evaluation of its weights that did not finish.
+    These are all rollouts and metrics after the checkpoint, and an evaluation of its weights that did not finish. Groups in progress at
+    the checkpoint are dropped by the manager, which knows them.
 
     Raises `ConfigError` if the held-out tasks have changed.
     """
     config, folder = plan.config, plan.folder
     start = Start(checkpoint=plan.checkpoint)
     archive_log(folder, after=start.step)
+    GroupLog(folder).rewind(start.step)
     with Store(folder / "store.db") as store:  # created here, so it exists even if verl fails
         if not config.run.resume:
             return start

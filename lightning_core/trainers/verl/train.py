@@ -22,6 +22,10 @@ from lightning_core.trainers.verl.records import FAILURE, read_failure, read_met
 from lightning_core.trainers.verl.resume import prepare_start
 from lightning_core.trainers.verl.settings import Start, defaults, rows_per_update, translate
 
+_NOT_SAVED = (
+    "SIGUSR1 is ignored: with trainer.name: verl, checkpoints are saved every trainer.checkpoint_every steps only"
+)
+
 
 def verl_config(config: Config, folder: Path, start: Start | None = None) -> Any:
     """verl's configuration (a DictConfig) for a run in ``folder`` from ``start``; None: a new run.
@@ -74,7 +78,7 @@ def train_with_verl(plan: Plan) -> None:
     start = prepare_start(plan)
     found = verl_config(config, folder, start)
     try:
-        with interruptible():
+        with interruptible(on_save=lambda: plan.observers.message(_NOT_SAVED)):
             _run(found)
     except Exception as error:
         known = _known_failure(error, folder)
