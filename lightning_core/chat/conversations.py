@@ -149,10 +149,10 @@ class Conversations:
                 min((c.given for c in latest if continued in (None, c)), default=0) if examples is None else examples
             )
             made = _Conversation(response, prompt.tools, given)
-            self._latest.pop(agent, None)  # the agents are in the order of their latest responses
-            self._latest[agent] = (*(c for c in latest if c is not continued), made)[-_MOST_CONVERSATIONS:]
-            if len(self._latest) > _MOST_AGENTS:
-                del self._latest[next(iter(self._latest))]
+            kept = (*(c for c in latest if c is not continued), made)[-_MOST_CONVERSATIONS:]
+            # In the order of the agents' latest responses. A new dict: other threads read the old one meanwhile.
+            others = [(name, found) for name, found in self._latest.items() if name != agent]
+            self._latest = dict([*others[1 - _MOST_AGENTS :], (agent, kept)])
         if response.turn is not None:
             self.sampled.add(response.conversation, self.rollout)
 

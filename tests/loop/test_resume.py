@@ -234,6 +234,7 @@ Damage = Callable[[Path], Any]
         (lambda run: (newest(run) / "trainer.json").write_text("{}"), "step-000002", "has 2 bytes, but was written with"),
         (lambda run: (newest(run) / "trainer" / OPTIMIZER).unlink(), "step-000002", "has no optimizer state to resume from"),
         (lambda run: (newest(run) / MANIFEST).write_text("{"), "step-000002", "manifest.json is damaged: JSONDecodeError"),
+        (lambda run: (newest(run) / MANIFEST).write_text("[" * 100_000), "step-000002", "nested too deep"),
         (twice, "step-000002", "the key 'format' is given twice"),
         (of_another_run, "step-000002", "another run wrote it"),
         (renamed, "step-000003", "it was written after step 1, not after step 3"),
