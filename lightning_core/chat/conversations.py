@@ -60,7 +60,7 @@ ADVICE: Mapping[Cause, str] = {
 
 _MOST_CONVERSATIONS = 8
 """Conversations that are kept for each agent."""
-_MOST_AGENTS = 64
+_MOST_AGENTS = 512
 """Agents whose conversations are kept. Clients choose their names."""
 _DIGEST_SIZE = 8
 _OTHER_ROLE = {"user": "assistant", "assistant": "user"}

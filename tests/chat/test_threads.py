@@ -144,7 +144,7 @@ def test_branches_of_one_turn_are_rendered_and_recorded_at_once():
 def test_clients_that_choose_many_names_do_not_fill_the_memory():
     prompts = Conversations(rollout="1" * 32)
     contents: list[weakref.ref[Any]] = []
-    for number in range(100):
+    for number in range(600):
         memory = Memory()
         contents.append(weakref.ref(memory.content))
         place = memory.find(memory.root(""), [{"role": "user", "content": "x"}], unquoted).place
@@ -153,4 +153,4 @@ def test_clients_that_choose_many_names_do_not_fill_the_memory():
         prompts.add(f"agent {number}", prompt, memory.add(place, answer, turn(memory, "x", [number]), unquoted))
     del memory, place, prompt
     gc.collect()
-    assert sum(content() is not None for content in contents) == 64
+    assert sum(content() is not None for content in contents) == 512
