@@ -284,21 +284,8 @@ def spans_to_trace(spans: Iterable[SpanRecord], *, counters: Mapping[str, int] |
     rollouts = {span.trace_id for span in ordered}
     if len(rollouts) != 1:
         raise ValueError(f"expected the spans of one rollout, found the trace ids {sorted(rollouts)[:3]!r}")
-    roots: list[SpanRecord] = []
-    calls: list[Call] = []
-    events: list[Event] = []
-    rewards: list[Reward] = []
-    for span in ordered:
-        own = _own(span)
-        kind = own.get(OPERATION)
-        if kind == "chat":
-            calls.append(span_to_call(span))
-        elif kind == "reward":
-            rewards.append(_reward(span))
-        else:
-            events.append(_event(span))
-        if TASK_ID in own:
-            roots.append(span)
+    kinds = [(span, _own(span).get(OPERATION)) for span in ordered]
+    roots = [span for span in ordered if TASK_ID in _own(span)]
     if len(roots) != 1:
         raise ValueError(f"expected one root span with {TASK_ID!r}, found {len(roots)} among {len(ordered)} spans")
     root = roots[0]
@@ -306,9 +293,9 @@ def spans_to_trace(spans: Iterable[SpanRecord], *, counters: Mapping[str, int] |
         rollout=root.trace_id,
         task_id=str(root.attributes[TASK_ID]),
         task=json.loads(root.attributes.get(TASK, "null")),
-        calls=tuple(sorted(calls, key=attrgetter("sequence"))),
-        events=tuple(events),
-        rewards=tuple(rewards),
+        calls=tuple(sorted((span_to_call(s) for s, kind in kinds if kind == "chat"), key=attrgetter("sequence"))),
+        events=tuple(_event(s) for s, kind in kinds if kind not in ("chat", "reward")),
+        rewards=tuple(_reward(s) for s, kind in kinds if kind == "reward"),
         error=root.error,
         counters=dict(counters or {}),
     )

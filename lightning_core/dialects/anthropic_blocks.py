@@ -123,8 +123,8 @@ def _assistant(blocks: Sequence[Any], path: str, *, check: bool) -> Message:
     calls: list[dict[str, Any]] = []
     for i, block in enumerate(blocks):
         match block:
-            case {"type": "tool_use", "id": str(id), "name": str(name), "input": arguments}:
-                # Arguments that were not JSON were returned as a string, and come back as one.
+            case {"type": "tool_use", "id": str(id), "name": str(name), "input": dict() | str() as arguments}:
+                # Arguments that were no JSON object were returned as a string, and come back as one.
                 written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
                 calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": written}})
             case {"type": "thinking" | "redacted_thinking"}:
@@ -212,6 +212,8 @@ def to_blocks(message: Message) -> list[dict[str, Any]]:
         try:
             arguments = json.loads(function["arguments"])
         except ValueError:
+            arguments = None
+        if not isinstance(arguments, dict):
             arguments = function["arguments"]
         blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
     return blocks

@@ -278,13 +278,13 @@ def strings(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def stops(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """The stop strings: one or a list.
+def stops(body: Mapping[str, Any], name: str, *, one: bool = False) -> tuple[str, ...]:
+    """The stop strings, a list. ``one``: or a string.
 
     Raises `PolicyRequestError` for other types and for empty strings.
     """
     value = body.get(name)
-    texts = (value,) if isinstance(value, str) else strings(body, name)
+    texts = (value,) if one and isinstance(value, str) else strings(body, name)
     if "" in texts:
         raise PolicyRequestError(f"{name} is {value!r}; expected non-empty strings", param=name)
     return texts

@@ -24,6 +24,8 @@ from lightning_core.dialects.openai_chat_shape import check_result, check_role
 from lightning_core.errors import PolicyRequestError
 
 _ROLES = ("user", "model", "function")
+_KINDS = ("text", "functionCall", "functionResponse")
+"""Of parts: a part is one of them."""
 _RAW = "_arguments"
 """Contains arguments that are not a JSON object, because the API has objects only."""
 
@@ -146,10 +148,16 @@ def _parts(content: Mapping[str, Any], path: str, *, check: bool) -> list[Mappin
     if check:
         for i, part in enumerate(parts or ()):
             PART.check(part, f"{path}.{i}")
-            for kind in ("functionCall", "functionResponse"):
+            if len(kinds := [kind for kind in _KINDS if part.get(kind) is not None]) > 1:
+                raise PolicyRequestError(
+                    f"{path}.{i} has {' and '.join(kinds)}; expected one of them in a part", param=f"{path}.{i}"
+                )
+            for kind, value in (("functionCall", "args"), ("functionResponse", "response")):
                 called: Any = part.get(kind)
                 if isinstance(called, Mapping):
                     text(called, "id", f"{path}.{i}.{kind}")
+                    if called.get(value) is not None:
+                        OBJECT.check(called[value], f"{path}.{i}.{kind}.{value}")
     return parts or []
 
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from lightning_core.errors import PolicyRequestError, show
+
 _COUNTS = ("maxItems", "minItems", "maxLength", "minLength", "maxProperties", "minProperties")
 _SHOWN = frozenset({
     "title", "description", "format", "pattern", "enum", "default", "example", "minimum", "maximum", "required", *_COUNTS,
@@ -109,13 +111,17 @@ def _camel(name: str) -> str:
 def camel_case(value: Any, entered: frozenset[str]) -> Any:
     """``value`` with field names in camel case, as Google's APIs accept both.
 
-    Only the fields in ``entered`` are looked into: names inside arguments and schemas belong to the agent.
+    Only the fields in ``entered`` are looked into: names inside arguments and schemas belong to the agent. Raises `PolicyRequestError`
+    for a field in both spellings with different values.
     """
     if isinstance(value, list):
         return [camel_case(item, entered) for item in value]
     if not isinstance(value, Mapping):
         return value
-    return {
-        name: camel_case(inner, entered) if name in entered else inner
-        for name, inner in ((_camel(key), inner) for key, inner in value.items())
-    }
+    spelt: dict[str, str] = {}
+    for key in value:
+        if (other := spelt.setdefault(_camel(key), key)) != key and value[other] != value[key]:
+            raise PolicyRequestError(
+                f"{other} is {show(value[other])}, but {key} is {show(value[key])}; send one of them", param=key
+            )
+    return {name: camel_case(value[key], entered) if name in entered else value[key] for name, key in spelt.items()}

@@ -122,7 +122,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
         temperature=temperature(body),
         top_p=top_p(body),
         max_tokens=_max_tokens(body),
-        stop=stops(body, "stop"),
+        stop=stops(body, "stop", one=True),
         seed=seed(body),
         requirements=_requirements(body, shown, tool),
         template_settings=_template_settings(body),

@@ -77,7 +77,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
         temperature=temperature(body),
         top_p=top_p(body),
         max_tokens=integer(body, "max_tokens", 1),
-        stop=stops(body, "stop"),
+        stop=stops(body, "stop", one=True),
         seed=seed(body),
     )
 

@@ -225,3 +225,30 @@ def test_every_field_that_the_client_can_send_is_in_the_tables():
     for outer, kind in (("functionCall", types.FunctionCall), ("functionResponse", types.FunctionResponse)):
         inner = {name.partition(".")[2] for name in table(part) if name.startswith(f"{outer}.")}
         assert names(kind) == inner
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            {"generationConfig": {"maxOutputTokens": 2, "max_output_tokens": 5}},
+            "maxOutputTokens is 2, but max_output_tokens is 5; send one of them",
+        ),
+        (
+            {"contents": [{"parts": [{"text": "a", "functionCall": {"name": "f"}}]}]},
+            "text and functionCall; expected one",
+        ),
+        (
+            {"contents": [{"role": "model", "parts": [{"functionCall": {"name": "f", "args": "x"}}]}, *HI["contents"]]},
+            "contents.0.parts.0.functionCall.args is 'x'; expected an object",
+        ),
+        ({"generationConfig": {"stopSequences": "ab"}}, "stopSequences is 'ab'; expected a list of strings"),
+    ],
+)
+def test_what_contradicts_itself_or_has_another_type_is_refused(body: dict[str, Any], message: str):
+    with client_of(Spy()) as client:
+        answer = client.post(BASE, json={**HI, **body})
+        assert answer.status_code == 400
+        assert message in answer.json()["error"]["message"]
+        same = {"generationConfig": {"maxOutputTokens": 2, "max_output_tokens": 2}}
+        assert client.post(BASE, json={**HI, **same}).status_code == 200

@@ -10,7 +10,7 @@ import pytest
 from lightning_core.capture.signatures import sign_origin
 from lightning_core.testing.recording_server import RecordingServer
 from tests.dialects.test_conversations import MESSAGES, talk
-from tests.endpoint.serving import HI, prompts_of, serve
+from tests.endpoint.serving import HI, client_in_rollout, prompts_of, serve
 
 TOOLS: list[Any] = [{"name": "add", "description": "a + b", "input_schema": {"type": "object"}}]
 ASK: dict[str, Any] = {"model": "m", "max_tokens": 1000, "messages": HI}
@@ -73,3 +73,19 @@ def test_what_goes_to_its_origin_keeps_its_key_and_version(server: RecordingServ
     assert noted.headers["anthropic-version"] == "2023-06-01"
     assert "authorization" not in noted.headers
     assert run.trace.calls[0].error is not None
+
+
+@pytest.mark.parametrize("arguments", [5, [1], None])
+def test_the_input_of_a_call_is_an_object(arguments: Any):
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": arguments}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "x"}
+    messages = [*HI, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    with serve() as endpoint, client_in_rollout(endpoint) as (_, client):
+        answer = client.post("/messages", json={"model": "policy", "max_tokens": 5, "messages": messages})
+        assert answer.status_code == 400
+        assert "messages.1.content.0 is {'type': 'tool_use'" in answer.json()["error"]["message"]
+        call["input"] = {}
+        sent = {"model": "policy", "max_tokens": 5, "messages": messages}
+        assert client.post("/messages", json=sent).status_code == 200
+        answer = client.post("/messages", json={**sent, "stop_sequences": "x"})
+        assert answer.json()["error"]["message"].startswith("stop_sequences is 'x'; expected a list of strings")
