@@ -160,21 +160,22 @@ def connection_class(limits: Limits) -> type[asyncio.Protocol]:
     class Connection(parser):  # pyright: ignore[reportUntypedBaseClass]
         _deadline: asyncio.TimerHandle | None = None
         _header_bytes = 0
+        _end_of_last = b""
+        """Of the last data with headers: the line that ends them may come in parts."""
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
             self._expect()
 
         def data_received(self, data: bytes) -> None:
+            if self._expects_headers() and self._count_headers(data) > limits.header_bytes:
+                self.transport.close()
+                return
             super().data_received(self._without_upgrade(data))
             if self._answering():
                 self._forget()
                 return
             self._expect()
-            if self.cycle is None or not self.cycle.more_body:
-                self._header_bytes += len(data)
-                if self._header_bytes > limits.header_bytes:
-                    self.transport.close()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
@@ -195,6 +196,17 @@ def connection_class(limits: Limits) -> type[asyncio.Protocol]:
             head, end, body = data.partition(b"\r\n\r\n")
             return _UPGRADE.sub(b"ignored", head) + end + body if _UPGRADE.search(head) else data
 
+        def _expects_headers(self) -> bool:
+            return self.cycle is None or (self.cycle.response_complete and not self.cycle.more_body)
+
+        def _count_headers(self, data: bytes) -> int:
+            """The bytes of the request line and headers so far, with those that ``data`` begins with."""
+            before, known = self._end_of_last, len(self._end_of_last)
+            head, end, _ = (before + data).partition(b"\r\n\r\n")
+            self._header_bytes += len(head) - known
+            self._end_of_last = b"" if end else head[-3:]
+            return self._header_bytes
+
         def _answering(self) -> bool:
             return self.cycle is not None and not self.cycle.response_complete
 
@@ -203,7 +215,7 @@ def connection_class(limits: Limits) -> type[asyncio.Protocol]:
                 self._deadline = self.loop.call_later(limits.header_seconds, self._give_up)
 
         def _forget(self) -> None:
-            self._header_bytes = 0
+            self._header_bytes, self._end_of_last = 0, b""
             if self._deadline is not None:
                 self._deadline.cancel()
                 self._deadline = None

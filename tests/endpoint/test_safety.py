@@ -129,6 +129,28 @@ def silence(connection: socket.socket, _: bytes) -> None:
     pass
 
 
+@pytest.mark.parametrize("piece", [1 << 16, 7001, 65_001])
+def test_headers_of_more_bytes_than_allowed_are_not_read(piece: int):
+    with serve() as endpoint, key_in_rollout(endpoint) as (_, key), connect(endpoint) as connection:
+        host = endpoint.url.removeprefix("http://").removesuffix("/v1")
+
+        def get(size: int) -> bytes:
+            """The status line for a request with that many bytes before its body; nothing if the connection is closed."""
+            head = f"GET /v1/models HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\nlarge: ".encode()
+            sent = head + b"x" * (size - len(head)) + b"\r\n\r\n"
+            try:
+                for start in range(0, len(sent), piece):
+                    connection.sendall(sent[start : start + piece])
+                    time.sleep(0.01)
+                return connection.recv(1 << 16).partition(b"\r\n")[0]
+            except OSError:
+                return b""
+
+        allowed = Limits().header_bytes
+        assert [get(size) for size in (500, allowed, 400, allowed)] == [b"HTTP/1.1 200 OK"] * 4
+        assert get(allowed + 1) == b""
+
+
 def half_the_headers(connection: socket.socket, whole: bytes) -> None:
     connection.sendall(whole[:40])
 
