@@ -125,7 +125,9 @@ def read_json(data: bytes) -> Any:
         if _may_be_infinite(data):
             json.dumps(value, allow_nan=False)
     except ValueError as error:
-        raise PolicyRequestError(f"the request body is not JSON: {error}") from None
+        raise PolicyRequestError(
+            f"the request body is not JSON: {error}; expected UTF-8, at most 200 levels deep, without NaN, infinities and lone surrogates"
+        ) from None
     return value
 
 
