@@ -100,6 +100,7 @@ def test_forks_become_rows_of_sessions_of_their_own(start: Start, tmp_path: Path
         assert len(store.credit(step=1)) == 10
 
 
+@pytest.mark.slow
 def test_a_group_in_progress_at_the_checkpoint_is_stored_once(start: Start, tmp_path: Path) -> None:
     """Both groups ended before the run was killed, but in its checkpoint only the first is complete: verl requests the second again."""
     sections: dict[str, Any] = {
