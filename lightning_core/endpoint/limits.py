@@ -21,7 +21,7 @@ class Limits:
     strings: int = 64 << 10
     """Most strings of a request body, with keys (400). Parsing them takes 10 ms, in which no other request is read."""
     values: int = 256 << 10
-    """Most values of a request body, of which a list or an object is eight (400). Parsing them takes 10 to 20 ms."""
+    """Most values of a request body, of which a list or an object is eight (400). Parsing them takes some tens of milliseconds."""
     body_seconds: float = 60.0
     """Longest time for a request body to arrive (408)."""
     header_seconds: float = 30.0

@@ -30,7 +30,7 @@ _MOST_CANDIDATES = 100
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """A JSON string; one without an end is the rest of the body."""
 _VALUES_OF_A_LIST = 8
-"""An empty list takes this many times as long to parse as a number."""
+"""An empty list takes about this many times as long to parse as a number."""
 _UPGRADE = re.compile(rb"^upgrade(?=[ \t]*:)", re.IGNORECASE | re.MULTILINE)
 
 
