@@ -15,6 +15,7 @@ from pydantic_core import to_json
 from starlette.responses import JSONResponse, Response
 
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION
+from lightning_core.chat.json_text import show_json
 from lightning_core.dialects.dialect import Dialect, StreamWriter
 from lightning_core.dialects.exchange import (
     ChatRequest,
@@ -142,7 +143,7 @@ class Forwarder:
         )
         if remote is None:
             raise PolicyRequestError(
-                f"the models here compute no embeddings, and there is no server to forward the request for {model!r} to: set "
+                f"the models here compute no embeddings, and there is no server to forward the request for {show_json(model)} to: set "
                 "policy.upstream, or give the agent's embeddings client the URL of its provider",
                 status=404,
                 param="model",

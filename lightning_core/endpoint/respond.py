@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from lightning_core.backends.backend import Backend
 from lightning_core.chat.chat import Chat, RenderedPrompt
+from lightning_core.chat.json_text import show_json
 from lightning_core.chat.token_bytes import token_bytes
 from lightning_core.content.shared_content import KeptText
 from lightning_core.dialects.dialect import Dialect
@@ -120,7 +121,7 @@ class Responder:
         if remote is None:
             models = f"the models are {list(self._backend.models)!r}"
             is_missing = not requested and "model" in dialect.FIELDS.supported
-            missing = f"model {requested!r} is not served here; {models}"
+            missing = f"model {show_json(requested)} is not served here; {models}"
             if is_missing:
                 missing = f"model is missing; expected the name of a model: {models}"
             if self._forwarder.to_origins:
