@@ -306,9 +306,11 @@ class PolicyEndpoint:
 
     def _no_such_api(self, request: Request) -> Response:
         paths = ", ".join(f"/v1{path}" for path in (*(dialect.PATH for dialect in ALL_DIALECTS), EMBEDDINGS))
+        advice = "Use one of these in the client"
+        if self._forwarder.to_origins:
+            advice = "Use one of these in the agent's client, or add its host to rollouts.ignore_hosts"
         raise PolicyRequestError(
-            f"the policy endpoint has no {request.method} {request.url.path}; it supports POST {paths} and GET /v1/models. Use one of "
-            "these in the agent's client, or add its host to rollouts.ignore_hosts",
+            f"the policy endpoint has no {request.method} {request.url.path}; it supports POST {paths} and GET /v1/models. {advice}",
             status=404,
         )
 
