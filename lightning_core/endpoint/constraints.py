@@ -44,10 +44,9 @@ def constrain(
             constrained = _with_grammar(params, request, chat, prompt, calls)
             backend.check(constrained)
         except ConstraintError as error:
-            explained = explain(error, request)
             if required.schema is not None:
-                raise explained from error
-            _warn(session, request, str(explained))
+                raise explain(error, request) from error
+            _warn(session, request, str(explain(error, request) if isinstance(error, ToolSchemaError) else error))
         else:
             return constrained
     backend.check(params)
