@@ -29,7 +29,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import verl.workers.engine  # noqa: F401
 
-SECONDS = 480
+SECONDS = 900
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
