@@ -36,7 +36,7 @@ class Row:
     solved_from: float
     """The reward from which a rollout counts as solved."""
     groups_equal: float
-    """The mean share of groups whose rewards are all equal."""
+    """The share of groups whose rewards are all equal, over all steps."""
     distinct_before: int | None
     """Number of different answers to the held-out tasks."""
     distinct_after: int | None

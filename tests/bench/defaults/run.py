@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import subprocess
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lightning_core.observers import open as observers
 from lightning_core.records.held_out import held_out_by_task
@@ -55,11 +57,15 @@ def train(suite: str, name: str, variant: Variant, *, seed: int, minutes: float,
         before=before,
         after=after,
         solved_from=agent.solved,
-        groups_equal=round(sum(float(m["groups_equal"]) for m in result.metrics) / len(result.metrics), 3),
+        groups_equal=round(_total(result.metrics, "groups_equal") / max(1.0, _total(result.metrics, "groups")), 3),
         distinct_before=distinct and distinct.before,
         distinct_after=distinct and distinct.after,
         constant=constant_reward(agent),
     )
+
+
+def _total(metrics: Sequence[Mapping[str, Any]], key: str) -> float:
+    return sum(float(step.get(key) or 0) for step in metrics)
 
 
 def _rounded(reward: float | None) -> float | None:

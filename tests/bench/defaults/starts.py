@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from statistics import fmean
@@ -49,8 +49,7 @@ def untrained() -> Generator[Playground]:
 def start_line(opened: Playground, agent: Agent, tasks: int) -> str:
     """The mean reward, the share of solved tasks and the best constant answer's reward on the first held-out ``tasks``."""
     began = time.monotonic()
-    with ThreadPoolExecutor(_CONCURRENT) as pool:
-        rewards = list(pool.map(lambda task: _reward(opened, agent, task), split(agent)[1][:tasks]))
+    rewards = asyncio.run(_rewards(opened, agent, split(agent)[1][:tasks]))
     solved = fmean(is_solved(reward, agent.solved) for reward in rewards)
     constant = constant_reward(agent)
     best = "" if constant is None else f"{constant:.2f}"
@@ -59,21 +58,27 @@ def start_line(opened: Playground, agent: Agent, tasks: int) -> str:
     )
 
 
-def _reward(opened: Playground, agent: Agent, task: Task) -> float:
+async def _rewards(opened: Playground, agent: Agent, tasks: Sequence[Task]) -> list[float]:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_CONCURRENT))
+    return await asyncio.gather(*(_reward(opened, agent, task) for task in tasks))
+
+
+async def _reward(opened: Playground, agent: Agent, task: Task) -> float:
     """With the sampling settings of the defaults. An error of the agent is the reward 0, as in a run."""
     defaults = Rollouts()
-    names = (*agent.train, *agent.frozen)
     with opened.rollout(
-        task, train=names, temperature=defaults.temperature, max_tokens=defaults.max_tokens, strict=False
+        task,
+        train=(*agent.train, *agent.frozen),
+        temperature=defaults.temperature,
+        max_tokens=defaults.max_tokens,
+        strict=False,
     ):
         try:
-            answer = agent.solve(task)
-            answer = asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
+            if inspect.iscoroutinefunction(agent.solve):
+                answer = await agent.solve(task)
+            else:
+                answer = await asyncio.to_thread(agent.solve, task)
         except Exception as error:  # noqa: BLE001 - of the agent
             print(f"{agent.name}: {error!r}"[:200])
             return 0.0
     return agent.score(task, answer)
-
-
-async def _awaited(answer: object) -> object:
-    return await answer if inspect.isawaitable(answer) else answer

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from agents import Agent as SdkAgent
-from agents import ModelBehaviorError, OpenAIProvider, RunConfig, Runner
+from agents import ModelBehaviorError, ModelSettings, OpenAIProvider, RunConfig, Runner
 from pydantic import BaseModel
 
 from tests.bench.defaults.suite.agent import Agent, Task
@@ -32,7 +32,13 @@ _NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight")
 
 @cache
 def _booker() -> SdkAgent[Any]:
-    return SdkAgent(name="booker", instructions="Write the booking as JSON.", model="gpt-4o-mini", output_type=Booking)
+    return SdkAgent(
+        name="booker",
+        instructions="Write the booking as JSON.",
+        model="gpt-4o-mini",
+        model_settings=ModelSettings(max_tokens=40),
+        output_type=Booking,
+    )
 
 
 @cache
