@@ -67,6 +67,8 @@ class TrainingSession:
         """Drop what was recorded after the checkpoint, except rollouts of an interrupted step or evaluation under the same weights."""
         folder = self._plan.folder
         self._lacks_before = self.evaluations.lacks_before()
+        if self.steps and not self._lacks_before:
+            self._load()  # raises before a record is changed
         keep = () if self._lacks_before and self.steps else self._agents.find(folder, self.config, self.steps)
         if keep:
             self.observers.message(f"continues after step {self.steps}, with {len(keep)} rollouts recorded since")
@@ -74,13 +76,16 @@ class TrainingSession:
 
     def start(self) -> None:
         """Evaluate the initial weights, unless that is recorded, and load the checkpoint to continue from."""
-        before = self._lacks_before
-        if (before or not self.steps) and self._initial.confirm(self.steps) and before:
-            self.evaluations.before()
-        if self._plan.checkpoint is not None:
-            self.learner.load(self._plan.checkpoint)
+        if self._lacks_before or not self.steps:
+            if self._initial.confirm(self.steps) and self._lacks_before:
+                self.evaluations.before()
+            self._load()
         if self.steps >= self.config.trainer.steps and self.evaluations.has_after(self.steps):
             self.observers.message(f"the run is complete after step {self.steps}: raise trainer.steps to train on")
+
+    def _load(self) -> None:
+        if self._plan.checkpoint is not None:
+            self.learner.load(self._plan.checkpoint)
 
     def done(self) -> bool:
         """Whether all steps are done, or an observer ends the run. Raises `Interrupted` if a signal asked for the end after the step."""
@@ -172,8 +177,11 @@ class TrainingSession:
         )
         self.steps += 1
         self._change.measure(rows, self.steps)  # before the step is recorded: a run that ends in between takes it anew
-        self._log.add(self.steps, {**counts_to_metrics(counts), **metrics, **fitted, **seconds})
-        self._checkpoints.recorded()
+        self._log.add(
+            self.steps,
+            {**counts_to_metrics(counts), **metrics, **fitted, **seconds},
+            on_recorded=self._checkpoints.recorded,
+        )
 
     def observe(self) -> None:
         """After a recorded step: save a checkpoint and evaluate at the configured intervals."""

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lightning_core.chat.json_text import show_json
 from lightning_core.chat.nesting import read_arguments
-from lightning_core.errors import PolicyRequestError, shorten
+from lightning_core.errors import PolicyRequestError
 
 Message = Mapping[str, Any]
 
@@ -29,12 +30,14 @@ def check_message(message: Any, index: int) -> dict[str, Any]:
     """
     where = f"messages.{index}"
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise PolicyRequestError(f"{where} is {message!r}; expected an object with a role", param=where)
+        raise PolicyRequestError(f"{where} is {show_json(message)}; expected an object with a role", param=where)
     content = message.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str):
         content = "".join(_part(part, f"{where}.content.{i}") for i, part in enumerate(content))
     if content is not None and not isinstance(content, str):
-        raise PolicyRequestError(f"{where}.content is {content!r}; expected a string or text parts", param=where)
+        raise PolicyRequestError(
+            f"{where}.content is {show_json(content)}; expected a string or text parts", param=where
+        )
     checked = {k: v for k, v in message.items() if v is not None and k in _KEPT}
     if checked["role"] == "assistant" and isinstance(refusal := message.get("refusal"), str):
         content = f"{content or ''}{refusal}"
@@ -55,19 +58,14 @@ def _part(part: Any, where: str) -> str:
         case {"type": "text" | "input_text", "text": str(text)} | {"type": "refusal", "refusal": str(text)}:
             return text
         case _:
-            raise PolicyRequestError(f"{where} is {shown(part)}; expected a text part: {READS_TEXT}", param=where)
-
-
-def shown(part: Any) -> str:
-    """``part`` without the data of an image."""
-    return shorten(repr(part), 200)
+            raise PolicyRequestError(f"{where} is {show_json(part)}; expected a text part: {READS_TEXT}", param=where)
 
 
 def _check_call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise PolicyRequestError(
-            f"{where} has the tool call {call!r}; expected an object with a function, its name and arguments",
+            f"{where} has the tool call {show_json(call)}; expected an object with a function, its name and arguments",
             param=where,
         )
     known = {"name": function["name"], "arguments": function.get("arguments")}

@@ -17,6 +17,7 @@ from lightning_core.chat.formats.base import ToolFormat
 from lightning_core.chat.reasoning import Thought
 from lightning_core.chat.schemas import Schema, alternatives, kinds_of
 from lightning_core.chat.template import ChatTemplate
+from lightning_core.errors import ConstraintError
 
 COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """A single way to format a document: with free whitespace, small models generate whitespace without end."""
@@ -31,6 +32,14 @@ _GAP = "/\\n{0,2}/"
 _DEFINITIONS = ("$defs", "definitions")
 _WITH_PROPERTIES = ("properties", "additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf")
 """A function without any of these has no arguments."""
+
+
+class ToolSchemaError(ConstraintError):
+    """The arguments of a tool cannot be constrained to ``schema``, which has the JSON schema of its parameters."""
+
+    def __init__(self, message: str, schema: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.schema = schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -198,7 +198,7 @@ class Rollouts(Section):
     every attempt gets, such as a wrong API key."""
     max_invalid: CountOrZero = 0
     """Number of rollouts with an invalid reward (missing, NaN, infinite, given twice) that the run leaves out. One more
-    stops it, after a checkpoint."""
+    stops it, after a checkpoint. A resumed run counts from 0."""
     ignore_hosts: Names = ()
     """Hosts whose requests are never routed to the policy endpoint: `host`, `host:port`, or `.suffix` for all
     subdomains. Model requests to all other hosts are."""

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from types import NoneType
 from typing import Any, cast
 
-from lightning_core.chat.messages import READS_TEXT, Message, shown
+from lightning_core.chat.json_text import show_json
+from lightning_core.chat.messages import READS_TEXT, Message
 from lightning_core.dialects.fields import (
     NO_HOSTED_TOOLS,
     NO_SEARCH,
     Fields,
     UnsupportedField,
+    check_function,
     check_left_out,
     check_variant,
     note,
@@ -94,7 +96,7 @@ def to_chat(
 
 def _blocks(content: Any, path: str) -> Sequence[Any]:
     if not isinstance(content, (list, type(None))):
-        raise PolicyRequestError(f"{path} is {content!r}; expected a string or a list of blocks", param=path)
+        raise PolicyRequestError(f"{path} is {show_json(content)}; expected a string or a list of blocks", param=path)
     return content or ()
 
 
@@ -113,7 +115,9 @@ def _check_blocks(blocks: Sequence[Any], path: str, ids: set[str]) -> None:
                 check_result(id, ids, f"{path}.{i}.tool_use_id")
                 if not isinstance(block.get("is_error"), (bool, type(None))):
                     where = f"{path}.{i}.is_error"
-                    raise PolicyRequestError(f"{where} is {block['is_error']!r}; expected true or false", param=where)
+                    raise PolicyRequestError(
+                        f"{where} is {show_json(block['is_error'])}; expected true or false", param=where
+                    )
             case _:
                 pass
 
@@ -195,7 +199,7 @@ def _text(block: Any, path: str, *, check: bool) -> str:
             return json.dumps(block)
         case _:
             raise PolicyRequestError(
-                f"{path} is {shown(block)}; expected a text, tool_use or tool_result block with all of its fields: {READS_TEXT}",
+                f"{path} is {show_json(block)}; expected a text, tool_use or tool_result block with all of its fields: {READS_TEXT}",
                 param=path,
             )
 
@@ -252,11 +256,12 @@ def _function_tool(tool: Mapping[str, Any], index: int, *, check: bool) -> Mappi
         return tool
     if check:
         TOOL.check(tool, f"tools.{index}")
+        check_function(tool, f"tools.{index}", "input_schema")
     function = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
     examples = tool.get("input_examples")
     if not isinstance(examples, (list, NoneType)):
         path = f"tools.{index}.input_examples"
-        raise PolicyRequestError(f"{path} is {examples!r}; expected a list of objects", param=path)
+        raise PolicyRequestError(f"{path} is {show_json(examples)}; expected a list of objects", param=path)
     if examples:
         written = "\n".join(json.dumps(example, ensure_ascii=False) for example in examples)
         function["description"] = f"{function.get('description', '')}\nExamples of the input:\n{written}".lstrip()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lightning_core.chat.json_text import show_json
 from lightning_core.chat.messages import Message
 from lightning_core.dialects.anthropic_blocks import (
     BLOCKS,
@@ -183,7 +184,7 @@ def _tool_choice(
             pass
         case _:
             raise PolicyRequestError(
-                f"tool_choice is {choice!r}; expected the type auto, any, none, or tool with a name",
+                f"tool_choice is {show_json(choice)}; expected the type auto, any, none, or tool with a name",
                 param="tool_choice",
             )
     one_call = flag(choice, "disable_parallel_tool_use") is True and bool(tools)
@@ -201,7 +202,7 @@ def _schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
             return schema
         case form:
             raise PolicyRequestError(
-                f"output_config.format is {form!r}; expected the type json_schema with a schema",
+                f"output_config.format is {show_json(form)}; expected the type json_schema with a schema",
                 param="output_config.format",
             )
 

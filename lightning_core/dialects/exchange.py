@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lightning_core.chat.json_text import kind_of, show_json
 from lightning_core.chat.messages import Message
 from lightning_core.dialects.requirements import OutputRequirements
 from lightning_core.errors import PolicyRequestError
@@ -176,8 +177,8 @@ def model_name(body: Any) -> str:
     Raises `PolicyRequestError` if the body is not an object.
     """
     if not isinstance(body, Mapping):
-        raise PolicyRequestError(f"the request body is a JSON {type(body).__name__}; expected an object")
+        raise PolicyRequestError(f"the request body is {kind_of(body)}; expected an object")
     model = body.get("model")
     if not isinstance(model, (str, type(None))):
-        raise PolicyRequestError(f"model is {model!r}; expected a string", param="model")
+        raise PolicyRequestError(f"model is {show_json(model)}; expected a string", param="model")
     return model or ""

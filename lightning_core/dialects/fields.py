@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from lightning_core.errors import HostedToolError, PolicyRequestError, did_you_mean
+from lightning_core.chat.json_text import MOST_SHOWN, show_json
+from lightning_core.errors import HostedToolError, PolicyRequestError, did_you_mean, shorten
 
 TEXT_ONLY = "the model reads and writes text only"
 OFF_POLICY = "the sampler has temperature and top_p only"
@@ -59,7 +60,7 @@ class JsonType(NamedTuple):
     def check(self, value: Any, path: str) -> None:
         """Raise `PolicyRequestError` if ``value``, the field at ``path``, has another type."""
         if not isinstance(value, self.types) or (isinstance(value, bool) and bool not in self.types):
-            raise PolicyRequestError(f"{path} is {value!r}; expected {self.name}", param=path)
+            raise PolicyRequestError(f"{path} is {show_json(value)}; expected {self.name}", param=path)
 
 
 FLAG = JsonType("true or false", (bool,))
@@ -152,7 +153,7 @@ class Fields:
             name = f"{path}.{key}" if path else key
             if fields is not None:
                 if not isinstance(inner, Mapping):
-                    raise PolicyRequestError(f"{name} is {inner!r}; expected an object", param=name)
+                    raise PolicyRequestError(f"{name} is {show_json(inner)}; expected an object", param=name)
                 fields.check(inner, name)
             elif (dropped := self.dropped.get(key)) is not None:
                 dropped.kind.check(inner, name)
@@ -164,7 +165,9 @@ class Fields:
             elif inner not in refused.unless:
                 if refused.reason == NO_HOSTED_TOOLS:
                     raise HostedToolError(f"{name} is not supported: {refused.reason}", param=name)
-                raise PolicyRequestError(f"{name} is {inner!r}, which is not supported: {refused.reason}", param=name)
+                raise PolicyRequestError(
+                    f"{name} is {show_json(inner)}, which is not supported: {refused.reason}", param=name
+                )
 
     def _unknown(self, name: str) -> str:
         known = {known.partition(".")[0] for known in self.supported | self.ignored}
@@ -185,7 +188,8 @@ def check_left_out(tools: Sequence[str], *, left: bool) -> None:
 
 def refused_tool(kind: Any, path: str, known: Sequence[str]) -> PolicyRequestError:
     """The error for a tool of another type than ``known``, which only a provider can run, or that lacks fields of its type."""
-    message = f"{path} is {kind}; expected {', '.join(known)} with its fields: {NO_HOSTED_TOOLS}"
+    found = shorten(kind, MOST_SHOWN) if isinstance(kind, str) else show_json(kind)
+    message = f"{path} is {found}; expected {', '.join(known)} with its fields: {NO_HOSTED_TOOLS}"
     if isinstance(kind, str) and kind not in known:
         return HostedToolError(message, param=path)
     return PolicyRequestError(message, param=path)
@@ -199,6 +203,19 @@ def check_variant(variants: Mapping[str, Fields], value: Mapping[str, Any], path
     kind = value.get("type", default)
     if isinstance(kind, str) and (fields := variants.get(kind)) is not None:
         fields.check(value, path)
+
+
+def check_function(function: Mapping[str, Any], path: str, parameters: str = "parameters") -> None:
+    """Raise `PolicyRequestError` if the description or ``parameters`` of the function at ``path`` has another type."""
+    for name, kind in (("description", TEXT), (parameters, OBJECT)):
+        if function.get(name) is not None:
+            kind.check(function[name], f"{path}.{name}")
+
+
+def check_choice(value: Any, choices: Collection[str], path: str) -> None:
+    """Raise `PolicyRequestError` if ``value``, the field at ``path``, is not one of ``choices``."""
+    if not isinstance(value, str) or value not in choices:
+        raise PolicyRequestError(f"{path} is {show_json(value)}; expected one of {list(choices)!r}", param=path)
 
 
 def number(body: Mapping[str, Any], name: str, low: float, high: float, *, zero: bool = False) -> float | None:
@@ -216,7 +233,7 @@ def number(body: Mapping[str, Any], name: str, low: float, high: float, *, zero:
     ):
         return float(value)
     range_ = f"{'0, or ' if zero else ''}a number from {low:g} to {high:g}"
-    raise PolicyRequestError(f"{name} is {value!r}; expected {range_}", param=name)
+    raise PolicyRequestError(f"{name} is {show_json(value)}; expected {range_}", param=name)
 
 
 def temperature(body: Mapping[str, Any]) -> float | None:
@@ -236,7 +253,9 @@ def integer(body: Mapping[str, Any], name: str, low: int, high: float = math.inf
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         most = "" if high == math.inf else f" and at most {high}"
-        raise PolicyRequestError(f"{name} is {value!r}; expected an integer of at least {low}{most}", param=name)
+        raise PolicyRequestError(
+            f"{name} is {show_json(value)}; expected an integer of at least {low}{most}", param=name
+        )
     return value
 
 
@@ -249,7 +268,7 @@ def flag(body: Mapping[str, Any], name: str) -> bool | None:
     """A boolean of the body, or None. Raises `PolicyRequestError` for other types."""
     value = body.get(name)
     if not isinstance(value, (bool, type(None))):
-        raise PolicyRequestError(f"{name} is {value!r}; expected true or false", param=name)
+        raise PolicyRequestError(f"{name} is {show_json(value)}; expected true or false", param=name)
     return value
 
 
@@ -261,7 +280,7 @@ def text(body: Mapping[str, Any], name: str, path: str = "") -> str | None:
     value = body.get(name)
     if not isinstance(value, (str, type(None))):
         where = f"{path}.{name}" if path else name
-        raise PolicyRequestError(f"{where} is {value!r}; expected a string", param=where)
+        raise PolicyRequestError(f"{where} is {show_json(value)}; expected a string", param=where)
     return value
 
 
@@ -274,7 +293,7 @@ def strings(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise PolicyRequestError(f"{name} is {value!r}; expected a list of strings", param=name)
+        raise PolicyRequestError(f"{name} is {show_json(value)}; expected a list of strings", param=name)
     return tuple(value)
 
 
@@ -286,7 +305,7 @@ def stops(body: Mapping[str, Any], name: str, *, one: bool = False) -> tuple[str
     value = body.get(name)
     texts = (value,) if one and isinstance(value, str) else strings(body, name)
     if "" in texts:
-        raise PolicyRequestError(f"{name} is {value!r}; expected non-empty strings", param=name)
+        raise PolicyRequestError(f"{name} is {show_json(value)}; expected non-empty strings", param=name)
     return texts
 
 
@@ -299,5 +318,5 @@ def objects(body: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
-        raise PolicyRequestError(f"{name} is {value!r}; expected a list of objects", param=name)
+        raise PolicyRequestError(f"{name} is {show_json(value)}; expected a list of objects", param=name)
     return value

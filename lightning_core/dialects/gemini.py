@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from lightning_core.chat.json_text import show_json
 from lightning_core.chat.messages import Message
 from lightning_core.dialects.dialect import sse
 from lightning_core.dialects.exchange import (
@@ -32,6 +33,7 @@ from lightning_core.dialects.fields import (
     DroppedField,
     Fields,
     UnsupportedField,
+    check_choice,
     flag,
     integer,
     number,
@@ -226,17 +228,17 @@ def _tool_choice(
     """The required tool, and the tools that the model is shown."""
     path = "toolConfig.functionCallingConfig"
     config = (present.get("toolConfig") or {}).get("functionCallingConfig") or {}
-    if not isinstance(config, Mapping):
-        raise PolicyRequestError(f"{path} is {config!r}; expected an object", param=path)
+    OBJECT.check(config, path)
     CALLING.check(config, path)
     mode = config.get("mode") or "AUTO"
-    if mode not in _MODES:
-        raise PolicyRequestError(f"{path}.mode is {mode!r}; expected one of {list(_MODES)!r}", param=f"{path}.mode")
+    check_choice(mode, _MODES, f"{path}.mode")
     allowed = strings({path: config.get("allowedFunctionNames")}, path)
     names = [tool["function"]["name"] for tool in tools]
     if unknown := [name for name in allowed if name not in names]:
         where = f"{path}.allowedFunctionNames"
-        raise PolicyRequestError(f"{where} has {unknown!r}; expected only names in {names!r}", param=where)
+        raise PolicyRequestError(
+            f"{where} has {show_json(unknown)}; expected only names in {show_json(names)}", param=where
+        )
     if mode == "NONE":
         return None, ()
     if mode == "ANY" and len(allowed) == 1:
@@ -250,15 +252,14 @@ def _schema(config: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, str]:
     mime, names = f"{_CONFIG}.responseMimeType", [f"{_CONFIG}.responseSchema", f"{_CONFIG}.responseJsonSchema"]
     kind = text(config, mime) or "text/plain"
     settings = [(name, config[name]) for name in names if config.get(name) is not None]
-    if kind not in ("text/plain", "application/json"):
-        raise PolicyRequestError(f"{mime} is {kind!r}; expected 'text/plain' or 'application/json'", param=mime)
+    check_choice(kind, ("text/plain", "application/json"), mime)
     if not settings:
         return (None if kind == "text/plain" else {}), mime
     (name, schema), *more = settings
     if more or not isinstance(schema, Mapping) or kind == "text/plain":
         raise PolicyRequestError(
-            f"{' and '.join(n for n, _ in settings)} with {mime} {kind!r}: found {schema!r}; expected one schema, an object, with "
-            f"{mime} 'application/json'",
+            f"{' and '.join(n for n, _ in settings)} with {mime} {show_json(kind)}: found {show_json(schema)}; expected one schema, "
+            f"an object, with {mime} 'application/json'",
             param=name,
         )
     return (response_schema(schema) if name == names[0] else lower_types(schema)), name
@@ -268,8 +269,7 @@ def _thoughts(present: Mapping[str, Any]) -> bool:
     """Whether the response contains reasoning."""
     path = f"{_CONFIG}.thinkingConfig"
     config = (present.get(_CONFIG) or {}).get("thinkingConfig") or {}
-    if not isinstance(config, Mapping):
-        raise PolicyRequestError(f"{path} is {config!r}; expected an object", param=path)
+    OBJECT.check(config, path)
     THINKING.check(config, path)
     return flag({f"{path}.includeThoughts": config.get("includeThoughts")}, f"{path}.includeThoughts") or False
 

@@ -6,8 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning_core.chat.messages import READS_TEXT, Message, shown
+from lightning_core.chat.json_text import show_json
+from lightning_core.chat.messages import READS_TEXT, Message
 from lightning_core.dialects.fields import (
+    FLAG,
     NO_HOSTED_TOOLS,
     NO_SEARCH,
     OBJECT,
@@ -15,6 +17,7 @@ from lightning_core.dialects.fields import (
     DroppedField,
     Fields,
     UnsupportedField,
+    check_function,
     check_left_out,
     objects,
     text,
@@ -131,7 +134,7 @@ class _Calls:
         if check:
             if not identity:
                 raise PolicyRequestError(
-                    f"{path}.name is {result.get('name')!r}; expected the name of an earlier functionCall without a result "
+                    f"{path}.name is {show_json(result.get('name'))}; expected the name of an earlier functionCall without a result "
                     f"({', '.join(name for name, ids in self._waiting.items() if ids) or 'there is none'})",
                     param=f"{path}.name",
                 )
@@ -144,10 +147,12 @@ class _Calls:
 def _parts(content: Mapping[str, Any], path: str, *, check: bool) -> list[Mapping[str, Any]]:
     parts = content.get("parts")
     if parts is not None and not (isinstance(parts, list) and all(isinstance(part, Mapping) for part in parts)):
-        raise PolicyRequestError(f"{path} is {parts!r}; expected a list of objects", param=path)
+        raise PolicyRequestError(f"{path} is {show_json(parts)}; expected a list of objects", param=path)
     if check:
         for i, part in enumerate(parts or ()):
             PART.check(part, f"{path}.{i}")
+            if (thought := part.get("thought")) is not None:
+                FLAG.check(thought, f"{path}.{i}.thought")
             if len(kinds := [kind for kind in _KINDS if part.get(kind) is not None]) > 1:
                 raise PolicyRequestError(
                     f"{path}.{i} has {' and '.join(kinds)}; expected one of them in a part", param=f"{path}.{i}"
@@ -203,7 +208,7 @@ def system_text(content: Any, *, check: bool) -> str:
     if content is None:
         return ""
     if not isinstance(content, Mapping):
-        raise PolicyRequestError(f"{path} is {content!r}; expected an object with parts", param=path)
+        raise PolicyRequestError(f"{path} is {show_json(content)}; expected an object with parts", param=path)
     if check:
         CONTENT.check(content, path)
     parts = _parts(content, f"{path}.parts", check=check)
@@ -218,7 +223,7 @@ def _text(part: Mapping[str, Any], path: str, *, check: bool) -> str:
             return json.dumps(part)
         case _:
             raise PolicyRequestError(
-                f"{path} is {shown(part)}; expected text, or a functionCall of the model or functionResponse of the user with a name: "
+                f"{path} is {show_json(part)}; expected text, or a functionCall of the model or functionResponse of the user with a name: "
                 f"{READS_TEXT}",
                 param=path,
             )
@@ -263,7 +268,7 @@ def functions(body: Mapping[str, Any], *, check: bool) -> list[Mapping[str, Any]
             tools.append(tool)
         if not isinstance(declared, (list, type(None))) or not all(isinstance(f, Mapping) for f in declared or ()):
             where = f"{path}.functionDeclarations"
-            raise PolicyRequestError(f"{where} is {declared!r}; expected a list of objects", param=where)
+            raise PolicyRequestError(f"{where} is {show_json(declared)}; expected a list of objects", param=where)
         tools += [_function(f, f"{path}.functionDeclarations.{j}", check=check) for j, f in enumerate(declared or ())]
     return tools
 
@@ -271,6 +276,8 @@ def functions(body: Mapping[str, Any], *, check: bool) -> list[Mapping[str, Any]
 def _function(declared: Mapping[str, Any], path: str, *, check: bool) -> Mapping[str, Any]:
     if check:
         DECLARATION.check(declared, path)
+        check_function(declared, path)
+        check_function(declared, path, "parametersJsonSchema")
     parameters = declared.get("parametersJsonSchema")
     if parameters is None:
         parameters = json_schema(declared.get("parameters"))

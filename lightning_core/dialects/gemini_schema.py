@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from lightning_core.errors import PolicyRequestError, show
+from lightning_core.chat.json_text import show_json
+from lightning_core.errors import PolicyRequestError
 
 _COUNTS = ("maxItems", "minItems", "maxLength", "minLength", "maxProperties", "minProperties")
 _SHOWN = frozenset({
@@ -122,6 +123,7 @@ def camel_case(value: Any, entered: frozenset[str]) -> Any:
     for key in value:
         if (other := spelt.setdefault(_camel(key), key)) != key and value[other] != value[key]:
             raise PolicyRequestError(
-                f"{other} is {show(value[other])}, but {key} is {show(value[key])}; send one of them", param=key
+                f"{other} is {show_json(value[other])}, but {key} is {show_json(value[key])}; send one of them",
+                param=key,
             )
     return {name: camel_case(value[key], entered) if name in entered else value[key] for name, key in spelt.items()}

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from lightning_core.chat.json_text import show_json
 from lightning_core.chat.messages import Message
 from lightning_core.dialects.dialect import sse
 from lightning_core.dialects.exchange import ChatRequest, Choice, ResponseContext, UpstreamResponse, model_name
@@ -134,7 +135,7 @@ def read_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequenc
     del conversations
     messages = body.get("messages")
     if not isinstance(messages, list):
-        raise PolicyRequestError(f"messages is {messages!r}; expected a list", param="messages")
+        raise PolicyRequestError(f"messages is {show_json(messages)}; expected a list", param="messages")
     return ChatRequest(
         model=model_name(body),
         messages=messages,
@@ -149,7 +150,7 @@ def _template_settings(body: Mapping[str, Any]) -> Settings:
     variables = body.get("chat_template_kwargs")
     if variables is not None and not isinstance(variables, Mapping):
         raise PolicyRequestError(
-            f"chat_template_kwargs is {variables!r}; expected an object", param="chat_template_kwargs"
+            f"chat_template_kwargs is {show_json(variables)}; expected an object", param="chat_template_kwargs"
         )
     named = {f"chat_template_kwargs.{name}": {name: value} for name, value in (variables or {}).items()}
     switched = switch(body, "enable_thinking", on=flag(body, "enable_thinking"))
@@ -179,7 +180,7 @@ def _requirements(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], t
             description = text(more, "description", "response_format.json_schema")
         case _:
             raise PolicyRequestError(
-                f"response_format is {form!r}; expected the type text, json_object, or json_schema with a schema",
+                f"response_format is {show_json(form)}; expected the type text, json_object, or json_schema with a schema",
                 param="response_format",
             )
     one_call = bool(tools) and body.get("parallel_tool_calls") is False

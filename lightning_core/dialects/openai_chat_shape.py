@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from lightning_core.dialects.fields import TEXT_ONLY, Fields, UnsupportedField, check_variant, refused_tool
+from lightning_core.chat.json_text import MOST_SHOWN, show_json
+from lightning_core.dialects.fields import (
+    TEXT_ONLY,
+    Fields,
+    UnsupportedField,
+    check_choice,
+    check_function,
+    check_variant,
+    refused_tool,
+)
 from lightning_core.dialects.openai_custom_tools import custom_function, read_input, write_arguments
 from lightning_core.dialects.requirements import ANY_TOOL, allowed_tools, check_tool_choice, other_kind
-from lightning_core.errors import PolicyRequestError
+from lightning_core.errors import PolicyRequestError, shorten
 
 _BOOKKEEPING = frozenset({"annotations", "cache_control", "id", "index", "provider_specific_fields"})
 """The fields that clients add to the parts of an earlier response, or for another provider's cache."""
@@ -93,13 +102,13 @@ def check_messages(messages: Sequence[Any]) -> None:
             continue
         path = f"messages.{i}"
         if not isinstance(message, dict):
-            raise PolicyRequestError(f"{path} is {message!r}; expected an object", param=path)
+            raise PolicyRequestError(f"{path} is {show_json(message)}; expected an object", param=path)
         role = check_role(message.get("role"), MESSAGES, path)
         MESSAGES[role].check(message, path)
         for name in _TEXTS:
             if name in message and not isinstance(message[name], (str, type(None))):
                 where = f"{path}.{name}"
-                raise PolicyRequestError(f"{where} is {message[name]!r}; expected a string", param=where)
+                raise PolicyRequestError(f"{where} is {show_json(message[name])}; expected a string", param=where)
         if isinstance(content := message.get("content"), list):
             for j, part in enumerate(content):
                 if isinstance(part, Mapping):
@@ -112,17 +121,16 @@ def check_messages(messages: Sequence[Any]) -> None:
 
 def check_role(role: Any, roles: Collection[str], path: str) -> str:
     """The role of a message. Raises `PolicyRequestError` if it is not one of ``roles``."""
-    if not isinstance(role, str) or role not in roles:
-        where = f"{path}.role"
-        raise PolicyRequestError(f"{where} is {role!r}; expected one of {list(roles)!r}", param=where)
+    check_choice(role, roles, f"{path}.role")
     return role
 
 
 def check_result(call_id: str | None, ids: Collection[str], path: str) -> None:
     """Raise `PolicyRequestError` if ``call_id`` is not the id of an earlier tool call."""
     if call_id not in ids:
+        known = shorten(", ".join(map(repr, sorted(ids))), MOST_SHOWN)
         raise PolicyRequestError(
-            f"{path} is {call_id!r}; expected the id of an earlier tool call ({', '.join(map(repr, sorted(ids))) or 'there is none'}). "
+            f"{path} is {show_json(call_id)}; expected the id of an earlier tool call ({known or 'there is none'}). "
             "Keep the assistant message with the call in front of its result",
             param=path,
         )
@@ -136,7 +144,7 @@ def call_ids(messages: Iterable[Mapping[str, Any]]) -> set[str]:
 def _check_calls(calls: Any, path: str) -> set[str]:
     """The ids of an assistant message's tool calls."""
     if not isinstance(calls, list):
-        raise PolicyRequestError(f"{path} is {calls!r}; expected a list", param=path)
+        raise PolicyRequestError(f"{path} is {show_json(calls)}; expected a list", param=path)
     ids: set[str] = set()
     for i, call in enumerate(calls):
         where = f"{path}.{i}"
@@ -145,13 +153,14 @@ def _check_calls(calls: Any, path: str) -> set[str]:
                 TOOL_CALL.check(call, where)
             case _:
                 raise PolicyRequestError(
-                    f"{where} is {call!r}; expected a function with a name and with arguments as a string", param=where
+                    f"{where} is {show_json(call)}; expected a function with a name and with arguments as a string",
+                    param=where,
                 )
         call_id = call.get("id")
         if isinstance(call_id, str):
             ids.add(call_id)
         elif call_id is not None:
-            raise PolicyRequestError(f"{where}.id is {call_id!r}; expected a string", param=f"{where}.id")
+            raise PolicyRequestError(f"{where}.id is {show_json(call_id)}; expected a string", param=f"{where}.id")
     return ids
 
 
@@ -166,14 +175,15 @@ def check_tools(tools: Sequence[Mapping[str, Any]], *, unique: bool = False) -> 
             } if name and _is(more.get("description"), str) and _is(more.get("parameters"), Mapping):
                 if unique and name in names:
                     raise PolicyRequestError(
-                        f"tools has two tools with the name {name!r}; expected a different name for each", param="tools"
+                        f"tools has two tools with the name {show_json(name)}; expected a different name for each",
+                        param="tools",
                     )
                 names.add(name)
             case {"type": str(kind)} if kind not in ("function", "custom"):
                 raise refused_tool(kind, f"tools.{i}.type", ["function", "custom"])
             case _:
                 raise PolicyRequestError(
-                    f"tools.{i} is {tool!r}; expected a function with a name, and optionally a description and parameters",
+                    f"tools.{i} is {show_json(tool)}; expected a function with a name, and optionally a description and parameters",
                     param=f"tools.{i}",
                 )
 
@@ -186,6 +196,7 @@ def function_tool(tool: Mapping[str, Any], index: int) -> Mapping[str, Any]:
     match tool:
         case {"type": "function", "function": dict(function)}:
             TOOL.check(tool, f"tools.{index}")
+            check_function(function, f"tools.{index}.function")
             shown = {name: function[name] for name in _SHOWN if function.get(name) is not None}
             return {"type": "function", "function": shown}
         case {"type": "custom", "custom": {"name": str(name)} as custom}:
@@ -220,8 +231,8 @@ def read_tool_choice(
             tool = ANY_TOOL if mode == "required" else None
         case _:
             raise PolicyRequestError(
-                f"tool_choice is {choice!r}; expected 'auto', 'none', 'required', a function with a name, or allowed_tools with a mode "
-                "and tools",
+                f"tool_choice is {show_json(choice)}; expected 'auto', 'none', 'required', a function with a name, or allowed_tools with "
+                "a mode and tools",
                 param="tool_choice",
             )
     return tools, check_tool_choice(tool, tools)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any, cast
 
+from lightning_core.chat.json_text import show_json
 from lightning_core.chat.messages import Message
 from lightning_core.dialects.dialect import sse
 from lightning_core.dialects.exchange import (
@@ -67,7 +68,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
     request = read_request(body, conversations=conversations)
     if integer(body, "logprobs", 0):
         raise PolicyRequestError(
-            f"logprobs is {body['logprobs']!r}; expected 0: only the logprob of the sampled token is available",
+            f"logprobs is {show_json(body['logprobs'])}; expected 0: only the logprob of the sampled token is available",
             param="logprobs",
         )
     flag(body, "return_token_ids")
@@ -103,7 +104,7 @@ def _prompts(prompt: Any) -> Sequence[TextPrompt]:
     if isinstance(prompt, list) and prompt and all(isinstance(part, str) or _is_ids(part) for part in prompt):
         return cast("list[TextPrompt]", prompt)
     raise PolicyRequestError(
-        f"prompt is {prompt!r}; expected a string, a list of token ids, or a list of either", param="prompt"
+        f"prompt is {show_json(prompt)}; expected a string, a list of token ids, or a list of either", param="prompt"
     )
 
 

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lightning_core.chat.json_text import show_json
 from lightning_core.chat.messages import Message
 from lightning_core.dialects.dialect import sse
 from lightning_core.dialects.exchange import (
@@ -106,7 +107,7 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
     flag(body, "parallel_tool_calls")
     if unknown := set(strings(body, "include")) - INCLUDED:
         raise PolicyRequestError(
-            f"include has {sorted(unknown)!r}; expected only names in {sorted(INCLUDED)!r}", param="include"
+            f"include has {show_json(sorted(unknown))}; expected only names in {sorted(INCLUDED)!r}", param="include"
         )
     return ChatRequest(
         model=model_name(body),
@@ -148,7 +149,7 @@ def _earlier(
     earlier = conversations.get(name.removeprefix(_ID))
     if earlier is None and check:
         raise PolicyRequestError(
-            f"previous_response_id is {name!r}; expected the id of an earlier response of this rollout",
+            f"previous_response_id is {show_json(name)}; expected the id of an earlier response of this rollout",
             param="previous_response_id",
         )
     return earlier or ()

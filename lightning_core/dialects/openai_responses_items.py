@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from lightning_core.chat.messages import READS_TEXT, Message, shown
+from lightning_core.chat.json_text import show_json
+from lightning_core.chat.messages import READS_TEXT, Message
 from lightning_core.dialects.fields import NO_HOSTED_TOOLS, Fields, UnsupportedField, check_variant, text
 from lightning_core.dialects.openai_chat_shape import call_ids, check_result, check_role
 from lightning_core.dialects.openai_custom_tools import write_arguments
@@ -106,7 +107,7 @@ def items_to_messages(items: Any, *, check: bool, earlier: Sequence[Message] = (
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     if not isinstance(items, list):
-        raise PolicyRequestError(f"input is {items!r}; expected a string or a list of items", param="input")
+        raise PolicyRequestError(f"input is {show_json(items)}; expected a string or a list of items", param="input")
     messages: list[dict[str, Any]] = []
     ids = call_ids(earlier) if check else set[str]()
     open_turn = False  # whether following function calls belong to the last message
@@ -148,7 +149,7 @@ def items_to_messages(items: Any, *, check: bool, earlier: Sequence[Message] = (
             case _:
                 if check:
                     raise PolicyRequestError(
-                        f"{path} is {item!r}; expected one of {[*ITEMS]!r} with all of its fields",
+                        f"{path} is {show_json(item)}; expected one of {[*ITEMS]!r} with all of its fields",
                         param=path,
                     )
                 messages.append({"role": "user", "content": json.dumps(item)})
@@ -175,7 +176,7 @@ def _text(content: Any, path: str, *, check: bool) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, (list, type(None))):
-        raise PolicyRequestError(f"{path} is {content!r}; expected a string or a list of parts", param=path)
+        raise PolicyRequestError(f"{path} is {show_json(content)}; expected a string or a list of parts", param=path)
     texts: list[str] = []
     for i, part in enumerate(cast("Sequence[Any]", content or ())):
         if check and isinstance(part, dict):
@@ -189,7 +190,7 @@ def _text(content: Any, path: str, *, check: bool) -> str:
                 texts.append(json.dumps(part))
             case _:
                 raise PolicyRequestError(
-                    f"{path}.{i} is {shown(part)}; expected a text part: {READS_TEXT}", param=f"{path}.{i}"
+                    f"{path}.{i} is {show_json(part)}; expected a text part: {READS_TEXT}", param=f"{path}.{i}"
                 )
     return "".join(texts)
 
@@ -221,8 +222,8 @@ def read_tool_choice(
             tool = ANY_TOOL if mode == "required" else None
         case _:
             raise PolicyRequestError(
-                f"tool_choice is {choice!r}; expected 'auto', 'none', 'required', a function with a name, or allowed_tools with a mode "
-                "and tools",
+                f"tool_choice is {show_json(choice)}; expected 'auto', 'none', 'required', a function with a name, or allowed_tools with "
+                "a mode and tools",
                 param="tool_choice",
             )
     return tools, later, check_tool_choice(tool, [*tools, *later])
@@ -254,7 +255,7 @@ def read_requirements(body: Mapping[str, Any], *, tool: str | None, has_tools: b
             description = text(more, "description", "text.format")
         case _:
             raise PolicyRequestError(
-                f"text.format is {form!r}; expected the type text, json_object, or json_schema with a schema",
+                f"text.format is {show_json(form)}; expected the type text, json_object, or json_schema with a schema",
                 param="text.format",
             )
     one_call = has_tools and body.get("parallel_tool_calls") is False

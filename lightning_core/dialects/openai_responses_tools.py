@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Literal, cast
 
+from lightning_core.chat.json_text import show_json
 from lightning_core.dialects.fields import (
     NO_HOSTED_TOOLS,
     NO_SEARCH,
@@ -18,6 +19,7 @@ from lightning_core.dialects.fields import (
     DroppedField,
     Fields,
     UnsupportedField,
+    check_function,
     check_left_out,
     note,
     objects,
@@ -197,6 +199,8 @@ def _read(
         TOOLS[kind].check(tool, path)
     match tool:
         case {"type": "function"}:
+            if check:
+                check_function(tool, path)
             yield _tool("function", tool, path, namespace, _function(tool))
         case {"type": "custom"}:
             form = tool.get("format")
@@ -224,7 +228,7 @@ def _read(
 def _tool(kind: Any, tool: Mapping[str, Any], path: str, namespace: str | None, function: Mapping[str, Any]) -> Tool:
     name = tool.get("name")
     if not isinstance(name, str) or not name:
-        raise PolicyRequestError(f"{path} is {tool!r}; expected a tool with a name", param=path)
+        raise PolicyRequestError(f"{path} is {show_json(tool)}; expected a tool with a name", param=path)
     shown = {**function["function"], "name": shown_name(name, namespace)}
     return Tool(
         kind=kind,

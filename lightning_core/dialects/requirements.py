@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_core.errors import PolicyRequestError, show
+from lightning_core.chat.json_text import MOST_SHOWN, show_json
+from lightning_core.errors import PolicyRequestError, shorten
 
 ANY_TOOL = ""
 """Stands for the name of the tool to call if any tool may be called."""
@@ -54,7 +55,11 @@ class OutputRequirements:
 
 def other_kind(entry: Any) -> str:
     """Stands for the name of an entry of allowed tools that is not a function."""
-    return f"a tool of the type {entry.get('type')}" if isinstance(entry, Mapping) else show(entry)
+    return (
+        f"a tool of the type {shorten(str(entry.get('type')), MOST_SHOWN)}"
+        if isinstance(entry, Mapping)
+        else show_json(entry)
+    )
 
 
 def allowed_tools(
@@ -67,7 +72,8 @@ def allowed_tools(
     known = [str(tool["function"].get("name")) for tool in tools]
     if not names or any(name not in known for name in names):
         raise PolicyRequestError(
-            f"tool_choice allows {[*names, *left_out]!r}; expected at least one name of the tools of the request, which are {known!r}",
+            f"tool_choice allows {show_json([*names, *left_out])}; expected at least one name of the tools of the request, which are "
+            f"{show_json(known)}",
             param="tool_choice",
         )
     return [tool for tool, name in zip(tools, known, strict=True) if name in names]
@@ -78,7 +84,7 @@ def check_tool_choice(name: str | None, tools: Sequence[Mapping[str, Any]] | Non
     names = [str((tool.get("function") or {}).get("name")) for tool in tools or ()]
     if name is not None and (name not in names if name else not names):
         raise PolicyRequestError(
-            f"tool_choice requires a call of {name or 'a tool'!r}, but the tools of the request are {names!r}",
+            f"tool_choice requires a call of {show_json(name or 'a tool')}, but the tools of the request are {show_json(names)}",
             param="tool_choice",
         )
     return name

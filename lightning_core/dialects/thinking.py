@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lightning_core.chat.json_text import show_json
 from lightning_core.dialects.fields import integer, text
 from lightning_core.errors import PolicyRequestError
 
@@ -37,7 +38,8 @@ def thinking(body: Mapping[str, Any]) -> Settings:
     if not isinstance(value, Mapping) or not (kind is None or (isinstance(kind, str) and kind in _TYPES)):
         path = "thinking.type" if isinstance(value, Mapping) else "thinking"
         raise PolicyRequestError(
-            f"{path} is {kind!r}; expected {'one of' if isinstance(value, Mapping) else 'an object with a type of'} {list(_TYPES)!r}",
+            f"{path} is {show_json(kind)}; expected {'one of' if isinstance(value, Mapping) else 'an object with a type of'} "
+            f"{list(_TYPES)!r}",
             param=path,
         )
     on = None if kind is None else _TYPES[kind]

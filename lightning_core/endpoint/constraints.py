@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from lightning_core.backends.backend import Backend, SamplingParams
 from lightning_core.chat.chat import Chat, RenderedPrompt
-from lightning_core.chat.output_grammar import AllowedCalls
+from lightning_core.chat.json_text import show_json
+from lightning_core.chat.output_grammar import AllowedCalls, ToolSchemaError
 from lightning_core.dialects.exchange import ChatRequest
 from lightning_core.dialects.requirements import ANY_TOOL
 from lightning_core.endpoint.sessions import Session
@@ -42,12 +45,32 @@ def constrain(
             backend.check(constrained)
         except ConstraintError as error:
             if required.schema is not None:
-                raise PolicyRequestError(str(error), param=required.schema_field) from error
-            _warn(session, request, str(error))
+                raise explain(error, request) from error
+            _warn(session, request, str(explain(error, request) if isinstance(error, ToolSchemaError) else error))
         else:
             return constrained
     backend.check(params)
     return params
+
+
+def explain(error: ConstraintError, request: ChatRequest) -> PolicyRequestError:
+    """``error`` with the field of ``request`` that has the schema, or with the tool."""
+    required = request.requirements
+    if isinstance(error, ToolSchemaError):
+        tool = _tool_of(error.schema, request.functions)
+        return PolicyRequestError(f"the parameters of {tool}: {error}", param="tools")
+    field = "tools" if required.schema is None else required.schema_field
+    return PolicyRequestError(str(error) if field in str(error) else f"{field}: {error}", param=field)
+
+
+def _tool_of(schema: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> str:
+    """The tool whose parameters became ``schema``, by the keywords that both have."""
+    shared: dict[str, int] = {}
+    for tool in tools:
+        parameters = tool["function"].get("parameters") or {}
+        if all(schema.get(key) == value for key, value in parameters.items()):
+            shared.setdefault(tool["function"]["name"], len(parameters))
+    return f"the tool {show_json(max(shared, key=lambda name: shared[name]))}" if shared else "a tool"
 
 
 def _with_grammar(

@@ -11,6 +11,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
+from lightning_core.chat.json_text import show_json
 from lightning_core.dialects import anthropic_messages as messages
 from lightning_core.dialects import gemini
 from lightning_core.dialects import openai_responses as responses
@@ -43,7 +44,7 @@ def _generate_content(body: Mapping[str, Any]) -> Mapping[str, Any]:
     if inner is None:
         return body
     if not isinstance(inner, Mapping):
-        raise PolicyRequestError(f"generateContentRequest is {inner!r}; expected an object", param="contents")
+        raise PolicyRequestError(f"generateContentRequest is {show_json(inner)}; expected an object", param="contents")
     return {**inner, **{name: body[name] for name in gemini.FROM_URL if name in body}}
 
 

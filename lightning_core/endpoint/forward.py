@@ -15,6 +15,7 @@ from pydantic_core import to_json
 from starlette.responses import JSONResponse, Response
 
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION
+from lightning_core.chat.json_text import show_json
 from lightning_core.dialects.dialect import Dialect, StreamWriter
 from lightning_core.dialects.exchange import (
     ChatRequest,
@@ -141,9 +142,14 @@ class Forwarder:
             incoming.headers, EMBEDDINGS, key_header=dialect.KEY_HEADER, forwarded_headers=dialect.FORWARDED_HEADERS
         )
         if remote is None:
+            advice = ". Give the embeddings client the URL of its provider"
+            if self.to_origins:
+                advice = (
+                    f", and there is no server to forward the request for {show_json(model)} to: set policy.upstream, or give the "
+                    "agent's embeddings client the URL of its provider"
+                )
             raise PolicyRequestError(
-                f"the models here compute no embeddings, and there is no server to forward the request for {model!r} to: set "
-                "policy.upstream, or give the agent's embeddings client the URL of its provider",
+                f"the models here compute no embeddings{advice}",
                 status=404,
                 param="model",
             )

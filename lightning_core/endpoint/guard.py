@@ -14,7 +14,7 @@ import socket
 import ssl
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -23,6 +23,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lightning_core.capture.address import Address
+from lightning_core.chat.json_text import show_json
 from lightning_core.dialects import anthropic_messages, gemini, openai_chat
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.endpoint.google import is_google
@@ -113,18 +114,21 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve or refuse a request."""
         if scope["type"] == "http" and scope["path"] != "/health":
-            host = origin = b""
+            hosts: list[bytes] = []
+            origin = b""
             for name, value in scope["headers"]:
                 if name == b"host":
-                    host = value
+                    hosts.append(value)
                 elif name == b"origin":
                     origin = value
+            host = hosts[-1] if hosts else b""
             ours = self._is_ours(host.decode("latin-1"))
             # The origin of a page that this server itself sent.
             foreign = origin.partition(b"://")[2] != host if origin else False
-            if foreign or not ours or self._rate is not None:
+            if foreign or not ours or self._rate is not None or len(hosts) > 1:
                 request = Request(scope)
                 try:
+                    _check_hosts(hosts)
                     self._check(request, ours=ours, foreign=foreign)
                 except PolicyRequestError as error:
                     response = error_response(dialect_of(request), error)
@@ -186,6 +190,16 @@ class TooManyRequests(PolicyRequestError):
     def __init__(self, message: str, *, seconds: int) -> None:
         super().__init__(message, status=429)
         self.seconds = seconds
+
+
+def _check_hosts(hosts: Sequence[bytes]) -> None:
+    """Raise `PolicyRequestError` if the request has several Host headers, as HTTP requires."""
+    if len(hosts) > 1:
+        found = show_json([host.decode("latin-1") for host in hosts])
+        raise PolicyRequestError(
+            f"the request has {len(hosts)} Host headers: {found}; expected one. A client that sets a header Host, or a proxy in between, "
+            "adds the others: remove that setting"
+        )
 
 
 def dialect_of(request: Request) -> Dialect:

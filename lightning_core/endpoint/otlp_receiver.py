@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from lightning_core.capture import find_rollout
 from lightning_core.capture.address import Address
 from lightning_core.capture.spans import deliver
+from lightning_core.chat.json_text import kind_of
 from lightning_core.endpoint.large_work import UNKNOWN
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.receive import plain_body, read_body, read_json
@@ -110,7 +111,7 @@ def _read(kind: str, body: bytes, encoding: str) -> tuple[list[SpanRecord], list
 def _from_json(body: bytes, refused: list[str]) -> list[SpanRecord]:
     document = read_json(body)
     if not isinstance(document, Mapping):
-        raise ValueError(f"expected an object with 'resourceSpans', found a JSON {type(document).__name__}")
+        raise ValueError(f"expected an object with 'resourceSpans', found {kind_of(document)}")
     return spans_from_otlp(document, refused)
 
 

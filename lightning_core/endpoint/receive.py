@@ -16,6 +16,7 @@ from pydantic_core import from_json
 from starlette.requests import Request
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from lightning_core.chat.json_text import show_json
 from lightning_core.endpoint.limits import Limits
 from lightning_core.errors import COUNTED, PolicyRequestError, Repeats
 from lightning_core.propagation.compression import SUPPORTED, decompress, encodings
@@ -69,12 +70,14 @@ def plain_body(data: bytes, encoding: str, *, most_bytes: int) -> bytes:
         plain = decompress(data, encodings(encoding), most_bytes=most_bytes)
     except LookupError:
         raise PolicyRequestError(
-            f"the request body has the content-encoding {encoding!r}, which is not supported: send it uncompressed, or compressed with "
-            f"{' or '.join(SUPPORTED)}",
+            f"the request body has the content-encoding {show_json(encoding)}, which is not supported: send it uncompressed, or "
+            f"compressed with {' or '.join(SUPPORTED)}",
             status=415,
         ) from None
     except ValueError as error:
-        raise PolicyRequestError(f"the request body has the content-encoding {encoding!r}, but {error}") from None
+        raise PolicyRequestError(
+            f"the request body has the content-encoding {show_json(encoding)}, but {error}"
+        ) from None
     if len(plain) > most_bytes:
         raise PolicyRequestError(
             f"the request body has more than {most_bytes} bytes when decompressed, which is the limit", status=413

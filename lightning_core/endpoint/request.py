@@ -269,6 +269,7 @@ class RequestHandler:
             if not error.is_request_error:
                 incoming.fail(error)
             return error.event
-        if not isinstance(error, PolicyRequestError):
-            incoming.fail(error)
+        if isinstance(error, PolicyRequestError):
+            return self._dialect.error_event(str(error))
+        incoming.fail(error)
         return self._dialect.error_event(describe(error))

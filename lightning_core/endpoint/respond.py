@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from lightning_core.backends.backend import Backend
 from lightning_core.chat.chat import Chat, RenderedPrompt
+from lightning_core.chat.json_text import show_json
 from lightning_core.chat.token_bytes import token_bytes
 from lightning_core.content.shared_content import KeptText
 from lightning_core.dialects.dialect import Dialect
@@ -118,13 +119,16 @@ class Responder:
             incoming.headers, path, key_header=dialect.KEY_HEADER, forwarded_headers=dialect.FORWARDED_HEADERS
         )
         if remote is None:
-            missing = f"model {requested!r} is not served here; the models are {list(self._backend.models)!r}"
+            models = f"the models are {list(self._backend.models)!r}"
+            is_missing = not requested and "model" in dialect.FIELDS.supported
+            missing = f"model {show_json(requested)} is not served here; {models}"
+            if is_missing:
+                missing = f"model is missing; expected the name of a model: {models}"
             if self._forwarder.to_origins:
-                missing = (
-                    f"agent {incoming.address.agent!r} is not trained, and {missing}. Train the agent, set its model under "
-                    "agents.frozen, or set policy.upstream"
-                )
-            raise PolicyRequestError(missing, status=404, param="model")
+                agent = incoming.address.agent
+                who = "an agent without a name" if agent is None else f"agent {agent!r}"
+                missing = f"{who} is not trained, and {missing}. Train the agent, set its model under agents.frozen, or set policy.upstream"
+            raise PolicyRequestError(missing, status=400 if is_missing else 404, param="model")
         return remote
 
     def render(

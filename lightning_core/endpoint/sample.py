@@ -16,13 +16,13 @@ from lightning_core.chat.chat import Chat, RenderedPrompt
 from lightning_core.chat.messages import Message
 from lightning_core.dialects.dialect import StreamWriter
 from lightning_core.dialects.exchange import ChatRequest, Choice
-from lightning_core.endpoint.constraints import constrain
+from lightning_core.endpoint.constraints import constrain, explain
 from lightning_core.endpoint.large_work import BYTES_OF_TOKEN
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.recorded import recorded_deltas
 from lightning_core.endpoint.sessions import Session
 from lightning_core.endpoint.streaming import StopSearch, cut, hold
-from lightning_core.errors import ContextOverflowError
+from lightning_core.errors import ConstraintError, ContextOverflowError
 from lightning_core.trace import Call, pack
 
 
@@ -105,6 +105,8 @@ class Sampler:
                 if stopped_by_text:
                     choice.finish_reason = "stop"
                     break
+        except ConstraintError as error:
+            raise explain(error, request) from error
         finally:
             await deltas.aclose()
         finish = partial(self._finish, job, span, choice, sampled, recorded, stopped_by_text=stopped_by_text)

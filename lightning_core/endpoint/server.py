@@ -35,6 +35,7 @@ from lightning_core.capture import find_rollout
 from lightning_core.capture.address import Address
 from lightning_core.capture.context import outside_rollout
 from lightning_core.chat.chat import Chat, Memory
+from lightning_core.chat.json_text import show_json
 from lightning_core.dialects import ALL_DIALECTS, DIALECTS, gemini
 from lightning_core.dialects import openai_chat as chat_completions
 from lightning_core.dialects import openai_responses as responses
@@ -297,15 +298,19 @@ class PolicyEndpoint:
         name, models = request.path_params["model"], self._backend.models
         if name not in models:
             raise PolicyRequestError(
-                f"model {name!r} is not served here; the models are {list(models)!r}", status=404, param="model"
+                f"model {show_json(name)} is not served here; the models are {list(models)!r}",
+                status=404,
+                param="model",
             )
         return JSONResponse(_model(name, request.headers))
 
     def _no_such_api(self, request: Request) -> Response:
         paths = ", ".join(f"/v1{path}" for path in (*(dialect.PATH for dialect in ALL_DIALECTS), EMBEDDINGS))
+        advice = "Use one of these in the client"
+        if self._forwarder.to_origins:
+            advice = "Use one of these in the agent's client, or add its host to rollouts.ignore_hosts"
         raise PolicyRequestError(
-            f"the policy endpoint has no {request.method} {request.url.path}; it supports POST {paths} and GET /v1/models. Use one of "
-            "these in the agent's client, or add its host to rollouts.ignore_hosts",
+            f"the policy endpoint has no {request.method} {request.url.path}; it supports POST {paths} and GET /v1/models. {advice}",
             status=404,
         )
 

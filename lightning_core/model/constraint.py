@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.chat.output_grammar import ARGUMENTS, COMPACT, schemas
+from lightning_core.chat.output_grammar import ARGUMENTS, COMPACT, ToolSchemaError, schemas
 from lightning_core.errors import ConstraintError, MissingExtra
+from lightning_core.model.schema_errors import SUPPORTED, explain_schema
+
+_FINITE = "Check that values of a finite size satisfy the schema, and that no reference leads to itself without an end"
 
 
 class Constraints:
@@ -73,14 +76,18 @@ class Constraints:
         grammar = spec.get("grammar") or LLMatcher.grammar_from_json_schema(spec["json_schema"], overrides=COMPACT)
         matcher = LLMatcher(self._tokenizers[stops], grammar, log_level=0)
         if matcher.is_error():
-            for name, schema in schemas(spec.get("grammar", "")):
-                if why := LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema)):
-                    what = (
-                        "the JSON schema of a tool's parameters" if name.startswith(ARGUMENTS) else "this JSON schema"
-                    )
-                    raise ConstraintError(f"{what} is not supported: {why}")
+            found = [(name, json.loads(schema)) for name, schema in schemas(spec.get("grammar", ""))]
+            found = found or [("", spec["json_schema"])]
+            for name, schema in found:
+                if why := explain_schema(schema):
+                    if name.startswith(ARGUMENTS):
+                        raise ToolSchemaError(f"this JSON schema is not supported: {why}", schema)
+                    raise ConstraintError(f"this JSON schema is not supported: {why}")
             why = matcher.get_error().split("\n")[0]  # without the text of the grammar
-            raise ConstraintError(f"this JSON schema is not supported: {why}")
+            raise ConstraintError(
+                f"this JSON schema is not supported: {why}. Rewrite it; {SUPPORTED} lists what is supported"
+            )
+        Walk(matcher.deep_copy()).allowed()
         return matcher
 
 
@@ -94,14 +101,17 @@ class Walk:
         """bool [V]: the tokens that may come next. Raises `ConstraintError` if there are none, as with a schema without finite values."""
         found = np.frombuffer(self._matcher.compute_logit_bias(), dtype=np.uint8) != 0
         if self._matcher.is_error() or not found.any():
-            raise ConstraintError(f"the response cannot follow the JSON schema: {self._problem()}")
+            raise ConstraintError(f"the response cannot follow the JSON schema: {self._problem()}. {_FINITE}")
         return found
 
     def accept(self, token: int) -> None:
         """Advance by ``token``. Raises `ConstraintError` if it is not allowed."""
         if not self._matcher.consume_token(token):
-            raise ConstraintError(f"the response cannot follow the JSON schema: token {token}: {self._problem()}")
+            raise ConstraintError(
+                f"the response cannot follow the JSON schema: token {token}: {self._problem()}. {_FINITE}"
+            )
 
     def _problem(self) -> str:
         # What follows is the state of the parser.
-        return self._matcher.get_error().strip().split("\n")[0][:200] or "no token is allowed"
+        problem = self._matcher.get_error().strip().split("\n")[0][:200]
+        return "no text satisfies it" if problem in ("", "NoExtensionBias") else problem

@@ -94,8 +94,14 @@ def _problems(checkpoint: Path, *, step: int, training: bool) -> Iterator[str]:
         files: Mapping[str, Any] = facts["files"]
         written: tuple[Any, ...] = (facts["format"], facts["step"], facts["run"])
         listed = {name: (int(found["bytes"]), str(found["sha256"])) for name, found in files.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        yield f"its {MANIFEST} is damaged: {type(error).__name__}: {error}"
+    except (OSError, ValueError) as error:
+        yield f"its {MANIFEST} is damaged: {error}"
+        return
+    except KeyError as error:
+        yield f"its {MANIFEST} is damaged: it has no {error.args[0]!r}"
+        return
+    except (TypeError, AttributeError):
+        yield f"its {MANIFEST} is damaged: its fields are not those of a manifest"
         return
     if written[0] != _FORMAT:
         yield f"its {MANIFEST} has format {written[0]!r}, but this version reads format {_FORMAT}"

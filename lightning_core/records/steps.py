@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,14 @@ class StepLog:
         self._metrics = MetricsLog(folder / "metrics.jsonl", keep_steps=after, stored=store.steps())
         observers.start(Recorded(lines=self._metrics.lines, store=store))
 
-    def add(self, step: int, metrics: Mapping[str, float]) -> Mapping[str, Any]:
-        """Record one step with the observers' metrics, then call the observers; returns the recorded metrics."""
+    def add(
+        self, step: int, metrics: Mapping[str, float], *, on_recorded: Callable[[], None] = lambda: None
+    ) -> Mapping[str, Any]:
+        """Record one step with the observers' metrics, then call ``on_recorded`` and the observers; returns the recorded metrics."""
         recorded = finite_or_none(metrics)
         recorded |= self._observers.measure(step, recorded)
         self._store.add_step(step, recorded)
         self._metrics.append(step, recorded)
+        on_recorded()  # an observer may raise
         self._observers.on_step(step, recorded)
         return recorded

@@ -98,7 +98,7 @@ class AgentPool(Protocol):
     """Runs agents: in this process, or on the workers of a cluster."""
 
     async def roll_out(self, jobs: Sequence[Job], routing: Routing, record: Record) -> Sequence[Rollout]:
-        """Return the last attempt at each job. Calls ``record`` with every attempt, one or several at a time.
+        """Return the last attempt at each job, in the order of ``jobs``. Calls ``record`` with every attempt, one or several at a time.
 
         Raises `InfrastructureError` if the worker that ran them is lost, and what ``record`` raises.
         """

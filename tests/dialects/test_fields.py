@@ -16,6 +16,7 @@ from typing_extensions import is_typeddict
 
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.backends.scripted import ScriptedBackend
+from lightning_core.chat.json_text import show_json
 from lightning_core.dialects import DIALECTS
 from lightning_core.dialects import anthropic_messages as messages
 from lightning_core.dialects import openai_chat as chat_completions
@@ -154,7 +155,7 @@ def test_a_dropped_field_is_noted_and_changes_nothing(endpoint: PolicyEndpoint, 
         (wrong, *_) = (value for kind, value in VALUES.items() if kind not in (*field.kind.types, int))
         refused = client.post(wire.PATH, json={**LEAST[wire.PATH], outer: {inner: wrong} if inner else wrong})
     assert refused.status_code == 400
-    assert f"{name} is {wrong!r}; expected {field.kind.name}" in refused.json()["error"]["message"]
+    assert f"{name} is {show_json(wrong)}; expected {field.kind.name}" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("wire", DIALECTS, ids=lambda wire: wire.PATH)
@@ -263,7 +264,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (chat_completions, {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages.0.function_call"),
     (chat_completions, {"messages": [5]}, "messages.0"),
     (chat_completions, {"tools": [{"type": "custom", "custom": {"name": 5}}]}, "tools.0"),
-    (chat_completions, {"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]}, "tools.0"),
+    (chat_completions, {"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]}, "tools.0.function.parameters"),
     (chat_completions, {"logprobs": 1}, "logprobs"),
     (chat_completions, {"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
     (chat_completions, {"stream_options": 5}, "stream_options"),
@@ -282,7 +283,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (messages, {"messages": [{"role": "wizard", "content": "hi"}]}, "messages.0.role"),
     (messages, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
     (messages, {"system": 5}, "system"),
-    (messages, {"tools": [{"name": "f", "input_schema": 5}]}, "tools.0"),
+    (messages, {"tools": [{"name": "f", "input_schema": 5}]}, "tools.0.input_schema"),
     (completions, {"prompt": None}, "prompt"),
     (completions, {"prompt": []}, "prompt"),
     (completions, {"prompt": ""}, "prompt"),

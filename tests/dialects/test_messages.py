@@ -83,7 +83,7 @@ def test_the_input_of_a_call_is_an_object(arguments: Any):
     with serve() as endpoint, client_in_rollout(endpoint) as (_, client):
         answer = client.post("/messages", json={"model": "policy", "max_tokens": 5, "messages": messages})
         assert answer.status_code == 400
-        assert "messages.1.content.0 is {'type': 'tool_use'" in answer.json()["error"]["message"]
+        assert 'messages.1.content.0 is {"type": "tool_use"' in answer.json()["error"]["message"]
         call["input"] = {}
         sent = {"model": "policy", "max_tokens": 5, "messages": messages}
         assert client.post("/messages", json=sent).status_code == 200

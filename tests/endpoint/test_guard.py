@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -203,3 +204,25 @@ def test_a_wrong_name_is_logged_once(caplog: pytest.LogCaptureFixture):
             assert client.get("/models").status_code == 403
     (record,) = (record for record in caplog.records if "evil.example" in record.message)
     assert "a request to /v1/models was refused: its Host is 'evil.example'" in record.message
+
+
+def test_several_hosts_are_an_error_that_names_them():
+    lines = ["POST /v1/chat/completions HTTP/1.1", "host: localhost", "host: evil.example", "connection: close"]
+    with serving() as (_, client), socket.create_connection(("127.0.0.1", client.base_url.port)) as connection:
+        connection.sendall("".join(f"{line}\r\n" for line in [*lines, "content-length: 2", "", "{}"]).encode())
+        answer = connection.makefile("rb").read().decode()
+    assert answer.startswith("HTTP/1.1 400 ")
+    assert "has 2 Host headers: ['localhost', 'evil.example']; expected one" in answer
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [("/images/generations", "Use one of these in the client"), ("/embeddings", "Give the embeddings client the URL")],
+)
+def test_a_server_without_rollouts_advises_no_setting_of_theirs(path: str, advice: str):
+    with serving() as (_, client):
+        answer = client.post(path, json={"model": "base", "input": "hi"})
+    said = answer.json()["error"]["message"]
+    assert answer.status_code == 404
+    assert advice in said
+    assert not [setting for setting in ("rollouts.", "policy.upstream", "agents.frozen") if setting in said]

@@ -222,7 +222,7 @@ def test_a_span_with_an_invalid_field_is_refused(changes: dict[str, Any], expect
     [
         (b"{}", {}, 400, "expected OTLP/JSON with a list 'resourceSpans', found the keys []"),
         (b"{", {}, 400, "the request body is not JSON: EOF"),
-        (b"[]", {}, 400, "expected an object with 'resourceSpans', found a JSON list"),
+        (b"[]", {}, 400, "expected an object with 'resourceSpans', found a list"),
         (b'{"resourceSpans": [3]}', {}, 400, "expected OTLP/JSON, found"),
         (b"{}", {"content-encoding": "gzip"}, 400, "the request body has the content-encoding 'gzip', but the data is not gzip"),
         (b"{}", {"content-encoding": "br"}, 415, "the request body has the content-encoding 'br'"),

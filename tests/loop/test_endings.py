@@ -7,7 +7,7 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from lightning_core import fit, load_config
 from lightning_core.capture import reward
 from lightning_core.errors import InfrastructureError, RewardError, TrainingError
 from lightning_core.loop import evaluate
+from lightning_core.observers.progress import SilentProgress
 from lightning_core.records.checkpoints import checkpoints
 from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import Interrupted, interruptible, uninterrupted
@@ -76,6 +77,18 @@ def test_within_the_budget_invalid_rewards_are_left_out_and_counted(model: Path,
     assert [(m["rollouts_invalid"], m["rollouts_left_out"]) for m in result.metrics] == [(0, 0), (2, 2), (0, 0), (0, 0)]
     with Store(result.folder / "store.db", read_only=True) as store:
         assert len(store.rollouts(status="invalid")) == 2
+
+
+class FailsAtStep2(SilentProgress):
+    def step(self, step: int, total_steps: int, metrics: Mapping[str, float]) -> None:
+        if step == 2:
+            raise OSError("the display is gone")
+
+
+def test_a_step_is_saved_when_its_display_fails(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="the display is gone"):
+        fit(bandit.solve, config=small(model, tmp_path), progress=FailsAtStep2())
+    assert saved(tmp_path) == ["step-000002"]
 
 
 def broken() -> float:

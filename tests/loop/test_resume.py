@@ -222,6 +222,16 @@ def renamed(run: Path) -> None:
     shutil.copytree(run / "checkpoints" / "step-000001", run / "checkpoints" / "step-000003")
 
 
+def test_settings_that_cannot_load_the_checkpoint_change_no_record(model: Path, run: Path) -> None:
+    shutil.rmtree(run / "checkpoints" / "step-000002")
+    before = phases(run)
+    with pytest.raises(
+        TrainingError, match=r"lora_A' is \[16, 64\], but this trainer's is \[4, 64\]\. Restore the settings"
+    ):
+        resume(model, run.parent, policy={"tuning": "lora", "lora": {"rank": 4}})
+    assert phases(run) == before
+
+
 Damage = Callable[[Path], Any]
 
 
@@ -233,7 +243,9 @@ Damage = Callable[[Path], Any]
         (lambda run: (newest(run) / "trainer.json").unlink(), "step-000002", "its file 'trainer.json' is missing"),
         (lambda run: (newest(run) / "trainer.json").write_text("{}"), "step-000002", "has 2 bytes, but was written with"),
         (lambda run: (newest(run) / "trainer" / OPTIMIZER).unlink(), "step-000002", "has no optimizer state to resume from"),
-        (lambda run: (newest(run) / MANIFEST).write_text("{"), "step-000002", "manifest.json is damaged: JSONDecodeError"),
+        (lambda run: (newest(run) / MANIFEST).write_text("{"), "step-000002", "manifest.json is damaged: Expecting property name"),
+        (lambda run: (newest(run) / MANIFEST).write_text("{}"), "step-000002", "manifest.json is damaged: it has no 'files'"),
+        (lambda run: (newest(run) / MANIFEST).write_text("[]"), "step-000002", "its fields are not those of a manifest"),
         (lambda run: (newest(run) / MANIFEST).write_text("[" * 100_000), "step-000002", "nested too deep"),
         (twice, "step-000002", "the key 'format' is given twice"),
         (of_another_run, "step-000002", "another run wrote it"),

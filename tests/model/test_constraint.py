@@ -192,21 +192,36 @@ def test_an_agent_with_tools_and_a_typed_output_does_both(trainer: TorchTrainer)
     assert trainer.step(rows)["logprob_difference_max"] < 1e-4
 
 
-@pytest.mark.parametrize("schema", [{"type": "strin"}, {"not": {"type": "object"}}])
+PATTERN = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(("}}, "required": ["a"]}
+ONE_OF = {"type": "array", "items": {"oneOf": [{"type": "string"}, {"type": "string", "minLength": 2}]}}
+
+
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_unsupported_schema_is_a_400_that_names_the_field(
-    trainer: TorchTrainer, schema: dict[str, Any], stream: bool
+@pytest.mark.parametrize(
+    ("schema", "tools", "field", "why"),
+    [
+        ({"type": "strin"}, None, "response_format", "response_format: this JSON schema is not supported: "),
+        ({"not": {"type": "object"}}, None, "response_format", "response_format: this JSON schema is not supported: "),
+        (PATTERN, None, "response_format", r"in properties.a, regex parse error: \(\( error: unclosed group. Rewrite this part"),
+        (ONE_OF, None, "response_format", "in items, oneOf constraints are not supported. Use anyOf in place of oneOf. Rewrite"),
+        ({"$ref": "#"}, None, "response_format", "response_format: .*: no text satisfies it. Check that values of a finite size"),
+        ({}, PATTERN, "tools", "the parameters of the tool 'g': .* in properties.a, regex parse error"),
+    ],
+)  # fmt: skip
+def test_an_unsupported_schema_is_a_400_that_names_its_place(
+    trainer: TorchTrainer, schema: dict[str, Any], tools: Any, field: str, why: str, stream: bool
 ) -> None:
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    functions = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in (("f", {}), ("g", tools))]
     with PolicyEndpoint(trainer.backend, Chat(trainer.model.tokenizer)) as endpoint, rollout("t") as run:
         key = endpoint.new_key()
         endpoint.open(key, run.address, Routing(trained=frozenset({"a"})))
         headers = {**run.address.to_headers(), "lightning-agent": "a"}
         with openai.OpenAI(base_url=endpoint.url, api_key=key, default_headers=headers, max_retries=0) as client:
-            messages: list[Any] = [{"role": "user", "content": "hi"}]
-            with pytest.raises(openai.BadRequestError, match=r"this JSON schema is not supported") as raised:
-                client.chat.completions.create(model="x", messages=messages, response_format=wanted, stream=stream)
-        assert raised.value.param == "response_format"
+            body: Any = {"messages": [{"role": "user", "content": "hi"}], "response_format": wanted, "stream": stream}
+            with pytest.raises(openai.BadRequestError, match=why) as raised:
+                client.chat.completions.create(model="x", **body, **({"tools": functions} if tools else {}))
+        assert raised.value.param == field
         endpoint.close(key)
     assert not run.infrastructure
 

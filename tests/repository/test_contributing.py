@@ -201,7 +201,7 @@ with playground(["Four.", "Still four."], train=["writer"], integrations=[]) as 
         response = client.post(url, json={"model": "command", "messages": messages, "tools": [{"type": "function"}]})
         assert (response.status_code, response.json()["message"].partition(",")[0]) == (
             400,
-            "tools is [{'type': 'function'}]",
+            'tools is [{"type": "function"}]',
         )
 assert [c.context for c in run.trace.calls] == ["new", "clean", None]  # the last one was refused
 transitions = trace_to_transitions(run.trace, agents={"writer"})

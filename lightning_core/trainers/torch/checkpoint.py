@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from safetensors import SafetensorError
@@ -166,8 +166,8 @@ def read(
     for key in sorted({*found, *fingerprint}):
         if found.get(key) != fingerprint.get(key):
             raise TrainingError(
-                f"the checkpoint {str(folder)!r} does not fit: its {key} is {found.get(key)!r}, but this "
-                f"trainer's is {fingerprint.get(key)!r}"
+                f"the checkpoint {str(folder)!r} does not fit the configuration: {_difference(key, found.get(key), fingerprint.get(key))}. "
+                "Restore the settings of policy and policies that the run began with, or start a new run from its weights (policy.model)"
             )
     state = folder if facts["format"] == 1 else folder / _STATE
     if not weights_only and not (state / OPTIMIZER).exists():
@@ -203,6 +203,15 @@ def read(
 
 def _file_of(folder: Path, name: str) -> Path:
     return folder / f"{name}.safetensors"
+
+
+def _difference(name: str, found: Any, expected: Any) -> str:
+    """Of two mappings only the first entry that differs: there is one for each weight."""
+    if isinstance(found, Mapping) and isinstance(expected, Mapping):
+        there, here = cast("Mapping[str, Any]", found), cast("Mapping[str, Any]", expected)
+        key = next(key for key in (*there, *here) if there.get(key) != here.get(key))
+        return _difference(f"{name} {key!r}", there.get(key), here.get(key))
+    return f"its {name} is {found!r}, but this trainer's is {expected!r}"
 
 
 def _not_readable(folder: Path, error: Exception) -> TrainingError:

@@ -7,6 +7,7 @@ later step. What the store has of them under their first step is found here and 
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -88,6 +89,8 @@ class GroupLog:
         self._steps[entry.step].append(entry)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(asdict(entry))}\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def _write(self) -> None:
         lines = [json.dumps(asdict(entry)) for entries in self._steps.values() for entry in entries]

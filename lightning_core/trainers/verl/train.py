@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from lightning_core.config import Config
@@ -78,7 +79,8 @@ def train_with_verl(plan: Plan) -> None:
     start = prepare_start(plan)
     found = verl_config(config, folder, start)
     try:
-        with interruptible(on_save=lambda: plan.observers.message(_NOT_SAVED)):
+        # In a thread of its own: the signal may interrupt a line that is being written.
+        with interruptible(on_save=lambda: Thread(target=plan.observers.message, args=(_NOT_SAVED,)).start()):
             _run(found)
     except Exception as error:
         known = _known_failure(error, folder)
