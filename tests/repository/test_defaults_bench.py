@@ -171,7 +171,7 @@ def test_a_task_that_was_left_out_counts_in_no_mean() -> None:
 def test_the_report_has_all_agents_and_compares_variants() -> None:
     baseline, changed = table({str(n): [1.0, 1.0] for n in range(6)})
     text = "\n".join(report.lines([*baseline, *changed]))
-    assert "The first suite, 3 processor minutes, 24 runs" in text
+    assert "The first suite, 3 minutes of two cores, 24 runs" in text
     assert "fast: trainer.learning_rate=5e-5 policy.train_layers=15" in text
     assert "solved share +0.250 [+0.250, +0.250]" in text
     assert "worse by more than their interval: no agent" in text

@@ -5,9 +5,9 @@
 
 A run sets what every user must set: the agents, the model, the seed and the tasks. All else is the default, or a change of a
 ``--variant`` (``--change key=value`` is short for a variant with one change). A run ends when its rollouts and updates have used
-``--minutes`` of processor time, in this process and in the workers of agents; loading and evaluations do not count. Each run is a
-process of its own, and adds a line to ``--results``. Runs with a line there are not repeated, so an interrupted bench continues. All
-variants of an agent follow each other, and the seeds are the outer loop.
+``--minutes`` of two cores (3: 360 processor seconds), in this process and in the workers of agents. Loading and evaluations do not
+count. Each run is a process of its own, and adds a line to ``--results``. Runs with a line there are not repeated, so an interrupted
+bench continues. All variants of an agent follow each other, and the seeds are the outer loop.
 
 The first suite is for choosing defaults. The second is for one comparison at the end. ``--list`` prints what is left, ``--starts``
 the rewards of the untrained model.
@@ -35,7 +35,9 @@ def main() -> int:
     parser.add_argument("--agents", nargs="+", metavar="NAME", help="default: all of the suite")
     parser.add_argument("--variant", action="append", default=[], metavar="'NAME: KEY=VALUE …'")
     parser.add_argument("--change", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--minutes", type=float, default=3.0, help="processor minutes of a run (default: 3)")
+    parser.add_argument(
+        "--minutes", type=float, default=3.0, help="minutes of two cores that a run trains (default: 3)"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--results", type=Path, default=ROOT / "runs" / "defaults.jsonl")
     parser.add_argument("--list", action="store_true")

@@ -22,7 +22,7 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
     for suite, minutes in sorted({(row.suite, row.minutes) for row in rows}):
         own = [row for row in rows if (row.suite, row.minutes) == (suite, minutes)]
         groups = variants(own)
-        yield f"The {suite} suite, {minutes:g} processor minutes, {len(own)} runs"
+        yield f"The {suite} suite, {minutes:g} minutes of two cores, {len(own)} runs"
         for name, found in groups.items():
             yield ""
             yield from _agents(name, found)

@@ -21,7 +21,7 @@ class Row:
     changes: Sequence[str]
     seed: int
     minutes: float
-    """The budget: processor minutes of rollouts and updates."""
+    """The budget: minutes of two cores, of rollouts and updates."""
     commit: str
     cpu: str
     steps: int

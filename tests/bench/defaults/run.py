@@ -22,6 +22,8 @@ from tests.bench.defaults.suite.agent import constant_reward, split
 from tests.bench.defaults.suites import SUITES, agents_of
 from tests.bench.defaults.variant import BASELINE, MOST_STEPS, Variant, configure
 
+CORES = 2
+"""A minute of the budget is a minute of that many cores."""
 ROOT = Path(__file__).parents[3]
 
 
@@ -32,7 +34,7 @@ def train(suite: str, name: str, variant: Variant, *, seed: int, minutes: float,
 
     agent = agents_of(suite)[name]
     tasks, held_out = split(agent)
-    budget = ProcessorBudget(60 * minutes)
+    budget = ProcessorBudget(CORES * 60 * minutes)
     # A run has no setting for processor time.
     observers.OBSERVERS = (*observers.OBSERVERS, lambda _: budget)
     with tempfile.TemporaryDirectory() as folder:
