@@ -1,0 +1,56 @@
+"""The runs of a bench in their order, and those that are left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tests.bench.defaults.results import Row
+from tests.bench.defaults.variant import MOST_STEPS, Variant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run to make."""
+
+    suite: str
+    agent: str
+    variant: Variant
+    seed: int
+    minutes: float
+
+    @property
+    def key(self) -> tuple[str, str, tuple[str, ...], int, float]:
+        """Equal to the key of its row."""
+        return self.suite, self.agent, self.variant.changes, self.seed, self.minutes
+
+
+def wanted(
+    suite: str, agents: Sequence[str], variants: Sequence[Variant], *, seeds: int, minutes: float
+) -> Iterator[Run]:
+    """All variants of an agent follow each other, so the finished part of a queue compares them."""
+    for seed in range(seeds):
+        for agent in agents:
+            for variant in variants:
+                yield Run(suite=suite, agent=agent, variant=variant, seed=seed, minutes=minutes)
+
+
+def left(runs: Sequence[Run], rows: Sequence[Row]) -> list[Run]:
+    """The runs without a row."""
+    done = {row.key for row in rows}
+    return [run for run in runs if run.key not in done]
+
+
+def steps_of(run: Run, rows: Sequence[Row]) -> int:
+    """``trainer.steps``: a schedule of the learning rate needs the run's true length, that of the defaults' run of the same agent.
+
+    Without a schedule it is more than the budget holds.
+    """
+    if not any(change.startswith("trainer.schedule=") for change in run.variant.changes):
+        return MOST_STEPS
+    same = [
+        row.steps
+        for row in rows
+        if not row.changes and (row.suite, row.agent, row.minutes) == (run.suite, run.agent, run.minutes)
+    ]
+    return round(sum(same) / len(same)) if same else MOST_STEPS

@@ -1,0 +1,103 @@
+"""The results file: JSON lines, one for each finished run, in any order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+
+from lightning_core.records.solved import is_solved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One run: an agent with a variant and a seed."""
+
+    suite: str
+    agent: str
+    variant: str
+    changes: Sequence[str]
+    seed: int
+    minutes: float
+    """The budget: minutes of two cores, of rollouts and updates."""
+    commit: str
+    cpu: str
+    steps: int
+    seconds: float
+    """Processor seconds of rollouts and updates."""
+    wall_seconds: float
+    """Wall time of the whole run, with loading and evaluations."""
+    before: Sequence[float | None]
+    """The reward of each held-out task before training; None if it was left out."""
+    after: Sequence[float | None]
+    """After training, in the same order."""
+    solved_from: float
+    """The reward from which a rollout counts as solved."""
+    groups_equal: float
+    """The share of groups whose rewards are all equal, over all steps."""
+    distinct_before: int | None
+    """Number of different answers to the held-out tasks."""
+    distinct_after: int | None
+    constant: float | None
+    """The held-out reward of the best single answer among the ideal ones; None if answers have no reward."""
+
+    @property
+    def key(self) -> tuple[str, str, tuple[str, ...], int, float]:
+        """What identifies the run."""
+        return self.suite, self.agent, tuple(self.changes), self.seed, self.minutes
+
+    @property
+    def reward_before(self) -> float:
+        """The mean held-out reward before training."""
+        return fmean(known(self.before))
+
+    @property
+    def reward_after(self) -> float:
+        """The mean held-out reward after training."""
+        return fmean(known(self.after))
+
+    @property
+    def solved_before(self) -> float:
+        """The share of solved tasks before training."""
+        return _solved(self.before, self.solved_from)
+
+    @property
+    def solved_after(self) -> float:
+        """The share of solved tasks after training."""
+        return _solved(self.after, self.solved_from)
+
+
+def known(rewards: Sequence[float | None]) -> list[float]:
+    """The rewards of tasks that were not left out."""
+    return [reward for reward in rewards if reward is not None]
+
+
+def _solved(rewards: Sequence[float | None], solved_from: float) -> float:
+    # Stored rewards are rounded.
+    return fmean(is_solved(reward + 5e-4, solved_from) for reward in known(rewards))
+
+
+def read(path: Path) -> list[Row]:
+    """The rows in ``path``; none if it does not exist. A last line that an interrupted write cut is left out."""
+    if not path.is_file():
+        return []
+    rows: list[Row] = []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            rows.append(Row(**json.loads(line)))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}:{number}: found {line[:80]!r}, expected a row of a run: {error}") from None
+    return rows
+
+
+def append(path: Path, row: Row) -> None:
+    """Add ``row``, and remove a last line that an interrupted write cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        file.seek(0)
+        whole = file.read().rfind(b"\n") + 1
+        file.truncate(whole)
+        file.write(json.dumps(asdict(row)).encode() + b"\n")

@@ -1,0 +1,1 @@
+"""The first suite: changes of the defaults are chosen with it."""

@@ -1,0 +1,48 @@
+"""A set of changes to the shipped defaults, and the configuration of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_core import Config, load_config
+from tests.bench.defaults.suite.agent import HELD_OUT, Agent
+
+MODEL = "smollm2-135m-instruct"
+MOST_STEPS = 10_000
+"""More steps than any budget holds: a run ends when its time is spent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """Changes to the defaults, as ``key=value`` of the command line."""
+
+    name: str
+    changes: tuple[str, ...] = ()
+
+
+BASELINE = Variant(name="defaults")
+
+
+def parse_variant(text: str) -> Variant:
+    """The variant ``name: key=value key=value``. Raises ValueError for other texts."""
+    name, colon, changes = text.partition(":")
+    keys = tuple(changes.split())
+    if not colon or not name.strip() or not keys or not all("=" in change for change in keys):
+        raise ValueError(f"found {text!r}, expected 'name: key=value key=value'")
+    if name.strip() == BASELINE.name:
+        raise ValueError(f"the name {BASELINE.name!r} is taken by the shipped defaults; choose another one")
+    return Variant(name=name.strip(), changes=keys)
+
+
+def configure(agent: Agent, changes: Sequence[str], *, seed: int, steps: int, folder: str) -> Config:
+    """The configuration of a run: what every user must set, and ``changes``."""
+    given: dict[str, Any] = {
+        "agents": {"train": list(agent.train), "frozen": dict.fromkeys(agent.frozen, "base")},
+        "policy": {"model": MODEL},
+        "trainer": {"steps": steps},
+        "eval": {"tasks": HELD_OUT, "solved": agent.solved},
+        "run": {"dir": folder, "seed": seed},
+    }
+    return load_config(given, list(changes))

@@ -1,0 +1,226 @@
+"""The suites of the bench of defaults: their tasks and rewards, and the arithmetic of its report."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_core.backends.backend import Delta, SamplingParams
+from lightning_core.backends.scripted import EveryModel, ScriptedBackend
+from lightning_core.chat.chat import Chat
+from lightning_core.testing import Playground, open_playground
+from lightning_core.testing.programs import run_async
+from tests.bench.defaults import report
+from tests.bench.defaults.queue import left, steps_of, wanted
+from tests.bench.defaults.results import Row, append, read
+from tests.bench.defaults.statistics import by_agent, over_agents, paired, reward, solved
+from tests.bench.defaults.suite.agent import HELD_OUT, Agent, constant_reward, split
+from tests.bench.defaults.suites import SUITES, agents_of
+from tests.bench.defaults.variant import BASELINE, MOST_STEPS, Variant, configure, parse_variant
+
+AGENTS = {(suite, name): agent for suite in SUITES for name, agent in agents_of(suite).items()}
+NONSENSE = ("nonsense",) * 20
+ALL = pytest.mark.parametrize("agent", AGENTS.values(), ids=[name for _, name in AGENTS])
+
+
+class Script(ScriptedBackend):
+    """Gives the next of ``responses``, of any length: its tokens are bytes, and the limits of the agents count others."""
+
+    def __init__(self) -> None:
+        self.responses: Iterator[str] = iter(())
+        super().__init__(lambda _: next(self.responses), models=EveryModel())
+
+    def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, model: str, stream: bool = False
+    ) -> AsyncGenerator[Delta]:
+        return super().generate(prompt_ids, replace(params, max_tokens=1000), model=model, stream=stream)
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[tuple[Playground, Script]]:
+    script = Script()
+    with open_playground(script, chats=Chat(script.tokenizer)) as playground:
+        yield playground, script
+
+
+def reward_of(opened: tuple[Playground, Script], agent: Agent, task: dict[str, Any], responses: Sequence[str]) -> float:
+    """The reward of a rollout in which the model gives ``responses``."""
+    playground, script = opened
+    script.responses = iter(responses)
+    with playground.rollout(task, train=(*agent.train, *agent.frozen)):
+        answer = agent.solve(task)
+        if inspect.isawaitable(answer):
+            answer = run_async(answer)
+    assert responses is NONSENSE or list(script.responses) == []
+    return agent.score(task, answer)
+
+
+def test_the_suites_have_other_agents() -> None:
+    names = [name for _, name in AGENTS]
+    assert len(names) == len(set(names))
+    assert len(agents_of("first")) >= 16
+    assert len(agents_of("second")) == 8
+
+
+@ALL
+def test_training_and_held_out_tasks_have_no_text_in_common(agent: Agent) -> None:
+    tasks, held_out = split(agent)
+    assert len(held_out) == HELD_OUT
+    assert len(tasks) >= 60
+    assert not {task["text"] for task in tasks} & {task["text"] for task in held_out}
+    assert split(agent) == (tasks, held_out)
+
+
+@ALL
+def test_the_ideal_responses_get_the_full_reward_and_nonsense_gets_0(
+    opened: tuple[Playground, Script], agent: Agent
+) -> None:
+    tasks, _ = split(agent)
+    for task in tasks[:2]:
+        assert reward_of(opened, agent, task, agent.ideal(task)) == pytest.approx(agent.solved)
+    assert reward_of(opened, agent, tasks[0], NONSENSE) == 0
+
+
+@ALL
+def test_one_answer_to_all_tasks_does_not_solve_them(agent: Agent) -> None:
+    constant = constant_reward(agent)
+    assert (constant is None) != agent.is_answer
+    assert constant is None or constant < 0.7
+
+
+FAST = Variant(name="fast", changes=("trainer.learning_rate=5e-5", "policy.train_layers=15"))
+
+
+def row(agent: str = "route", seed: int = 0, *, variant: Variant = BASELINE, gain: float = 0.0, steps: int = 10) -> Row:
+    """A run whose four held-out rewards are 0, 0.5, 1 and ``gain``."""
+    return Row(
+        suite="first",
+        agent=agent,
+        variant=variant.name,
+        changes=list(variant.changes),
+        seed=seed,
+        minutes=3.0,
+        commit="c",
+        cpu="a CPU",
+        steps=steps,
+        seconds=180.0,
+        wall_seconds=200.0,
+        before=[0.0, 0.0, 1.0, 0.0],
+        after=[0.0, 0.5, 1.0, gain],
+        solved_from=1.0,
+        groups_equal=0.5,
+        distinct_before=4,
+        distinct_after=2,
+        constant=0.25,
+    )
+
+
+def table(gains: dict[str, Sequence[float]]) -> tuple[list[Row], list[Row]]:
+    """Runs with the defaults and with `FAST`, which gains ``gains`` in the fourth task, one for each seed, by agent."""
+    pairs = [(agent, seed, gain) for agent, values in gains.items() for seed, gain in enumerate(values)]
+    return [row(a, s) for a, s, _ in pairs], [row(a, s, variant=FAST, gain=g) for a, s, g in pairs]
+
+
+def test_a_solved_task_has_the_full_reward_up_to_the_rounding_of_the_file() -> None:
+    assert row(gain=0.9996).solved_after == 0.5
+    assert row(gain=0.999).solved_after == 0.25
+    assert row().solved_before == 0.25
+
+
+def test_differences_are_paired_by_agent_seed_and_budget() -> None:
+    baseline, changed = table({"a": [1.0, 0.0], "b": [0.4]})
+    assert paired(baseline[:1] + baseline[2:], changed, solved) == {"a": [0.25], "b": [0.0]}
+    found = paired(baseline, changed, reward)
+    assert found == {"a": pytest.approx([0.25, 0.0]), "b": pytest.approx([0.1])}
+    assert over_agents(found).mean == pytest.approx((0.125 + 0.1) / 2)  # every agent counts once
+    assert paired([replace(r, minutes=6.0) for r in baseline], changed, reward) == {}
+
+
+def test_the_interval_is_over_agents_and_seeds() -> None:
+    by_agents = {str(n): [0.1 * (n % 2)] * 3 for n in range(16)}
+    by_seeds = {str(n): [0.0, 0.1] for n in range(16)}
+    estimate, narrower = over_agents(by_agents), over_agents(by_seeds)
+    # Student's t of 16 agents with a standard deviation of 0.052.
+    assert (estimate.mean, estimate.low, estimate.high) == pytest.approx((0.05, 0.0225, 0.0775), abs=0.004)
+    assert 0 < narrower.high - narrower.low < estimate.high - estimate.low
+    assert over_agents({str(n): [0.1, 0.1] for n in range(6)}).low == pytest.approx(0.1)
+    assert math.isnan(over_agents({"a": [0.1]}).low)
+
+
+def test_agents_that_got_worse_are_reported() -> None:
+    worse = [replace(r, after=[0.0] * 8) for r in table({"a": [0, 0, 0], "b": [0, 0, 0]})[1]]
+    baseline = [replace(r, after=[1.0] * 8) for r in table({"a": [0, 0, 0]})[0]]
+    baseline += [replace(r, after=[0.0] * 8) for r in table({"b": [0, 0, 0]})[0]]
+    assert [(d.agent, d.mean, d.is_worse) for d in by_agent(baseline, worse)] == [("a", -1.0, True), ("b", 0.0, False)]
+
+
+def test_a_task_that_was_left_out_counts_in_no_mean() -> None:
+    (baseline,), (changed,) = table({"a": [1.0]})
+    baseline = replace(baseline, after=[None, 0.5, 1.0, 0.0])
+    assert (baseline.reward_after, baseline.solved_after) == pytest.approx((0.5, 1 / 3))
+    (found,) = by_agent([baseline], [changed])
+    assert found.mean == pytest.approx(1 / 3)
+
+
+def test_the_report_has_all_agents_and_compares_variants() -> None:
+    baseline, changed = table({str(n): [1.0, 1.0] for n in range(6)})
+    text = "\n".join(report.lines([*baseline, *changed]))
+    assert "The first suite, 3 minutes of two cores, 24 runs" in text
+    assert "fast: trainer.learning_rate=5e-5 policy.train_layers=15" in text
+    assert "solved share +0.250 [+0.250, +0.250]" in text
+    assert "worse by more than their interval: no agent" in text
+    assert text.count("mean ") == 2
+
+
+def test_the_report_keeps_variants_of_one_name_and_other_changes_apart() -> None:
+    other = replace(row(variant=FAST), changes=["trainer.learning_rate=1e-4"])
+    assert [len(rows) for rows in report.variants([row(), row(variant=FAST), other]).values()] == [1, 1, 1]
+
+
+def test_the_queue_continues_after_the_recorded_runs(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "results.jsonl"
+    runs = list(wanted("first", ["route", "query"], [BASELINE, FAST], seeds=2, minutes=3.0))
+    assert [(run.agent, run.variant.name, run.seed) for run in runs[:3]] == [
+        ("route", "defaults", 0),
+        ("route", "fast", 0),
+        ("query", "defaults", 0),
+    ]
+    append(path, row("route"))
+    with path.open("a") as file:
+        file.write('{"suite": "fir')  # an interrupted write
+    append(path, row("route", variant=FAST))
+    assert left(runs, read(path)) == runs[2:]
+    assert left(runs, [replace(r, minutes=6.0) for r in read(path)]) == runs
+
+
+def test_a_schedule_ends_with_the_budget() -> None:
+    rows = [row(steps=8), row(seed=1, steps=11), row(variant=FAST, steps=30), row("query", steps=50)]
+    scheduled = Variant(name="linear", changes=("trainer.schedule=linear",))
+    (run,) = wanted("first", ["route"], [scheduled], seeds=1, minutes=3.0)
+    assert steps_of(run, rows) == 10
+    assert steps_of(replace(run, variant=FAST), rows) == steps_of(run, []) == MOST_STEPS
+
+
+def test_a_run_has_the_shipped_defaults_and_the_changes() -> None:
+    assert parse_variant("fast: trainer.learning_rate=5e-5 policy.train_layers=15") == FAST
+    agent = agents_of("first")["pick"]
+    config = configure(agent, FAST.changes, seed=1, steps=7, folder="runs")
+    given = {"agents", "policy", "trainer", "eval", "run"}
+    assert config.model_fields_set == given
+    assert (config.trainer.learning_rate, config.policy.train_layers) == (5e-5, 15)
+    plain = configure(agent, (), seed=1, steps=7, folder="runs")
+    assert plain.trainer.model_fields_set == {"steps"}
+    assert plain.policy.model_fields_set == {"model"}
+    assert plain.agents.frozen == {"reader": "base"}
+
+
+@pytest.mark.parametrize("text", ["fast", "fast:", ": a.b=1", "fast: a.b", "defaults: a.b=1"])
+def test_a_variant_has_a_name_and_changes(text: str) -> None:
+    with pytest.raises(ValueError, match=r"found|taken"):
+        parse_variant(text)
