@@ -14,6 +14,7 @@ from lightning_core.model.attention import Geometry
 from lightning_core.model.compute import ComputePlan, decoder_name, inputs
 
 _PROBE_TOKENS = 64
+_LEAST_ROW_TOKENS = 4096
 MOST_TOKENS = 4096
 """Most tokens of a training pass that is not configured."""
 
@@ -48,6 +49,11 @@ def trained_bytes(model: Any, path: ComputePlan, trained: Iterable[Tensor], *, e
     return sum(kept.values()) // _PROBE_TOKENS + (2 * 4 * vocabulary if entropy else 0)
 
 
+def steady_bytes(row_bytes: int) -> int:
+    """The part of ``row_bytes`` that running responses may hold between steps. The rest is for a block that is copied while it grows."""
+    return row_bytes * 2 // 3
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
     """The use of the free memory by a trainer."""
@@ -58,6 +64,10 @@ class MemoryPlan:
     """Tokens of a training pass."""
     cache_bytes: int
     """Bytes of a full cache."""
+    row_bytes: int
+    """Bytes for the keys and values of running responses, including the copies while they grow; 0 if they are not bounded."""
+    row_tokens: int
+    """Tokens of running responses that fit, without copies; each prompt that several responses share counts once."""
     micro_batch_bytes: int
     """Bytes that a training pass of so many tokens needs beside weights, gradients and moments."""
 
@@ -71,14 +81,14 @@ def plan(
     cache_bytes: int | None,
     micro_batch_tokens: int | None,
 ) -> MemoryPlan:
-    """Divide ``free`` bytes: a quarter for the sampler's cache, and a third of the rest for a training pass.
+    """Divide ``free`` bytes: a quarter for the sampler's cache, and a third of the rest each for running responses and a training pass.
 
-    What is left is for the agents, for the running rows and for temporary tensors.
+    What is left is for the agents and for temporary tensors.
 
     ``weights``: bytes that gradients and moments will need; they are allocated by the first step. ``cached``, ``trained``:
     bytes per token; 0 if there is no cache. ``cache_bytes``, ``micro_batch_tokens``: as configured; None to choose.
-    A training pass has at most 4,096 tokens, beyond which it gets no faster, and at least 256. Raises `ConfigError` if
-    the cache does not fit.
+    A training pass has at most 4,096 tokens, beyond which it gets no faster, and at least 256. Running responses get at least 4,096
+    tokens. Raises `ConfigError` if the cache does not fit.
     """
     left = max(0, free - weights)
     if cached and cache_bytes is not None and cache_bytes > left:
@@ -88,10 +98,13 @@ def plan(
         )
     cache = 0 if not cached else left // 4 if cache_bytes is None else cache_bytes
     chosen = max(256, min(MOST_TOKENS, (left - cache) // 3 // max(1, trained)))
+    rows = max((left - cache) // 3, _LEAST_ROW_TOKENS * cached * 3 // 2) if cached else 0
     tokens = chosen if micro_batch_tokens is None else micro_batch_tokens
     return MemoryPlan(
         cache_tokens=cache // cached if cached else 0,
         micro_batch_tokens=tokens,
         cache_bytes=cache,
+        row_bytes=rows,
+        row_tokens=steady_bytes(rows) // cached if cached else 0,
         micro_batch_bytes=tokens * trained,
     )

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from lightning_core.errors import DISK_FULL, ConfigError, RecordError, os_problem
+from lightning_core.model.out_of_memory import is_out_of_memory, out_of_memory_problem
 
 
 class MachineFailure(NamedTuple):
@@ -41,16 +42,6 @@ _OS_ADVICE = {
     errno.EISDIR: "Expected a file, found a folder: correct the path",
     errno.EADDRINUSE: "Another program uses the address: stop it, or choose another port",
 }
-_OUT_OF_MEMORY = (
-    "can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",
-    "CUDA out of memory",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUBLAS_STATUS_NOT_INITIALIZED",  # cuBLAS found no memory for its handle
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
-"""Texts of torch's `RuntimeError`: on a CPU, and for a failure inside CUDA or one of its libraries."""
 _DAMAGED = "Restore the file from a copy; checkpoints do not depend on it: `lightning-rl export` and `serve` still work"
 _STORE = {
     sqlite3.SQLITE_BUSY: ("is locked by another process", "Stop the program that has it open, then continue"),
@@ -77,19 +68,10 @@ def failure_of(error: BaseException) -> MachineFailure | None:
             is_disk_full=error.errno in DISK_FULL,
         )
     if is_out_of_memory(error):
-        return MachineFailure(f"out of memory: {_first_line(error)}", _FREE_MEMORY)
+        return MachineFailure(out_of_memory_problem(error), _FREE_MEMORY)
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
         return MachineFailure("no further thread can be started", f"{_OS_ADVICE[errno.EAGAIN]}. {_FREE_MEMORY}")
     return None
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` reports that memory could not be allocated: by Python, NumPy, the system, or torch on a CPU or a GPU."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 @contextmanager
@@ -140,7 +122,3 @@ def causes(error: BaseException) -> Iterator[BaseException]:
             yield from causes(inner)
     else:
         yield error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -27,18 +27,19 @@ GIB = 2**30
 @pytest.mark.parametrize(
     ("free", "configured", "expected"),
     [
-        # 8 GiB: 2 for gradients and moments; a quarter of 6 for the cache; a third of 4.5 for a pass.
-        (8 * GIB, {}, (int(1.5 * GIB) // 45_000, 1536)),
-        (24 * GIB, {}, (int(5.5 * GIB) // 45_000, 4096)),
-        (GIB, {}, (0, 256)),
-        (8 * GIB, {"cache_bytes": 3 * GIB}, (3 * GIB // 45_000, 1024)),
-        (8 * GIB, {"micro_batch_tokens": 99}, (int(1.5 * GIB) // 45_000, 99)),
+        # 8 GiB: 2 for gradients and moments; a quarter of 6 for the cache; a third of 4.5 for running rows, which keep two thirds of it
+        # and copy in the rest; a third of 4.5 for a pass.
+        (8 * GIB, {}, (int(1.5 * GIB) // 45_000, GIB // 45_000, 1536)),
+        (24 * GIB, {}, (int(5.5 * GIB) // 45_000, 11 * GIB // 3 // 45_000, 4096)),
+        (GIB, {}, (0, 4096, 256)),
+        (8 * GIB, {"cache_bytes": 3 * GIB}, (3 * GIB // 45_000, 2 * GIB // 3 // 45_000, 1024)),
+        (8 * GIB, {"micro_batch_tokens": 99}, (int(1.5 * GIB) // 45_000, GIB // 45_000, 99)),
     ],
 )
-def test_memory_is_divided(free: int, configured: dict[str, int], expected: tuple[int, int]) -> None:
+def test_memory_is_divided(free: int, configured: dict[str, int], expected: tuple[int, int, int]) -> None:
     settings = {"cache_bytes": None, "micro_batch_tokens": None, **configured}
     found = plan(free, weights=2 * GIB, cached=45_000, trained=2**20, **settings)
-    assert (found.cache_tokens, found.micro_batch_tokens) == expected
+    assert (found.cache_tokens, found.row_tokens, found.micro_batch_tokens) == expected
 
 
 def test_a_cache_that_does_not_fit_is_refused() -> None:
@@ -48,7 +49,7 @@ def test_a_cache_that_does_not_fit_is_refused() -> None:
 
 def test_a_model_without_a_prefix_cache_gets_none() -> None:
     found = plan(GIB, weights=0, cached=0, trained=2**20, cache_bytes=GIB, micro_batch_tokens=None)
-    assert (found.cache_tokens, found.micro_batch_tokens) == (0, 341)  # a third of all that is free
+    assert (found.cache_tokens, found.row_bytes, found.micro_batch_tokens) == (0, 0, 341)  # a third of all that is free
 
 
 def test_what_a_token_keeps_is_measured(tiny_llama: Path) -> None:
@@ -113,7 +114,9 @@ def test_the_initial_weights_share_the_cache(tiny_llama: Path) -> None:
     trainer = open_trainer(**parts(model=str(tiny_llama), cache_gb=2**-10, keep_base=True))
     try:
         assert trainer.model.memory.cache_tokens == 2**19 // (2 * 2 * 2 * 16 * 4)
-        assert [lane._pool.capacity for lane in trainer.backend._each_lane()] == [trainer.model.memory.cache_tokens] * 2
+        lanes, memory = trainer.backend._each_lane(), trainer.model.memory
+        assert [lane._pool.capacity for lane in lanes] == [memory.cache_tokens] * 2
+        assert [lane._row_bytes for lane in lanes] == [memory.row_bytes] * 2
     finally:
         trainer.close()
 

@@ -141,17 +141,17 @@ class InvariantTree(TreeAttention):
 class OwnContexts(Cascade):
     """A `Cascade` whose rows share no columns: each has its whole context in its own block, in the order of positions."""
 
+    _unit = WIDTH
+
     def __init__(self, geometry: Geometry, limits: RowLimits, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(geometry, dtype=dtype, device=device)
         self._least = limits.queries
 
-    def add(self, path: Sequence[Node], shared_by: Sequence[int], room: int) -> None:
-        self._append(path, [], room)
+    def _splits(self, path: Sequence[Node], shared_by: Sequence[int], room: int) -> Sequence[int]:
+        return [0]
 
-    def begin(self) -> None:
-        super().begin()
-        self._width += -self._width % WIDTH
-        self._reserve(rows=self.rows, own=self._width)
+    def _choices(self, path: Sequence[Node], new: int) -> Sequence[tuple[int, int]]:
+        return [(sum(len(node.tokens) for node in path), 0)]
 
     def attend(
         self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor, scaling: float, window: int | None

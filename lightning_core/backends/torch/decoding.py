@@ -10,13 +10,14 @@ Dimensions: R rows, H query heads, K key/value heads, G = H / K, D head width, L
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_core.backends.torch.kv_pool import KVPool, Node, cached
+from lightning_core.backends.torch.layout import Layout, resized
 from lightning_core.model.attention import Geometry
 
 OWN_COST = 4
@@ -28,13 +29,23 @@ On a CPU this value sampled faster than either extreme in all two-turn workloads
 
 
 _KEPT_BYTES = 2**30
+_GROWTH = 128
+"""Tokens that each row can sample before a row that is added now may have to leave."""
+_LESS_GROWTH = 32
+"""Tokens that each row can sample after others have left."""
 
 
 class Cascade:
     """Keys and values of the running rows 0 … R-1.
 
     When a row is removed, the last row moves to its place.
+
+    `most_bytes` bounds the blocks of two and more rows; a single row has what it needs. The caller adds a row only if it fits
+    (`forecast`, `add`), and removes rows before a step that would not fit (`fits_step`).
     """
+
+    _unit = 1
+    """The width of a step's own columns is a multiple of it."""
 
     def __init__(
         self, geometry: Geometry, *, dtype: torch.dtype, device: torch.device, own_cost: float = OWN_COST
@@ -42,6 +53,9 @@ class Cascade:
         self._geometry = geometry
         self._dtype, self._device = dtype, device
         self._own_cost = own_cost
+        self.most_bytes: int | None = None
+        """Bytes that `nbytes` may reach with two and more rows; None: no bound. While a block grows, half as much is held in addition."""
+        self._token_bytes = 2 * geometry.layers * geometry.kv_heads * geometry.width * dtype.itemsize
         self.clear()
 
     def clear(self) -> None:
@@ -69,7 +83,7 @@ class Cascade:
 
     def reset(self) -> None:
         """`clear`, but keep up to 1 GiB for the next rows: its values are finite, and masked until they are overwritten."""
-        if sum(block.nbytes for block in (*self._shared_LKCD, *self._own_LRKND)) > _KEPT_BYTES:
+        if self.nbytes > _KEPT_BYTES or self.oversized:
             self.clear()
             return
         self.rows = self.columns = 0
@@ -79,33 +93,45 @@ class Cascade:
 
     def reserve(self, rows: int) -> None:
         """Make room for so many rows at once: growing copies all keys and values."""
-        self._reserve(rows=rows, own=1)
+        self._reserve(Layout(rows=rows, own=1))
 
     # Rows come and go -----------------------------------------------------------------------------------------------
 
-    def add(self, path: Sequence[Node], shared_by: Sequence[int], room: int) -> None:
-        """Append a row with the context ``path`` and at most ``room`` further tokens.
+    def add(self, path: Sequence[Node], shared_by: Sequence[int], room: int) -> bool:
+        """Append a row with the context ``path`` and at most ``room`` further tokens; False if it does not fit beside the others.
 
         ``shared_by[i]``: how many of the rows that are being added use ``path[i]``.
         """
+        for first in self._splits(path, shared_by, room):
+            own, columns = _count(path[first:]), self.columns + _count(n for n in path[:first] if n.column is None)
+            if self.rows and not self._fits(self._with_row(self.layout(), own=own, columns=columns, room=room)):
+                continue
+            ranges: list[tuple[int, int]] = []
+            for node in path[:first]:
+                start = self._place(node)
+                ranges.append((start, start + len(node.tokens)))
+            self._append(path[first:], ranges, room)
+            return True
+        return False
+
+    def _splits(self, path: Sequence[Node], shared_by: Sequence[int], room: int) -> Sequence[int]:
+        """Numbers of nodes of ``path`` that may go to the shared block, the cheapest first."""
         unshared = (
             i for i, (node, users) in enumerate(zip(path, shared_by, strict=True)) if node.column is None and users < 2
         )
         first = next(unshared, len(path))
-        own = sum(len(node.tokens) for node in path[first:])
-        if own and not self._keep_apart(own, room):
-            first = len(path)
-        ranges: list[tuple[int, int]] = []
-        for node in path[:first]:
-            start = self._place(node)
-            ranges.append((start, start + len(node.tokens)))
-        self._append(path[first:], ranges, room)
+        own = _count(path[first:])
+        if not own:
+            return [first]
+        placed = next(i for i, node in enumerate(path) if node.column is None)
+        return [first, len(path), placed] if self._keep_apart(own, room) else [len(path), first, placed]
 
     def _append(self, private: Sequence[Node], ranges: list[tuple[int, int]], room: int) -> None:
         """Append a row that attends to the shared columns ``ranges``, then to ``private``, which is copied to its own block."""
         row = self.rows
-        own = sum(len(node.tokens) for node in private)
-        self._reserve(rows=row + 1, own=own + 1)
+        own = _count(private)
+        self._limits.append(own + room)
+        self._reserve(Layout(rows=row + 1, own=own + 1))
         self._visible_RC[row].fill_(-torch.inf)
         for start, stop in ranges:
             self._visible_RC[row, start:stop] = 0
@@ -117,7 +143,6 @@ class Cascade:
         self._lengths_R[row] = own
         self._lengths.append(own)
         self._bases.append(sum(stop - start for start, stop in ranges))
-        self._limits.append(own + room)
         self._used.append(ranges)
         self.rows += 1
 
@@ -143,11 +168,12 @@ class Cascade:
         keys, values = (block[:, row, :, : self._lengths[row]] for block in self._own_LRKND)
         return keys, values
 
-    def compact(self, pool: KVPool) -> None:
-        """Drop unused shared columns once they are the majority."""
+    def compact(self, pool: KVPool, *, all_unused: bool = False) -> bool:
+        """Drop unused shared columns once they are the majority, or with ``all_unused`` in any case. Whether any were dropped."""
         keep = torch.nonzero(self._users[: self.columns]).squeeze(1)
-        if self.columns < 256 or 2 * len(keep) > self.columns:
-            return
+        few = self.columns < 256 or 2 * len(keep) > self.columns
+        if len(keep) == self.columns or (few and not all_unused):
+            return False
         place = torch.full((self.columns,), -1, dtype=torch.int64)
         place[keep] = torch.arange(len(keep))
         index = place.tolist()
@@ -163,14 +189,15 @@ class Cascade:
         self._visible_RC[:, : len(keep)] = self._visible_RC[:, keep]
         self._position_C[: len(keep)] = self._position_C[keep]
         self.columns = len(keep)
+        return True
 
     # A step -------------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Prepare a step that adds one token to each row."""
-        self._reserve(rows=self.rows, own=max(self._lengths) + 1)
         rows = self.rows
-        self._width = max(self._lengths) + 1
+        self._width = self._rounded(max(self._lengths) + 1)
+        self._reserve(Layout(rows=rows, own=self._width))
         self._row_index = torch.arange(rows, device=self._device)
         self._at = self._lengths_R[:rows].clone()
         self._biases: dict[int | None, Tensor] = {}
@@ -234,9 +261,13 @@ class Cascade:
 
         All own blocks are as wide as the widest. Widening them is expensive for the first row and free for later rows of
         the same length. Unshared context therefore goes to the shared block until the columns there have cost as much as
-        widening would. This costs at most twice as much as the better choice for any later rows.
+        widening would. This costs at most twice as much as the better choice for any later rows. Wider blocks take at most half of
+        the bound, so that memory is left for later rows.
         """
         wider = max(0, own + room - max(self._limits, default=room))
+        twice = Layout(rows=2 * (self.rows + 1), own=own + room, columns=2 * self.columns)
+        if wider and not self._fits(twice):
+            return False
         unshared_columns = int((self._users[: self.columns] == 1).sum())
         return unshared_columns >= self._own_cost * wider
 
@@ -245,12 +276,7 @@ class Cascade:
         if node.column is not None:
             return node.column
         start, stop = self.columns, self.columns + len(node.tokens)
-        if stop > self._shared_LKCD[0].shape[2]:
-            capacity = max(512, 2 * stop)
-            self._shared_LKCD = [_grown(block, 2, capacity) for block in self._shared_LKCD]
-            self._visible_RC = _grown(self._visible_RC, 1, capacity)
-            self._position_C = _grown(self._position_C, 0, capacity)
-            self._users = _grown(self._users, 0, capacity)
+        self._reserve(Layout(columns=stop))
         for block, new in zip(self._shared_LKCD, *cached([node]), strict=True):
             block[:, :, start:stop] = new
         self._visible_RC[: self.rows, start:stop] = -torch.inf
@@ -259,20 +285,94 @@ class Cascade:
         node.column, self.columns = start, stop
         return start
 
-    def _reserve(self, *, rows: int, own: int) -> None:
-        if rows > self._own_LRKND[0].shape[1]:
-            capacity = max(8, 1 << (rows - 1).bit_length())
-            self._own_LRKND = [_grown(block, 1, capacity) for block in self._own_LRKND]
-            self._visible_RC = _grown(self._visible_RC, 0, capacity)
-            self._lengths_R = _grown(self._lengths_R, 0, capacity)
-        if own > self._own_LRKND[0].shape[3]:
-            self._own_LRKND = [_grown(block, 3, own + max(32, own // 2)) for block in self._own_LRKND]
+    # The bound --------------------------------------------------------------------------------------------------------
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the blocks hold."""
+        return sum(block.nbytes for block in (*self._shared_LKCD, *self._own_LRKND, self._visible_RC))
+
+    @property
+    def oversized(self) -> bool:
+        """Whether the blocks hold more than the bound, as after a long row that ran alone."""
+        return self.most_bytes is not None and self.nbytes > self.most_bytes
+
+    def layout(self) -> Layout:
+        """The sizes that the rows need, with room for a number of further tokens."""
+        return Layout(rows=self.rows, own=self._grown_width(_GROWTH), columns=self.columns)
+
+    def forecast(self, layout: Layout, path: Sequence[Node], new: int, room: int) -> Layout | None:
+        """``layout`` with one more row; None if it does not fit.
+
+        ``path``, ``room``: see `add`. ``new``: tokens of ``path`` that no row of ``layout`` has.
+        """
+        choices = (
+            self._with_row(layout, own=own, columns=layout.columns + columns, room=room)
+            for own, columns in self._choices(path, new)
+        )
+        return next((choice for choice in choices if self._fits(choice)), None)
+
+    def fits_step(self, *, rows_left: bool) -> bool:
+        """Whether a step fits. ``rows_left``: whether rows have just left for it; then some further steps must fit too."""
+        own = self._grown_width(_LESS_GROWTH if rows_left else 1)
+        return self._fits(Layout(rows=self.rows, own=own, columns=self.columns))
+
+    def _choices(self, path: Sequence[Node], new: int) -> Sequence[tuple[int, int]]:
+        """Own and shared columns that a row with ``new`` tokens can get."""
+        return [(0, new), (new, 0)]
+
+    def _with_row(self, layout: Layout, *, own: int, columns: int, room: int) -> Layout:
+        width = self._rounded(own + max(1, min(room, _GROWTH)))
+        return Layout(rows=layout.rows + 1, own=max(layout.own, width), columns=columns)
+
+    def _grown_width(self, growth: int) -> int:
+        """Own columns for ``growth`` further tokens of each row that may have so many."""
+        rows = zip(self._lengths, self._limits, strict=True)
+        return self._rounded(max((max(length + 1, min(length + growth, limit)) for length, limit in rows), default=0))
+
+    def _rounded(self, width: int) -> int:
+        return width + -width % self._unit
+
+    def _fits(self, layout: Layout) -> bool:
+        return self.most_bytes is None or layout.nbytes(self._token_bytes) <= self.most_bytes
+
+    def _reserve(self, needed: Layout) -> None:
+        """Make the blocks as large as ``needed``. They get larger than that if it fits, because growing copies them."""
+        rows, own, columns = self._own_LRKND[0].shape[1], self._own_LRKND[0].shape[3], self._shared_LKCD[0].shape[2]
+        if needed.rows <= rows and needed.own <= own and needed.columns <= columns:
+            return
+        wanted = Layout(
+            rows=rows if needed.rows <= rows else max(8, 1 << (needed.rows - 1).bit_length()),
+            own=own if needed.own <= own else needed.own + max(32, needed.own // 2),
+            columns=columns if needed.columns <= columns else max(512, 2 * needed.columns),
+        )
+        self._resize(wanted if self._fits(wanted) else self._tight(needed, wanted))
+
+    def _tight(self, needed: Layout, wanted: Layout) -> Layout:
+        """A layout with the rows and columns that are needed, and own columns as the bound allows."""
+        least = needed + Layout(rows=self.rows, own=max(self._lengths, default=0), columns=self.columns)
+        spare = Layout(rows=least.rows, own=least.own + _LESS_GROWTH, columns=least.columns + 512)
+        if self._fits(spare):
+            least.columns = max(least.columns, min(wanted.columns, spare.columns))
+        longest = max(least.own, min(wanted.own, self._rounded(max(self._limits, default=0))))
+        if not self._fits(least):  # a row alone
+            own = min(longest, least.own + max(_LESS_GROWTH, least.own // 8))
+            return Layout(rows=least.rows, own=own, columns=least.columns)
+        assert self.most_bytes is not None
+        left = self.most_bytes - Layout(rows=least.rows, columns=least.columns).nbytes(self._token_bytes)
+        fitting = left // (self._token_bytes * least.rows) if least.rows else longest
+        return Layout(rows=least.rows, own=min(longest, fitting), columns=least.columns)
+
+    def _resize(self, to: Layout) -> None:
+        # Block by block, so that only one is held twice.
+        for blocks, sizes in ((self._shared_LKCD, {2: to.columns}), (self._own_LRKND, {1: to.rows, 3: to.own})):
+            for index in range(2):
+                blocks[index] = resized(blocks[index], sizes)
+        self._visible_RC = resized(self._visible_RC, {0: to.rows, 1: to.columns})
+        self._position_C = resized(self._position_C, {0: to.columns})
+        self._users = resized(self._users, {0: to.columns})
+        self._lengths_R = resized(self._lengths_R, {0: to.rows})
 
 
-def _grown(tensor: Tensor, dim: int, size: int) -> Tensor:
-    """A larger copy, padded with 0: uninitialized memory may hold NaN, and 0 times NaN is NaN."""
-    shape = list(tensor.shape)
-    shape[dim] = size
-    new = tensor.new_zeros(shape)
-    new.narrow(dim, 0, tensor.shape[dim]).copy_(tensor)
-    return new
+def _count(nodes: Iterable[Node]) -> int:
+    return sum(len(node.tokens) for node in nodes)

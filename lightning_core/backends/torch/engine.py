@@ -5,32 +5,37 @@ Requests arrive one by one, from any thread and event loop. Before each step the
 of their prompts that are not cached are computed (`Lane.admit`). Then every running row gets one token
 (`Lane.step`), and finished rows are removed. A prompt's last token is computed in the first step of its row, so
 identical prompts, including later ones, share everything before it. Adapters of one model share its batches.
+
+Rows wait while the memory of the running rows has no room for them, and the newest wait again when the others outgrow it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
 import threading
 import time
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from lightning_core.backends.backend import Delta, FinishReason, SamplingParams, check_request
-from lightning_core.backends.torch.lanes import make_lane
+from lightning_core.backends.backend import Delta, SamplingParams, check_request
+from lightning_core.backends.torch.lanes import bound_rows, make_lane
+from lightning_core.backends.torch.request import Request, by_age, does_not_fit
 from lightning_core.backends.torch.rows import ActiveRow, Lane
 from lightning_core.backends.torch.step_watch import StepWatch
 from lightning_core.errors import ConstraintError, InfrastructureError, PolicyRequestError
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.compute import ComputePlan
 from lightning_core.model.constraint import Constraints, Walk
+from lightning_core.model.out_of_memory import is_out_of_memory, out_of_memory_problem
 
 logger = logging.getLogger(__name__)
 
@@ -64,15 +69,6 @@ class EngineStats:
     decode_steps: int
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Request(ActiveRow):
-    model: str
-    stream: bool
-    loop: asyncio.AbstractEventLoop
-    queue: asyncio.Queue[Delta | Exception] = field(default_factory=asyncio.Queue)
-    sent: int = 0
-
-
 class TorchBackend:
     """A `Backend` on local weights, some of which are trained."""
 
@@ -85,6 +81,7 @@ class TorchBackend:
         gather_ms: float,
         seed: int,
         cached_tokens: int = 16384,
+        row_bytes: int | None = None,
         prefill_tokens: int = 2048,
         deterministic: bool = False,
     ) -> None:
@@ -92,7 +89,7 @@ class TorchBackend:
 
         ``max_batch``: maximum number of rows that one model decodes together, over all adapters. ``gather_ms``: how long an
         idle engine waits for further requests after the first. ``seed``: for requests without their own seed.
-        ``cached_tokens``: see `add`. ``prefill_tokens``: prompt tokens after which a step admits no further requests.
+        ``cached_tokens``, ``row_bytes``: see `add`. ``prefill_tokens``: prompt tokens after which a step admits no further requests.
         ``deterministic``: responses do not depend on other requests, to the bit.
         """
         self._make_lane = partial(make_lane, deterministic=deterministic)
@@ -107,25 +104,31 @@ class TorchBackend:
         """Version of each live policy, which its deltas carry."""
         self._models: dict[str, SampledModel] = {}
         self._lanes: dict[str, Lane] = {}
+        self._most_rows: dict[Lane, int] = {}
+        """Rows that may run together after more did not fit the memory, until the lane is idle."""
         for number, (name, sampled) in enumerate(models.items()):
-            self.add(name, sampled, live=number == 0, cached_tokens=cached_tokens)
+            self.add(name, sampled, live=number == 0, cached_tokens=cached_tokens, row_bytes=row_bytes)
         self._pauses = 0
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="lightning-sampling", daemon=True)
         self._watch = StepWatch(self._thread)
         self._thread.start()
 
-    def add(self, name: str, sampled: SampledModel, *, live: bool, cached_tokens: int = 16384) -> None:
+    def add(
+        self, name: str, sampled: SampledModel, *, live: bool, cached_tokens: int = 16384, row_bytes: int | None = None
+    ) -> None:
         """Serve one more model; to be called before the first request.
 
         ``live``: its weights are trained and have versions. ``cached_tokens``: tokens kept for later prompts, in addition
-        to the running rows.
+        to the running rows. ``row_bytes``: memory of the running rows; None for no bound.
         """
         with self._changed:
             beside = next((self._lanes[n] for n, s in self._models.items() if s.model is sampled.model), None)
             lane = self._lanes[name] = beside or self._make_lane(sampled.model, sampled.path, sampled.adapters)
             if live or beside is None:
                 lane.remember(cached_tokens)
+                if row_bytes is not None:
+                    bound_rows(lane, row_bytes)
             if live:
                 self.versions[name] = 0
             self._models[name] = sampled
@@ -166,7 +169,7 @@ class TorchBackend:
         self, prompt_ids: Sequence[int], params: SamplingParams, model: str, stream: bool
     ) -> AsyncGenerator[Delta]:
         sampled = self._models[model]
-        request = _Request(
+        request = Request(
             prompt=np.asarray(prompt_ids, dtype=np.int64),
             params=params,
             adapter=sampled.adapter,
@@ -235,11 +238,13 @@ class TorchBackend:
         from exactly the version of the weights that it carries.
         """
         lane = self._lanes[model]
-        for row in reversed(lane.rows):
-            assert isinstance(row, _Request)
+        with self._changed:  # others may append to the queue
+            waiting = list(lane.waiting)
+        running = by_age(lane.rows)
+        for row in [*by_age(waiting), *running]:  # one that waits again has tokens too
             if row.model == model:
-                self._send(row, None)
-                lane.waiting.appendleft(row)
+                row.send(self.versions.get(model), None)
+        lane.waiting.extendleft(row for row in reversed(running) if row.model == model)
         lane.forget(self._models[model].adapter)
 
     def forget_contexts(self) -> None:
@@ -258,12 +263,13 @@ class TorchBackend:
 
     # The thread ---------------------------------------------------------------------------------------------------------
 
-    def _submit(self, request: _Request) -> None:
+    def _submit(self, request: Request) -> None:
         with self._changed:
             self._watch.check()
             if self._closing:
                 raise InfrastructureError("the sampling engine is closed")
             seed = request.params.seed
+            request.number = self._submitted
             request.random = random.Random(f"{self._seed}/{self._submitted}" if seed is None else f"seed {seed}")
             self._submitted += 1
             self._lanes[request.model].waiting.append(request)
@@ -310,43 +316,50 @@ class TorchBackend:
         return self._running() or any(lane.waiting for lane in self._each_lane())
 
     def _advance(self, lane: Lane) -> None:
+        try:
+            self._step(lane)
+        except Exception as error:
+            if not lane.rows or not is_out_of_memory(error):
+                raise
+            problem = out_of_memory_problem(error)
+        else:
+            if not lane.rows and not lane.waiting:
+                self._most_rows.pop(lane, None)
+            return
+        # Outside the except clause: the traceback holds tensors of the step.
+        self._free(lane, problem)
+
+    def _step(self, lane: Lane) -> None:
         lane.drop(lambda row: row.aborted)
-        lane.admit(rows=self._max_batch, tokens=self._prefill_tokens)
+        lane.admit(rows=self._most_rows.get(lane, self._max_batch), tokens=self._prefill_tokens)
         if not lane.rows:
             return
         lane.step()
-        finished: list[ActiveRow] = []
-        for row in lane.rows:
-            assert isinstance(row, _Request)
-            reason = row.finish_reason()
+        for row in (rows := by_age(lane.rows)):
             if row.failed is not None:
-                self._deliver(row, row.failed)
-                finished.append(row)
-                continue
-            if reason is not None or row.stream:
-                self._send(row, reason)
-            if reason is not None:
-                finished.append(row)
-        lane.drop(lambda row: row in finished, remember=True)
+                row.fail(row.failed)
+            elif (reason := row.finish_reason()) is not None or row.stream:
+                row.send(self.versions.get(row.model), reason)
+        ended = {row for row in rows if row.ended}
+        lane.drop(ended.__contains__, remember=True)
 
-    def _send(self, request: _Request, reason: FinishReason | None) -> None:
-        """Send the tokens sampled since the last delta."""
-        if reason is None and request.sent == len(request.tokens):
+    def _free(self, lane: Lane, problem: str) -> None:
+        """Free the memory of a lane whose step did not fit: half of its rows are sampled again, and the others wait. A row alone fails."""
+        rows = [row for row in by_age(lane.rows) if not row.ended]
+        lane.clear()
+        gc.collect()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        if len(rows) > 1:
+            self._most_rows[lane] = fewer = len(rows) // 2
+            lane.waiting.extendleft(reversed(rows))
+            logger.warning(
+                "sampling %d responses failed, %s; %d continue, and the others wait", len(rows), problem, fewer
+            )
             return
-        delta = Delta(
-            token_ids=request.tokens[request.sent :],
-            logprobs=request.logprobs[request.sent :],
-            version=self.versions.get(request.model),
-            finish_reason=reason,
-        )
-        request.sent = len(request.tokens)
-        self._deliver(request, delta)
-
-    def _deliver(self, request: _Request, item: Delta | Exception) -> None:
-        try:
-            request.loop.call_soon_threadsafe(request.queue.put_nowait, item)
-        except RuntimeError:  # its event loop is closed, so no consumer is left
-            request.aborted = True
+        self._most_rows.pop(lane, None)
+        for row in rows:
+            row.fail(does_not_fit(row, problem))
 
     def _fail(self, cause: Exception | None) -> None:
         with self._changed:
@@ -355,13 +368,12 @@ class TorchBackend:
                 requests += [*lane.rows, *lane.waiting]
                 lane.waiting.clear()
                 lane.clear()
-        for request in requests:
-            assert isinstance(request, _Request)
+        for request in by_age(requests):
             error = InfrastructureError(
                 "the sampling engine was closed" if cause is None else f"sampling failed: {cause!r}"
             )
             error.__cause__ = cause
-            self._deliver(request, error)
+            request.fail(error)
 
 
 def _start(constraints: Constraints | None, constraint: str) -> Walk:

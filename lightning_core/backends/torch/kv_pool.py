@@ -2,8 +2,8 @@
 
 It has one radix tree per adapter, because the same tokens have other keys and values under another adapter. Each node is a
 run of tokens with their keys and values; the path from the root to a node is a context. A prompt reuses its longest cached
-prefix, and only the rest is computed. A node owns its tensors: splitting a node makes two views, evicting it drops the
-tensors, and there is no slot table.
+prefix, and only the rest is computed. A node owns its tensors: splitting a node makes two views, evicting the lower one drops its
+tensors and copies the upper one, which frees the memory of both, and there is no slot table.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ class Node:
 
     ``adapter``: the adapter it is computed with; None for the model without an adapter.
     ``keys`` and ``values`` are [layers, K, tokens, D], or None until they are computed. ``column`` is the first column of
-    their copy in `Cascade`, or None without a copy; splitting a node updates it.
+    their copy in `Cascade`, or None without a copy; splitting a node updates it. ``admission`` is the number of the admission of rows
+    that computes or copies it.
     """
 
-    __slots__ = ("adapter", "children", "column", "keys", "last_used", "parent", "tokens", "values")
+    __slots__ = ("adapter", "admission", "children", "column", "keys", "last_used", "parent", "tokens", "values")
 
     def __init__(self, tokens: TokenArray, parent: Node | None, adapter: str | None = None) -> None:
         self.tokens = tokens
@@ -37,6 +38,7 @@ class Node:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self.column: int | None = None
+        self.admission = 0
         self.last_used = 0
 
     def path(self) -> list[Node]:
@@ -79,6 +81,12 @@ class KVPool:
             node.last_used = self._clock
         return node
 
+    def discard(self, end: Node) -> None:
+        """Undo an `extend` that returned ``end``: remove the run that it added, if any."""
+        if end.parent is not None and end.keys is None and not end.children and not end.admission:
+            del end.parent.children[int(end.tokens[0])]
+            self.tokens -= len(end.tokens)
+
     def insert(self, tokens: TokenArray, keys: Tensor, values: Tensor, adapter: str | None = None) -> None:
         """Cache the last n of ``tokens``, with ``keys`` and ``values`` [layers, K, n, D].
 
@@ -110,17 +118,21 @@ class KVPool:
 
     def evict(self) -> None:
         """Drop the least recently used leaves until at most ``capacity`` tokens are left."""
+        gone: set[Node] = set()
         while self.tokens > self.capacity:
             leaves = [node for node in self.nodes() if not node.children and node.parent is not None]
             if not leaves:
-                return
+                break
             for leaf in sorted(leaves, key=lambda node: node.last_used):
                 if self.tokens <= self.capacity:
-                    return
+                    break
                 assert leaf.parent is not None
                 del leaf.parent.children[int(leaf.tokens[0])]
                 self.tokens -= len(leaf.tokens)
                 self.evicted += len(leaf.tokens)
+                gone.add(leaf)
+        for node in gone:
+            _copy_views(node, gone)
 
     def forget(self, adapter: str | None) -> None:
         """Drop the tree of ``adapter``; to be called when its weights change."""
@@ -137,6 +149,7 @@ class KVPool:
         assert node.parent is not None
         upper = Node(node.tokens[:at], node.parent)
         upper.last_used = node.last_used
+        upper.admission = node.admission
         upper.column = node.column
         if node.column is not None:
             node.column += at
@@ -157,6 +170,19 @@ class KVPool:
 def cached(nodes: Sequence[Node]) -> list[tuple[Tensor, Tensor]]:
     """Keys and values of the nodes that are computed, each [layers, K, tokens, D]."""
     return [(node.keys, node.values) for node in nodes if node.keys is not None and node.values is not None]
+
+
+def _copy_views(evicted: Node, gone: set[Node]) -> None:
+    """Copy the tensors of the nodes above ``evicted`` that are views of its memory, except those that are ``gone`` too."""
+    if evicted.keys is None:
+        return
+    memory, node = evicted.keys.untyped_storage().data_ptr(), evicted.parent
+    while node is not None and node.keys is not None and node.values is not None:
+        if node.keys.untyped_storage().data_ptr() != memory:
+            return
+        if node not in gone:
+            node.keys, node.values = node.keys.clone(), node.values.clone()
+        node = node.parent
 
 
 def _subtree(node: Node) -> Iterator[Node]:

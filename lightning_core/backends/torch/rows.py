@@ -32,7 +32,11 @@ class ActiveRow:
     params: SamplingParams
     adapter: str | None = None
     """The adapter that samples it; None for the model without an adapter."""
+    number: int = 0
+    """Rows with lower numbers are older."""
     random: random.Random = field(default_factory=random.Random)
+    drawn: float | None = None
+    """The random number of the next token, once it is drawn; a step that fails is repeated with it."""
     walk: Walk | None = None
     """The response's state in its constraint; None without a constraint."""
     tokens: list[int] = field(default_factory=list[int])
@@ -129,11 +133,14 @@ def sample_next(rows: Sequence[ActiveRow], logits_RV: Tensor) -> None:
                 logits_RV[index].masked_fill_(~allowed_V, -torch.inf)
     if missing := -logits_RV.shape[1] % _VECTOR:
         logits_RV = F.pad(logits_RV, (0, missing), value=-torch.inf)
+    for row in rows:
+        if row.drawn is None:
+            row.drawn = row.random.random()
     tokens_R, logprobs_R = sample_tokens(
         logits_RV,
         floats([row.params.temperature for row in rows]),
         floats([row.params.top_p for row in rows]),
-        floats([row.random.random() for row in rows]),
+        floats([row.drawn or 0.0 for row in rows]),
     )
     if not bool(logprobs_R.isfinite().all()):
         raise TrainingError(
@@ -146,5 +153,6 @@ def sample_next(rows: Sequence[ActiveRow], logits_RV: Tensor) -> None:
                 row.walk.accept(token)
             except ConstraintError as error:
                 row.failed = error
+        row.drawn = None
         row.tokens.append(token)
         row.logprobs.append(logprob)

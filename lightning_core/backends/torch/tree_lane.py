@@ -5,6 +5,7 @@ Rows of different adapters run in the same passes but share no keys and values.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -17,11 +18,15 @@ from torch import Tensor
 from lightning_core.backends.torch.batch_invariant import InvariantTree, OwnContexts, Padded, measure
 from lightning_core.backends.torch.decoding import Cascade
 from lightning_core.backends.torch.kv_pool import KVPool, Node, TokenArray, cached
+from lightning_core.backends.torch.layout import Layout
 from lightning_core.backends.torch.rows import ActiveRow, last_inputs, sample_next
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.attention import NAME, AttentionState, Geometry, TreeAttention
 from lightning_core.model.compute import decoder_name
 from lightning_core.model.forest import Forest, plan_blocks, plan_runs
+from lightning_core.model.memory import steady_bytes
+
+logger = logging.getLogger(__name__)
 
 
 class TreeLane:
@@ -55,6 +60,10 @@ class TreeLane:
         self.rows: list[ActiveRow] = []
         self.waiting: deque[ActiveRow] = deque()
         """Rows that are not admitted yet; any thread may append."""
+        self._row_bytes = 0
+        self._admissions = 0
+        self.preempted = 0
+        """How often a running row had to wait again."""
         self.remembers = True
         self.prompt_tokens = 0
         self.prompt_tokens_computed = 0
@@ -65,38 +74,82 @@ class TreeLane:
         """Raise the number of tokens cached for later prompts by ``cached_tokens``."""
         self._pool.capacity += cached_tokens
 
+    def bound(self, row_bytes: int) -> None:
+        """Raise the memory of the running rows by ``row_bytes``; without a call it is not bounded.
+
+        Rows wait, or wait again, if they do not fit. A row that is longer than the bound runs alone.
+        """
+        self._row_bytes += row_bytes
+        self._cascade.most_bytes = steady_bytes(self._row_bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that the running rows hold."""
+        return self._cascade.nbytes
+
     def admit(self, *, rows: int, tokens: int) -> None:
         """Start rows from the front of `waiting`.
 
         The uncached parts of their contexts are computed in one pass.
-        At most ``rows`` run together. Once ``tokens`` have to be computed, the remaining rows wait for the next step.
+        At most ``rows`` run together, and as many as fit the memory (`bound`).
+        Once ``tokens`` have to be computed, the remaining rows wait for the next step.
         """
-        admitted: list[ActiveRow] = []
+        if not self.waiting:
+            return
+        running, known = len(self.rows), self._pool.tokens
+        self._admissions += 1
         ends: list[Node] = []
-        known = self._pool.tokens
-        while self.waiting and len(self.rows) + len(admitted) < rows and self._pool.tokens - known < tokens:
+        layout = self._cascade.layout()
+        while self.waiting and len(self.rows) < rows and self._pool.tokens - known < tokens:
             row = self.waiting.popleft()
-            if not row.aborted:
-                context = row.context()
-                admitted.append(row)
-                # All but the last token, which is the input of the row's first step.
-                ends.append(self._pool.extend(context[:-1], row.adapter))
-                self.prompt_tokens += len(context)
+            if row.aborted:
+                continue
+            self.rows.append(row)  # at once, so a failure reaches it
+            # All but the last token, which is the input of the row's first step.
+            end = self._pool.extend(row.context()[:-1], row.adapter)
+            larger = self._forecast(layout, end, row)
+            if larger is None and not ends and self._cascade.compact(self._pool, all_unused=True):
+                larger = self._forecast(self._cascade.layout(), end, row)
+            if larger is None and len(self.rows) > 1:
+                self._pool.discard(end)
+                self.waiting.appendleft(self.rows.pop())
+                break
+            ends.append(end)
+            if larger is None:  # longer than the bound, so it runs alone
+                break
+            layout = larger
+        if not ends:
+            return
         paths = [end.path() for end in ends]  # only now, because later prompts can split the nodes of earlier ones
         new = list(dict.fromkeys(node for path in paths for node in path if node.keys is None))
-        self.rows.extend(admitted)  # before the prefill, so a failure reaches them
         if new:
             self._prefill(new)
         users = Counter(node for path in paths for node in path)
         self._cascade.reserve(len(self.rows))
-        for row, path in zip(admitted, paths, strict=True):
-            room = row.params.max_tokens - len(row.tokens)
-            self._cascade.add(path, [users[node] for node in path], room)
+        added = 0
+        for row, path in zip(self.rows[running:], paths, strict=True):
+            if not self._cascade.add(path, [users[node] for node in path], _room(row)):
+                break
+            self.prompt_tokens += len(row.prompt) + len(row.tokens)
+            added += 1
+        self.waiting.extendleft(reversed(self.rows[running + added :]))
+        del self.rows[running + added :]
         self._pool.evict()
-        self.prompt_tokens_computed += sum(len(node.tokens) for node in new) + len(admitted)
+        self.prompt_tokens_computed += sum(len(node.tokens) for node in new) + added
+
+    def _forecast(self, layout: Layout, end: Node, row: ActiveRow) -> Layout | None:
+        """``layout`` with ``row``, whose context ends with ``end``; None if the row does not fit."""
+        path = end.path()
+        new = [node for node in path if node.column is None and node.admission != self._admissions]
+        larger = self._cascade.forecast(layout, path, sum(len(node.tokens) for node in new), _room(row))
+        if larger is not None:
+            for node in new:
+                node.admission = self._admissions
+        return larger
 
     def step(self) -> None:
-        """Sample one token per row."""
+        """Sample one token per row. If that needs more memory than `bound`, the newest rows wait first."""
+        self._preempt()
         inputs, positions = last_inputs(self.rows)
         self._cascade.begin()
         adapters = [row.adapter for row in self.rows]
@@ -108,6 +161,24 @@ class TreeLane:
         sample_next(self.rows, logits_RV)
         self.sampled_tokens += len(self.rows)
         self.decode_steps += 1
+
+    def _preempt(self) -> None:
+        """Move the newest rows back to the front of `waiting` until a step fits. They continue with the same random numbers."""
+        left = False
+        while len(self.rows) > 1 and not self._cascade.fits_step(rows_left=left):
+            if self._cascade.compact(self._pool, all_unused=True):
+                continue
+            newest = max(self.rows, key=lambda row: row.number)
+            if not self.preempted:
+                logger.warning(
+                    "the running responses exceed the %.1f GiB planned for them: the newest of %d waits, and its context may be computed "
+                    "again. Lower rollouts.concurrency or trainer.cache_gb to avoid this",
+                    *(self._row_bytes / 2**30, len(self.rows)),
+                )
+            self.preempted += 1
+            self.waiting.appendleft(newest)
+            self.drop(lambda row, newest=newest: row is newest, remember=True)
+            left = True
 
     def drop(self, leaves: Callable[[ActiveRow], bool], *, remember: bool = False) -> None:
         """Remove the rows for which ``leaves`` is true.
@@ -126,9 +197,12 @@ class TreeLane:
             self.rows[index] = self.rows[-1]
             self.rows.pop()
             changed = True
-        if changed:
-            self._cascade.compact(self._pool)
-            self._pool.evict()
+        if not changed:
+            return
+        if not self.rows and self._cascade.oversized:
+            self._clear_cascade()
+        self._cascade.compact(self._pool)
+        self._pool.evict()
 
     def forget(self, adapter: str | None) -> None:
         """See `Lane.forget`. On a CPU the memory of the rows is kept for the next ones."""
@@ -139,16 +213,23 @@ class TreeLane:
         self.rows = []
         if self._device.type == "cpu":  # growing again costs more than a second per step with the demo's model
             self._cascade.reset()
+            self._forget_columns()
         else:
-            self._cascade.clear()
-        for node in self._pool.nodes():
-            node.column = None
+            self._clear_cascade()
 
     def clear(self) -> None:
         """Drop all rows and cached contexts and free their memory."""
         self.rows = []
         self._pool.clear()
         self._cascade.clear()
+
+    def _clear_cascade(self) -> None:
+        self._cascade.clear()
+        self._forget_columns()
+
+    def _forget_columns(self) -> None:
+        for node in self._pool.nodes():
+            node.column = None
 
     def _prefill(self, nodes: Sequence[Node]) -> None:
         """Compute the keys and values of ``nodes``; their parents must be computed or among them."""
@@ -223,6 +304,11 @@ class TreeLane:
 
     def _tensor(self, values: Any, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.as_tensor(values, dtype=dtype, device=self._device)
+
+
+def _room(row: ActiveRow) -> int:
+    """Tokens that the row may still sample."""
+    return row.params.max_tokens - len(row.tokens)
 
 
 class _Recording:

@@ -105,8 +105,8 @@ checks: Checks[Measured] = Checks("Plan of the run")
 
 @checks.check("model")
 def model(m: Measured) -> Iterator[Observed]:
-    """The plan of the model's computation, and the division of free memory between the sampler's cache and training passes. See
-    docs/models.md for the paths; `trainer.cache_gb` and `trainer.micro_batch_tokens` change the division."""
+    """The plan of the model's computation, and the division of free memory between the sampler's cache, running responses and
+    training passes. See docs/models.md for the paths; `trainer.cache_gb` and `trainer.micro_batch_tokens` change the division."""
     yield from (Observed("info", note) for note in m.notes)
 
 
@@ -179,11 +179,11 @@ def slow_update(m: Measured) -> Iterator[Observed]:
 @checks.check("memory of the run")
 def memory(m: Measured) -> Iterator[Observed]:
     """Memory of this process after the update of the trial, and at its peak; on a GPU, the GPU's. During a run it grows by
-    the sampler's prefix cache and by a full micro-batch, whose sizes are under `model`; lower `trainer.cache_gb` and
-    `trainer.micro_batch_tokens` to limit it. Worker processes of agents are not included."""
+    the sampler's prefix cache, running responses and a full micro-batch, whose limits are under `model`; lower
+    `trainer.cache_gb`, `rollouts.concurrency` and `trainer.micro_batch_tokens` to limit it. Worker processes of agents are not included."""
     yield Observed(
         "info",
-        f"{size(m.memory)} after the trial, at the peak {size(m.peak)}; a run adds the cache and a full micro-batch",
+        f"{size(m.memory)} after the trial, at the peak {size(m.peak)}; a run adds the cache, running responses and a full micro-batch",
     )
 
 

@@ -100,7 +100,12 @@ def notes(loaded: LoadedModel, tuning: Tuning, memory: MemoryPlan) -> list[str]:
     cache = f"a prefix cache of {memory.cache_tokens:,} tokens" if memory.cache_tokens else "no prefix cache"
     cache += f" ({_gib(memory.cache_bytes)})" if memory.cache_tokens else ""
     passes = f"micro-batches of up to {memory.micro_batch_tokens:,} tokens ({_gib(memory.micro_batch_bytes)})"
-    return [*found, f"memory: {cache}, {passes}"]
+    rows = (
+        f"running responses of up to {memory.row_tokens:,} tokens ({_gib(memory.row_bytes)}), "
+        if memory.row_bytes
+        else ""
+    )
+    return [*found, f"memory: {cache}, {rows}{passes}"]
 
 
 def _gib(number: int) -> str:

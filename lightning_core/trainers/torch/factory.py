@@ -69,6 +69,9 @@ def open_trainer(
         stack.callback(backend.close)
         trainer = TorchTrainer(model, backend, algorithm, settings, seed=seed)
         if model.base is not None:
-            backend.add(BASE, model.base, live=False, cached_tokens=model.memory.cache_tokens)
+            memory = model.memory
+            backend.add(
+                BASE, model.base, live=False, cached_tokens=memory.cache_tokens, row_bytes=memory.row_bytes or None
+            )
         stack.pop_all()
     return trainer

@@ -99,8 +99,10 @@ class MultiPolicyTrainer:
             }
             self._chats = _make_chats(loaded, policies)
             if keeper is not None and (initial := self.policies[keeper].model.base) is not None:
-                cached = self.policies[keeper].model.memory.cache_tokens
-                self._backend.add(BASE, initial, live=False, cached_tokens=cached)
+                memory = self.policies[keeper].model.memory
+                self._backend.add(
+                    BASE, initial, live=False, cached_tokens=memory.cache_tokens, row_bytes=memory.row_bytes or None
+                )
                 self._chats[BASE] = self._chats[keeper]
             stack.pop_all()
         self._steps = 0

@@ -45,7 +45,10 @@ class TorchTrainer:
         """The last checkpoint, whose frozen weights the next one links."""
         self.also_saved: dict[str, checkpoint.Stateful] = {}
         """Further contents of each checkpoint by file name, such as a critic."""
-        backend.add(model.name, model.sampled, live=True, cached_tokens=model.memory.cache_tokens)
+        memory = model.memory
+        backend.add(
+            model.name, model.sampled, live=True, cached_tokens=memory.cache_tokens, row_bytes=memory.row_bytes or None
+        )
 
     @contextmanager
     def paused(self) -> Generator[None]:

@@ -16,7 +16,8 @@ import pytest
 
 from docs._generate.exits import update
 from lightning_core.errors import InfrastructureError, RecordError
-from lightning_core.records.failures import StoreErrors, failure_of, is_out_of_memory
+from lightning_core.model.out_of_memory import is_out_of_memory
+from lightning_core.records.failures import StoreErrors, failure_of
 from lightning_core.tools.cli import main as cli_main
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -1,0 +1,287 @@
+"""The memory of running rows is bounded: rows wait, or wait again, and their responses stay the same."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_core.backends.backend import Delta, SamplingParams
+from lightning_core.backends.torch.engine import SampledModel, TorchBackend
+from lightning_core.errors import InfrastructureError
+from lightning_core.model.compute import choose_path, plain_path
+from lightning_core.model.memory import steady_bytes
+from lightning_core.model.source import load_model
+
+pytestmark = pytest.mark.numeric
+
+TOKEN = 2 * 2 * 2 * 16 * 4
+"""Bytes of the keys and values of a token of the tiny model."""
+
+Response = tuple[list[int], list[float]]
+
+
+def tokens(seed: int, count: int) -> list[int]:
+    return random.Random(seed).choices(range(256), k=count)
+
+
+class Watched:
+    """An engine whose steps are noted: the numbers of the running rows, and the bytes that they hold."""
+
+    def __init__(self, folder: Path, *, row_tokens: int | None = None, plain: bool = False, **options: Any) -> None:
+        """``row_tokens``: tokens that running rows may hold; None for no bound."""
+        self.network: Any = load_model(folder, torch.float32)
+        path = plain_path(self.network, "it is a test", attention="sdpa") if plain else choose_path(self.network)
+        row_bytes = None if row_tokens is None else row_tokens * TOKEN * 3 // 2
+        self.most = None if row_bytes is None else steady_bytes(row_bytes)
+        self.engine = TorchBackend(
+            {"policy": SampledModel(model=self.network, path=path)},
+            **{"max_context": 2048, "max_batch": 64, "gather_ms": 20.0, "seed": 0, "row_bytes": row_bytes} | options,
+        )
+        self.steps: list[list[int]] = []
+        self.held: list[int] = []
+        self.lane: Any = self.engine._lanes["policy"]
+        step = self.lane.step
+
+        def noted() -> None:
+            step()
+            self.steps.append(sorted(row.number for row in self.lane.rows))
+            if not plain:
+                self.held.append(self.lane.held_bytes)
+
+        self.lane.step = noted
+
+    def attempt(self, prompts: Sequence[list[int]], **params: Any) -> list[Response | BaseException]:
+        """The responses to ``prompts``, which arrive together, or their errors."""
+
+        async def one(number: int, prompt: list[int]) -> Response:
+            ids, logprobs = list[int](), list[float]()
+            options = SamplingParams(**{"max_tokens": 10, "seed": number} | params)
+            async for delta in self.engine.generate(prompt, options, model="policy"):
+                ids += delta.token_ids
+                logprobs += delta.logprobs
+            return ids, logprobs
+
+        async def run() -> list[Response | BaseException]:
+            responses = asyncio.gather(*(one(*item) for item in enumerate(prompts)), return_exceptions=True)
+            return await asyncio.wait_for(responses, 120)
+
+        return asyncio.run(run())
+
+    def sample(self, prompts: Sequence[list[int]], **params: Any) -> list[Response]:
+        """As `attempt`, but without errors."""
+        found = self.attempt(prompts, **params)
+        assert all(isinstance(response, tuple) for response in found), found
+        return found  # type: ignore[return-value]
+
+    def interrupted(self) -> set[int]:
+        """Numbers of the rows that ran, did not run, and ran again."""
+        began: dict[int, int] = {}
+        ended: dict[int, int] = {}
+        for step, rows in enumerate(self.steps):
+            for number in rows:
+                began.setdefault(number, step)
+                ended[number] = step
+        return {n for n in began if sum(n in rows for rows in self.steps) < ended[n] - began[n] + 1}
+
+
+@contextmanager
+def watched(folder: Path, **options: Any) -> Iterator[Watched]:
+    found = Watched(folder, **options)
+    try:
+        yield found
+    finally:
+        found.engine.close()
+
+
+def assert_same(found: Sequence[Response], expected: Sequence[Response]) -> None:
+    assert [ids for ids, _ in found] == [ids for ids, _ in expected]
+    for (_, logprobs), (_, same) in zip(found, expected, strict=True):
+        torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(same), atol=1e-4, rtol=0)
+
+
+def mixed_prompts() -> list[list[int]]:
+    """A group of three with one prompt, and two prompts of their own, of different lengths."""
+    return [*[tokens(1, 150)] * 3, tokens(2, 80), tokens(3, 120)]
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "cached_tokens"),
+    [
+        (False, 16384),
+        (True, 0),
+        pytest.param(False, 0, marks=pytest.mark.long),
+        pytest.param(True, 16384, marks=pytest.mark.long),
+    ],
+)
+def test_responses_are_the_same_in_little_memory(tiny_llama: Path, deterministic: bool, cached_tokens: int):
+    options = {"deterministic": deterministic, "cached_tokens": cached_tokens}
+    with watched(tiny_llama, **options) as free:
+        expected = free.sample(mixed_prompts(), max_tokens=260)
+    with watched(tiny_llama, row_tokens=1000, **options) as bound:
+        found = bound.sample(mixed_prompts(), max_tokens=260)
+    assert bound.most is not None
+    assert max(bound.held) <= bound.most < max(free.held)
+    assert bound.interrupted()
+    assert not free.interrupted()
+    assert bound.lane.preempted >= len(bound.interrupted())
+    if deterministic:
+        assert found == expected
+    else:
+        assert_same(found, expected)
+
+
+def test_memory_is_used_before_rows_wait(tiny_llama: Path):
+    """Twenty rows of 100 tokens of their own and 10 sampled ones, and room for ten of them."""
+    with watched(tiny_llama, row_tokens=1200, gather_ms=300) as bound:
+        bound.sample([tokens(number, 100) for number in range(20)])
+        assert max(map(len, bound.steps)) == 10
+        assert not bound.interrupted()
+    with watched(tiny_llama, row_tokens=1200, gather_ms=300) as bound:  # the prompt is kept once
+        bound.sample([tokens(1, 100)] * 20)
+        assert max(map(len, bound.steps)) == 20
+
+
+def test_rows_start_in_the_order_of_their_arrival(tiny_llama: Path):
+    """A long row does not fit beside the first ones; short ones after it would, but wait for it."""
+    lengths = [200, 200, 700, 10, 10, 10]
+    with watched(tiny_llama, row_tokens=1000) as bound:
+        bound.sample([tokens(number, length) for number, length in enumerate(lengths)], max_tokens=30)
+        starts = [next(step for step, rows in enumerate(bound.steps) if number in rows) for number in range(6)]
+    assert starts == sorted(starts)
+    assert starts[1] < starts[2]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_row_that_is_longer_than_the_bound_runs_alone(tiny_llama: Path, deterministic: bool):
+    prompts = [tokens(number, 900 if number == 3 else 50) for number in range(6)]
+    with watched(tiny_llama, deterministic=deterministic) as free:
+        expected = free.sample(prompts)
+    with watched(tiny_llama, row_tokens=600, deterministic=deterministic) as bound:
+        assert_same(bound.sample(prompts), expected)
+        assert [rows for rows in bound.steps if 3 in rows] == [[3]] * 10
+        assert max(bound.held) > (bound.most or 0)
+        assert max(h for h, rows in zip(bound.held, bound.steps, strict=True) if rows != [3]) <= (bound.most or 0)
+
+
+def test_rows_that_outgrow_the_bound_end_one_after_another(tiny_llama: Path):
+    with watched(tiny_llama, row_tokens=300) as bound:
+        found = bound.sample([tokens(number, 5) for number in range(3)], max_tokens=200)
+        assert [len(ids) for ids, _ in found] == [200] * 3
+        assert 1 in bound.interrupted()
+        last = [max(step for step, rows in enumerate(bound.steps) if number in rows) for number in range(3)]
+        assert last == sorted(last)
+        assert max(h for h, rows in zip(bound.held, bound.steps, strict=True) if len(rows) > 1) <= (bound.most or 0)
+
+
+def test_tokens_of_a_row_that_waits_again_have_the_version_that_sampled_them(tiny_llama: Path):
+    with watched(tiny_llama, row_tokens=500, cached_tokens=0) as bound:
+        engine = bound.engine
+        sampled: dict[int, int] = {}
+
+        async def one(number: int) -> list[Delta]:
+            params = SamplingParams(max_tokens=200, seed=number)
+            return [d async for d in engine.generate(tokens(number, 30), params, model="policy")]
+
+        async def update() -> None:
+            while True:
+                with engine.pause():
+                    if any(row.tokens for row in bound.lane.waiting):
+                        sampled.update({r.number: len(r.tokens) for r in (*bound.lane.waiting, *bound.lane.rows)})
+                        engine.forget("policy")
+                        engine.versions["policy"] = 1
+                        return
+                await asyncio.sleep(0.002)
+
+        async def run() -> list[list[Delta]]:
+            return (await asyncio.gather(*map(one, range(4)), update()))[:4]  # type: ignore[return-value]
+
+        for number, deltas in enumerate(asyncio.run(run())):
+            old = sum(len(delta.token_ids) for delta in deltas if delta.version == 0)
+            assert old == sampled.get(number, 200)
+            assert sum(len(delta.token_ids) for delta in deltas) == 200
+
+
+Fails = Callable[[Watched, torch.Tensor], bool]
+
+
+def fail_when(one: Watched, fails: Fails) -> None:
+    """Passes for which ``fails`` is true find no memory."""
+
+    def check(_: Any, arguments: tuple[torch.Tensor]) -> None:
+        if fails(one, arguments[0]):
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory\nstack")
+
+    one.network.get_input_embeddings().register_forward_pre_hook(check)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_rows_for_which_memory_is_missing_wait(tiny_llama: Path, plain: bool):
+    """Passes of more than two rows fail."""
+    prompts = [tokens(number, 20 + number) for number in range(8)]
+    with watched(tiny_llama, plain=plain) as free:
+        expected = free.sample(prompts, temperature=0.8)
+    with watched(tiny_llama, plain=plain, gather_ms=300) as short:
+        fail_when(short, lambda one, _: len(one.lane.rows) > 2)
+        assert_same(short.sample(prompts, temperature=0.8), expected)
+        assert max(map(len, short.steps)) == 2  # half of half of eight
+        with short.engine.pause():  # after the last step
+            assert not short.engine._most_rows, "once the engine is idle, it tries again"
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_only_a_row_that_does_not_fit_alone_fails(tiny_llama: Path, plain: bool):
+    """The pass over a prompt of 400 tokens fails in any company."""
+    prompts = [tokens(number, 400 if number == 2 else 20) for number in range(4)]
+    with watched(tiny_llama, plain=plain) as free:
+        expected = free.sample(prompts)
+    with watched(tiny_llama, plain=plain, gather_ms=300) as short:
+        fail_when(short, lambda _, inputs: inputs.numel() > 300)
+        found = short.attempt(prompts)
+        again = short.sample(prompts[:2])
+    failure = found.pop(2)
+    assert isinstance(failure, InfrastructureError)
+    assert "DefaultCPUAllocator: can't allocate memory, with no other response beside it; it has 400 tokens" in str(
+        failure
+    )
+    assert "lower policy.max_context" in str(failure)
+    assert_same(found, [*expected[:2], *expected[3:]])  # type: ignore[arg-type]
+    assert_same(again, expected[:2])
+
+
+def test_an_allocation_that_fails_while_a_token_is_drawn_changes_no_response(tiny_llama: Path, monkeypatch: Any):
+    from lightning_core.backends.torch import rows
+
+    prompts = [tokens(number, 20) for number in range(4)]
+    with watched(tiny_llama, deterministic=True) as one:
+        expected = one.sample(prompts)
+        draw, calls = rows.sample_tokens, iter(range(1000))
+
+        def failing(*arguments: Any) -> Any:
+            if next(calls) == 4:
+                raise MemoryError
+            return draw(*arguments)
+
+        monkeypatch.setattr(rows, "sample_tokens", failing)
+        assert one.sample(prompts) == expected
+
+
+def test_the_cache_holds_no_more_than_its_tokens(tiny_llama: Path):
+    """A long context of which only the beginning stays, because other prompts share it."""
+    with watched(tiny_llama, cached_tokens=120) as one:
+        long = tokens(1, 600)
+        one.sample([long])
+        for number in range(3):
+            one.sample([long[:40] + tokens(10 + number, 20)])
+        memory = {
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+            for node in one.lane._pool.nodes()
+            for tensor in (node.keys, node.values)
+        }
+        assert 0 < sum(memory.values()) <= 120 * TOKEN
