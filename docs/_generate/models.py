@@ -23,10 +23,10 @@ The embedded trainer trains causal language models of transformers, on one of tw
 - **Tree**: a step's rows are one packed sequence in which every shared prefix is computed once, and
   sampling has its own prefix cache. For models whose layers are all plain attention, full or
   within a sliding window, with dense or expert layers in between.
-- **Plain**: Hugging Face's own forward pass and cache. Each row is its own sequence, and only
-  rows of the same length are sampled together. Exact too, but slower, since nothing is shared
-  between turns. For hybrid, recurrent and latent attention, and for all else that the tree does not
-  fit.
+- **Plain**: Hugging Face's own forward pass and cache. Each row is its own sequence. Rows of any
+  lengths are sampled in one pass, and contexts are kept for later turns. Exact too, but slower,
+  since training shares nothing between rows. For hybrid, recurrent and latent attention, and for all
+  else that the tree does not fit.
 
 The path is chosen when a model is loaded, by computing. Two rows with a common prefix are computed as
 a tree and by the model's own forward pass, in float32 even for bfloat16 weights. The tree path
@@ -46,6 +46,18 @@ which path was chosen and why:
 ```text
 Qwen3_5ForCausalLM: plain path (it has layers of the types ['linear_attention'])
 ```
+
+On the plain path, two uses of the model's cache are compared with passes over single rows without a
+cache, in float32 and within 0.001. The log has the reason if one is not used:
+
+| Compared | If it differs | Families below |
+|---|---|---|
+| Decoding rows of different lengths in one pass | a pass for each length, no context is kept | `bamba`, `deepseek_v4` |
+| Continuing a cached context with several tokens | contexts are reused for equal prompts only | `jamba` |
+
+An attention cache is cut to the prefix that a prompt shares with it. Recurrent states, convolutions and
+contexts longer than a sliding window cannot be cut: they are reused by prompts that continue
+them, and are also kept where the prompts of a step part, if they share 32 tokens or more.
 
 A model that calls attention with another argument later, such as a mask for long rows only, ends the
 step with the same message.

@@ -3,8 +3,8 @@
 *Tree*: one packed sequence with our attention function, which computes shared prefixes once and has its own cache. It
 fits models whose layers are all plain attention, full or within a sliding window, with dense or expert layers in between.
 
-*Plain*: Hugging Face's own forward pass and cache, with one row per sequence. It fits every causal model, is slower, and
-shares nothing between rows.
+*Plain*: Hugging Face's own forward pass and cache, with one row per sequence. It fits every causal model, and is slower:
+training shares nothing between rows, and sampling shares no attention.
 
 The tree path is used if it gives the logits and gradients of the model's own passes, see `tree_check`.
 """

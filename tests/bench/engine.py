@@ -1,7 +1,8 @@
 """Compares the embedded engine with plain Hugging Face: same model, prompts and machine, in one run.
 
-    python -m tests.bench.engine [--model smollm2-135m-instruct] [--dtype auto float32] [--trl] [--vllm bfloat16 float32]
+    python -m tests.bench.engine [--model smollm2-135m-instruct] [--dtype auto float32] [--paths] [--trl] [--vllm bfloat16 float32]
 
+``--paths`` compares the plain path with the tree path instead, on a small model; see `tests.bench.paths`.
 ``--trl`` also measures a step of TRL's GRPOTrainer, in an environment of its own, which is made on first use.
 ``--vllm`` also measures vLLM's build for CPUs. Its command must be on the PATH (``make test-vllm`` installs one in .venv-cluster).
 
@@ -35,6 +36,7 @@ from lightning_core.model.source import load_model, load_tokenizer, resolve_mode
 from lightning_core.trace import POLICY
 from lightning_core.trainers.torch.factory import open_trainer
 from tests.bench.environment import install
+from tests.bench.paths import compare_paths
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
 
@@ -127,7 +129,11 @@ def main() -> None:
     parser.add_argument("--no-plain", action="store_true")
     parser.add_argument("--trl", action="store_true", help="also a step of TRL's GRPOTrainer")
     parser.add_argument("--vllm", nargs="*", metavar="DTYPE", default=[], help="also a vLLM server, with these dtypes")
+    parser.add_argument("--paths", action="store_true", help="only the plain path against the tree path")
     arguments = parser.parse_args()
+    if arguments.paths:
+        compare_paths()
+        return
     rng = random.Random(0)
     folder = resolve_model(arguments.model)
     texts = make_texts(load_tokenizer(folder), rng)

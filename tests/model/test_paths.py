@@ -51,7 +51,9 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_notes_say_which_path_and_why(hybrid: Path, tiny_llama: Path) -> None:
     with opened(hybrid) as trainer:
         assert trainer.model.notes[0] == "Lfm2ForCausalLM: plain path (it has layers of the types ['conv'])"
-        assert trainer.model.notes[-1].startswith("memory: no prefix cache, micro-batches of up to ")
+        assert trainer.model.notes[-1].startswith("memory: a prefix cache of ")
+    with opened(hybrid, deterministic=True, micro_batch_tokens=99) as trainer:
+        assert trainer.model.notes[-1].startswith("memory: no prefix cache, micro-batches of up to 99 tokens")
     with opened(tiny_llama, cache_gb=2**-10, micro_batch_tokens=99) as trainer:
         assert trainer.model.notes[0] == "LlamaForCausalLM: tree path"
         cache, rows, passes = trainer.model.notes[-1].split("), ")

@@ -1,7 +1,9 @@
 """Prefill and decoding on the plain path: Hugging Face's own forward pass and cache.
 
-Rows with contexts of the same length are computed together, so there is no padding, whose treatment differs between
-architectures. Equal contexts, as in a group of attempts, are computed once. Nothing is kept for later prompts.
+Contexts are computed one by one, without padding, from the longest prefix that is cached. Then one pass decodes all rows of
+an adapter, see `RaggedBatch`; rows that would be mostly padding beside longer ones get a batch of their own. `check_cache`
+finds out whether the model computes this exactly. If not, only rows with contexts of the same length are computed together,
+and nothing is cached for later prompts.
 """
 
 from __future__ import annotations
@@ -10,20 +12,38 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_core.backends.torch.cache_check import CachedPasses, CacheSupport, bytes_per_token, check_cache
+from lightning_core.backends.torch.kv_pool import TokenArray
+from lightning_core.backends.torch.prefix_cache import PrefixCache
+from lightning_core.backends.torch.ragged_cache import RaggedBatch, emptied
 from lightning_core.backends.torch.rows import ActiveRow, last_inputs, sample_next
 from lightning_core.model.adapters import Adapters
+from lightning_core.model.forest import common_prefix
+
+_SHARED = 32
+"""Minimum number of tokens shared with another context after which a state is cached."""
+_PADDED = 4096
+"""Maximum padding of a batch, in tokens, in addition to its number of other tokens."""
+
+
+class _Joining(NamedTuple):
+    """Rows with the same context that are added to a batch."""
+
+    rows: list[ActiveRow]
+    adapter: str | None
+    cache: Any
+    length: int
 
 
 @dataclass(slots=True, kw_only=True)
 class _Cohort:
-    """Rows with contexts of the same length and the same adapter."""
+    """Rows with contexts of the same length and the same adapter, whose cache is used as it is."""
 
     rows: list[ActiveRow]
     cache: Any
@@ -35,16 +55,21 @@ class PlainLane:
 
     def __init__(self, model: Any, *, cache: str | None, adapters: Adapters | None = None, alone: bool = False) -> None:
         """``cache``: see `ComputePlan.cache`. ``alone``: compute each row in its own pass, so its bits depend on no other."""
-        self._model = model
         self._cache_name = cache
-        last_only = "logits_to_keep" in signature(type(model).forward).parameters
-        self._options: dict[str, Any] = {"logits_to_keep": 1} if last_only else {}
+        self._passes = CachedPasses(model, cache)
         self._adapters = adapters
         self._alone = alone
+        with self._adapter(None):
+            self._support = CacheSupport() if alone else check_cache(model, cache)
         self._device: torch.device = model.get_input_embeddings().weight.device
+        self._prefixes = PrefixCache()
+        self._empty: Any = None
+        """The cache before the first token."""
+        self._batches: list[RaggedBatch] = []
         self._cohorts: list[_Cohort] = []
+        self._joining: list[ActiveRow] = []
         self.waiting: deque[ActiveRow] = deque()
-        self.remembers = False
+        self.remembers = self._support.ragged
         self.prompt_tokens = 0
         self.prompt_tokens_computed = 0
         self.sampled_tokens = 0
@@ -52,25 +77,101 @@ class PlainLane:
 
     @property
     def rows(self) -> Sequence[ActiveRow]:
-        return [row for cohort in self._cohorts for row in cohort.rows]
+        batched = (row for batch in self._batches for row in batch.rows)
+        return [*batched, *(row for cohort in self._cohorts for row in cohort.rows), *self._joining]
 
     def remember(self, cached_tokens: int) -> None:
-        """Nothing is kept for later prompts: the state of a recurrent layer cannot be cut to a prefix."""
+        """Raise the number of tokens cached for later prompts by ``cached_tokens``; see `bytes_per_token`."""
+        if self._support.ragged and cached_tokens:
+            with self._adapter(None):
+                self._prefixes.capacity += cached_tokens * bytes_per_token(self._passes.model, self._cache_name)
 
     def admit(self, *, rows: int, tokens: int) -> None:
-        cohorts: dict[tuple[str | None, int, int], list[ActiveRow]] = {}
-        different: set[tuple[str | None, bytes]] = set()
         room, computed = rows - len(self.rows), 0
+        different: set[tuple[str | None, bytes]] = set()
+        admitted: list[ActiveRow] = []
         while self.waiting and room > 0 and computed < tokens:
             row = self.waiting.popleft()
             if not row.aborted:
                 context = row.context()
-                cohorts.setdefault((row.adapter, len(context), room if self._alone else 0), []).append(row)
+                admitted.append(row)
                 self.prompt_tokens += len(context)
                 if (key := (row.adapter, context.tobytes())) not in different:
                     different.add(key)
-                    computed += len(context)
+                    computed += len(context) - self._prefixes.find(context[:-1], row.adapter)[0]
                 room -= 1
+        if self._support.ragged:
+            self._joining = admitted  # before the prefill, so a failure reaches them
+            self._join(admitted)
+            self._joining = []
+        elif admitted:
+            self._group(admitted)
+
+    # Rows of any lengths ----------------------------------------------------------------------------------------------
+
+    def _join(self, rows: Sequence[ActiveRow]) -> None:
+        """Compute the contexts of ``rows``, and add these to batches."""
+        contexts: dict[tuple[str | None, bytes], tuple[TokenArray, list[ActiveRow]]] = {}
+        for row in rows:
+            context = row.context()[:-1]
+            contexts.setdefault((row.adapter, context.tobytes()), (context, []))[1].append(row)
+        waiting = [(adapter, context) for (adapter, _), (context, _) in contexts.items()]
+        computed: list[_Joining] = []
+        for number, ((adapter, _), (context, equal)) in enumerate(contexts.items()):
+            others = [other for name, other in waiting[number + 1 :] if name == adapter]
+            computed.append(_Joining(equal, adapter, self._context(context, adapter, others), len(context)))
+        self.prompt_tokens_computed += len(rows)
+        joining: dict[RaggedBatch, list[_Joining]] = {}
+        for new in sorted(computed, key=lambda new: -new.length):
+            batch = next((batch for batch in self._batches if _fits(new, batch, joining.get(batch, []))), None)
+            if batch is None:
+                batch = RaggedBatch(new.cache, new.adapter)
+                self._batches.append(batch)
+            joining.setdefault(batch, []).append(new)
+        for batch, parts in joining.items():
+            batch.add(
+                [row for part in parts for row in part.rows],
+                [part.cache for part in parts for _ in part.rows],
+                [part.length for part in parts for _ in part.rows],
+            )
+
+    def _context(self, tokens: TokenArray, adapter: str | None, others: Sequence[TokenArray]) -> Any:
+        """The cache of ``tokens``. ``others``: further contexts that will be computed."""
+        if not len(tokens):
+            return self._before_the_first(adapter)
+        start, cached = self._prefixes.find(tokens, adapter, whole=not self._support.extend)
+        cache = None if cached is None else self._prefixes.use(cached, start)
+        stops = [len(tokens)]
+        if self._support.extend:
+            # States and sliding windows cannot be cropped, so they are also cached where contexts diverge.
+            shared = self._prefixes.shared(tokens, adapter)
+            if not self._support.crop:
+                shared = max([shared, *(common_prefix(tokens, other) for other in others)])
+            if start + _SHARED <= shared < len(tokens):
+                stops.insert(0, shared)
+        for stop in stops:
+            if start < stop:
+                with self._adapter(adapter):
+                    cache = self._passes.run(self._tensor(tokens[None, start:stop]), cache)[1]
+                self.prompt_tokens_computed += stop - start
+                self._prefixes.add(tokens[:stop], adapter, cache)
+            start = stop
+        self._prefixes.evict()
+        return cache
+
+    def _before_the_first(self, adapter: str | None) -> Any:
+        if self._empty is None:
+            with self._adapter(adapter):
+                self._empty = emptied(self._passes.run(self._tensor([[0]]), None)[1])
+        return self._empty
+
+    # Rows of equal lengths --------------------------------------------------------------------------------------------
+
+    def _group(self, rows: Sequence[ActiveRow]) -> None:
+        """Compute the contexts of ``rows``, those of the same length together."""
+        cohorts: dict[tuple[str | None, int, int], list[ActiveRow]] = {}
+        for number, row in enumerate(rows):
+            cohorts.setdefault((row.adapter, len(row.context()), number if self._alone else 0), []).append(row)
         for equal in cohorts.values():
             self._cohorts.append(_Cohort(rows=equal, cache=None))  # before the prefill, so a failure reaches them
         for cohort in self._cohorts[len(self._cohorts) - len(cohorts) :]:
@@ -88,13 +189,6 @@ class PlainLane:
         number = {key: index for index, key in enumerate(different)}
         cohort.cache.reorder_cache(self._tensor([number[context.tobytes()] for context in contexts]))
 
-    def step(self) -> None:
-        rows = self.rows
-        logits = [self._logits(cohort, self._next_input(cohort)) for cohort in self._cohorts]
-        sample_next(rows, torch.cat(logits))
-        self.sampled_tokens += len(rows)
-        self.decode_steps += 1
-
     def _next_input(self, cohort: _Cohort) -> Tensor:
         """The tokens [R, S] that the cohort's cache lacks."""
         if self._cache_name is None:
@@ -103,15 +197,35 @@ class PlainLane:
 
     def _logits(self, cohort: _Cohort, inputs_RS: Tensor) -> Tensor:
         """The logits [R, V] after ``inputs_RS``, which are added to the cohort's cache."""
-        name = self._cache_name
-        cached = {} if name is None else {name: cohort.cache}
-        with nullcontext() if self._adapters is None else self._adapters.use(cohort.rows[0].adapter):
-            output = self._model(input_ids=inputs_RS, use_cache=name is not None, **cached, **self._options)
-        if name is not None:
-            cohort.cache = getattr(output, name)
-        return output.logits[:, -1]
+        with self._adapter(cohort.rows[0].adapter):
+            logits_RV, cohort.cache = self._passes.run(inputs_RS, cohort.cache)
+        return logits_RV
+
+    # All rows ---------------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        rows = self.rows
+        logits: list[Tensor] = []
+        for batch in self._batches:
+            inputs_R1 = self._tensor(last_inputs(batch.rows)[0])[:, None]
+            with self._adapter(batch.adapter):
+                logits.append(self._passes.step(inputs_R1, batch))
+        logits += [self._logits(cohort, self._next_input(cohort)) for cohort in self._cohorts]
+        sample_next(rows, torch.cat(logits))
+        self.sampled_tokens += len(rows)
+        self.decode_steps += 1
 
     def drop(self, leaves: Callable[[ActiveRow], bool], *, remember: bool = False) -> None:
+        for batch in self._batches:
+            for index in reversed(range(len(batch.rows))):
+                row = batch.rows[index]
+                if leaves(row):
+                    if remember and self._prefixes.capacity:
+                        cache, length = batch.context(index)
+                        self._prefixes.add(row.context()[:length], row.adapter, cache)
+                    batch.remove(index)
+        self._batches = [batch for batch in self._batches if batch.rows]
+        self._prefixes.evict()
         for cohort in self._cohorts:
             kept = [index for index, row in enumerate(cohort.rows) if not leaves(row)]
             if kept and len(kept) < len(cohort.rows) and cohort.cache is not None:
@@ -120,10 +234,22 @@ class PlainLane:
         self._cohorts = [cohort for cohort in self._cohorts if cohort.rows]
 
     def forget(self, adapter: str | None) -> None:
+        self._prefixes.forget(adapter)
         self.drop(lambda row: row.adapter == adapter)
 
     def clear(self) -> None:
-        self._cohorts = []
+        self._prefixes.clear()
+        self._batches, self._cohorts, self._joining = [], [], []
+
+    def _adapter(self, name: str | None) -> Any:
+        return nullcontext() if self._adapters is None else self._adapters.use(name)
 
     def _tensor(self, values: Any) -> Tensor:
         return torch.as_tensor(values, dtype=torch.int64, device=self._device)
+
+
+def _fits(new: _Joining, batch: RaggedBatch, joining: Sequence[_Joining]) -> bool:
+    """Whether ``new`` can be added to ``batch``, to which ``joining`` will be added, without too much padding."""
+    lengths = [*batch.lengths, *(part.length for part in (*joining, new) for _ in part.rows)]
+    padding = max(lengths) * len(lengths) - sum(lengths)
+    return batch.adapter == new.adapter and padding <= sum(lengths) + _PADDED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from lightning_core.backends.torch.cache_check import bytes_per_token
 from lightning_core.backends.torch.engine import TorchBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.config.resolve import PolicySettings
@@ -69,11 +70,10 @@ def plan_memory(
     ``samples``: whether the engine in this process samples the policy. ``entropy``: see `trained_bytes`. Raises `ConfigError`
     if the size of micro-batches must be fixed.
     """
-    geometry = loaded.path.geometry if samples else None
     memory = plan(
         free_memory(loaded.device) // share,
         weights=sum(3 * master.nbytes for master in tuning.masters.values()),
-        cached=0 if geometry is None else cached_bytes(geometry, loaded.model.dtype),
+        cached=_cached_bytes(loaded, settings) if samples else 0,
         trained=trained_bytes(loaded.model, loaded.path, tuning.parameters.values(), entropy=entropy),
         cache_bytes=None if settings.cache_gb is None else int(settings.cache_gb * 2**30) // share,
         micro_batch_tokens=settings.micro_batch_tokens,
@@ -85,6 +85,13 @@ def plan_memory(
             f"{memory.micro_batch_tokens:,} tokens fit now; set trainer.micro_batch_tokens: {fitting}"
         )
     return memory
+
+
+def _cached_bytes(loaded: LoadedModel, settings: TrainerSection) -> int:
+    """Bytes of a token that the sampler keeps for later prompts; 0 if it keeps none."""
+    if loaded.path.geometry is not None:
+        return cached_bytes(loaded.path.geometry, loaded.model.dtype)
+    return 0 if settings.deterministic else bytes_per_token(loaded.model, loaded.path.cache)
 
 
 def notes(loaded: LoadedModel, tuning: Tuning, memory: MemoryPlan) -> list[str]:
