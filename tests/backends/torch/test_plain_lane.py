@@ -53,7 +53,7 @@ class Sampler:
                 "policy": SampledModel(model=model, path=path, adapters=self.adapters),
                 "other": SampledModel(model=model, path=path, adapters=self.adapters, adapter="adapter"),
             }
-        settings = {"max_context": 512, "max_batch": 64, "gather_ms": 50, "seed": 0, **options}
+        settings = {"max_context": 512, "max_batch": 64, "gather_ms": 0, "seed": 0, **options}
         self.backend = TorchBackend(served, **settings)
         self.passes = 0
         self._hook = model.get_input_embeddings().register_forward_hook(self._count)
@@ -69,7 +69,12 @@ class Sampler:
             return [delta async for delta in self.backend.generate(prompt, params, model=model)][-1]
 
         async def run() -> list[Delta]:
-            return await asyncio.gather(*(one(prompt, seed) for seed, prompt in enumerate(prompts)))
+            expected = self.backend.submitted + len(prompts)
+            with self.backend.pause():  # so the first step admits all of them
+                tasks = [asyncio.ensure_future(one(prompt, seed)) for seed, prompt in enumerate(prompts)]
+                while self.backend.submitted < expected:
+                    await asyncio.sleep(0)
+            return await asyncio.gather(*tasks)
 
         return asyncio.run(run())
 
