@@ -64,12 +64,14 @@ def explain(error: ConstraintError, request: ChatRequest) -> PolicyRequestError:
 
 
 def _tool_of(schema: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> str:
-    """The tool whose parameters became ``schema``, by the keywords that both have."""
+    """The tool whose parameters, or one of them, became ``schema``, by the keywords that both have."""
     shared: dict[str, int] = {}
     for tool in tools:
-        parameters = tool["function"].get("parameters") or {}
-        if all(schema.get(key) == value for key, value in parameters.items()):
-            shared.setdefault(tool["function"]["name"], len(parameters))
+        parameters: dict[str, Any] = tool["function"].get("parameters") or {}
+        for part in (parameters, *(parameters.get("properties") or {}).values()):
+            if part and all(schema.get(key) == value for key, value in part.items()):
+                name = tool["function"]["name"]
+                shared[name] = max(len(part), shared.get(name, 0))
     return f"the tool {show_json(max(shared, key=lambda name: shared[name]))}" if shared else "a tool"
 
 

@@ -193,12 +193,12 @@ class TooManyRequests(PolicyRequestError):
 
 
 def _check_hosts(hosts: Sequence[bytes]) -> None:
-    """Raise `PolicyRequestError` if the request has several Host headers, as HTTP requires."""
+    """Raise `PolicyRequestError` if the request has several Host headers (RFC 9112, section 3.2)."""
     if len(hosts) > 1:
         found = show_json([host.decode("latin-1") for host in hosts])
         raise PolicyRequestError(
-            f"the request has {len(hosts)} Host headers: {found}; expected one. A client that sets a header Host, or a proxy in between, "
-            "adds the others: remove that setting"
+            f"the request has {len(hosts)} Host headers: {found}; expected one. Remove the header Host that the client's "
+            "settings or a proxy in between add"
         )
 
 

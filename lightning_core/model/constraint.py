@@ -19,7 +19,7 @@ from lightning_core.chat.output_grammar import ARGUMENTS, COMPACT, ToolSchemaErr
 from lightning_core.errors import ConstraintError, MissingExtra
 from lightning_core.model.schema_errors import SUPPORTED, explain_schema
 
-_FINITE = "Check that values of a finite size satisfy the schema, and that no reference leads to itself without an end"
+_FINITE = "Check that values of a finite size satisfy the schema, and that no reference is endlessly recursive"
 
 
 class Constraints:
@@ -77,7 +77,8 @@ class Constraints:
         matcher = LLMatcher(self._tokenizers[stops], grammar, log_level=0)
         if matcher.is_error():
             found = [(name, json.loads(schema)) for name, schema in schemas(spec.get("grammar", ""))]
-            found = found or [("", spec["json_schema"])]
+            if "json_schema" in spec:
+                found.append(("", spec["json_schema"]))
             for name, schema in found:
                 if why := explain_schema(schema):
                     if name.startswith(ARGUMENTS):

@@ -16,13 +16,14 @@ from lightning_core.backends.scripted import EveryModel, ScriptedBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.testing import Playground, open_playground
 from lightning_core.testing.programs import run_async
+from lightning_core.tools.doctor.gather import cpu_model
 from tests.bench.defaults import report
 from tests.bench.defaults.queue import left, steps_of, wanted
 from tests.bench.defaults.results import Row, append, read
 from tests.bench.defaults.statistics import by_agent, over_agents, paired, reward, solved
 from tests.bench.defaults.suite.agent import HELD_OUT, Agent, constant_reward, split
 from tests.bench.defaults.suites import SUITES, agents_of
-from tests.bench.defaults.variant import BASELINE, MOST_STEPS, Variant, configure, parse_variant
+from tests.bench.defaults.variant import BASELINE, MOST_STEPS, Variant, basis, configure, parse_variant
 
 AGENTS = {(suite, name): agent for suite in SUITES for name, agent in agents_of(suite).items()}
 NONSENSE = ("nonsense",) * 20
@@ -107,9 +108,10 @@ def row(agent: str = "route", seed: int = 0, *, variant: Variant = BASELINE, gai
         seed=seed,
         minutes=3.0,
         commit="c",
-        cpu="a CPU",
+        cpu=cpu_model(),
+        basis=basis(agents_of("first")[agent]) if agent in agents_of("first") else "",
         steps=steps,
-        seconds=180.0,
+        seconds=360.0,
         wall_seconds=200.0,
         before=[0.0, 0.0, 1.0, 0.0],
         after=[0.0, 0.5, 1.0, gain],
@@ -139,7 +141,8 @@ def test_differences_are_paired_by_agent_seed_and_budget() -> None:
     found = paired(baseline, changed, reward)
     assert found == {"a": pytest.approx([0.25, 0.0]), "b": pytest.approx([0.1])}
     assert over_agents(found).mean == pytest.approx((0.125 + 0.1) / 2)  # every agent counts once
-    assert paired([replace(r, minutes=6.0) for r in baseline], changed, reward) == {}
+    for other in ({"minutes": 6.0}, {"basis": "of other defaults"}, {"cpu": "another CPU"}):
+        assert paired([replace(r, **other) for r in baseline], changed, reward) == {}
 
 
 def test_the_interval_is_over_agents_and_seeds() -> None:
@@ -176,6 +179,9 @@ def test_the_report_has_all_agents_and_compares_variants() -> None:
     assert "solved share +0.250 [+0.250, +0.250]" in text
     assert "worse by more than their interval: no agent" in text
     assert text.count("mean ") == 2
+    assert "equal time" not in text
+    short = report.lines([*baseline, *(replace(r, seconds=90.0) for r in changed)])
+    assert "not at equal time: 0 25%, " in "\n".join(short)
 
 
 def test_the_report_keeps_variants_of_one_name_and_other_changes_apart() -> None:

@@ -206,7 +206,7 @@ def _file_of(folder: Path, name: str) -> Path:
 
 
 def _difference(name: str, found: Any, expected: Any) -> str:
-    """Of two mappings only the first entry that differs: there is one for each weight."""
+    """The difference as a text; of two mappings it names the first entry that differs, as the weights have an entry each."""
     if isinstance(found, Mapping) and isinstance(expected, Mapping):
         there, here = cast("Mapping[str, Any]", found), cast("Mapping[str, Any]", expected)
         key = next(key for key in (*there, *here) if there.get(key) != here.get(key))

@@ -39,7 +39,7 @@ def main() -> int:
         "--minutes", type=float, default=3.0, help="minutes of two cores that a run trains (default: 3)"
     )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--results", type=Path, default=ROOT / "runs" / "defaults.jsonl")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results.jsonl")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--starts", type=int, nargs="?", const=80, metavar="TASKS")
     parser.add_argument("--report", action="store_true")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from lightning_core.tools.doctor.gather import cpu_model
 from tests.bench.defaults.results import Row
-from tests.bench.defaults.variant import MOST_STEPS, Variant
+from tests.bench.defaults.suites import agents_of
+from tests.bench.defaults.variant import MOST_STEPS, Variant, basis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,21 +20,32 @@ class Run:
     variant: Variant
     seed: int
     minutes: float
+    basis: str
+    cpu: str
 
     @property
-    def key(self) -> tuple[str, str, tuple[str, ...], int, float]:
+    def key(self) -> tuple[str, str, tuple[str, ...], int, float, str, str]:
         """Equal to the key of its row."""
-        return self.suite, self.agent, self.variant.changes, self.seed, self.minutes
+        return self.suite, self.agent, self.variant.changes, self.seed, self.minutes, self.basis, self.cpu
 
 
 def wanted(
     suite: str, agents: Sequence[str], variants: Sequence[Variant], *, seeds: int, minutes: float
 ) -> Iterator[Run]:
     """All variants of an agent follow each other, so the finished part of a queue compares them."""
+    bases, cpu = {name: basis(agents_of(suite)[name]) for name in agents}, cpu_model()
     for seed in range(seeds):
         for agent in agents:
             for variant in variants:
-                yield Run(suite=suite, agent=agent, variant=variant, seed=seed, minutes=minutes)
+                yield Run(
+                    suite=suite,
+                    agent=agent,
+                    variant=variant,
+                    seed=seed,
+                    minutes=minutes,
+                    basis=bases[agent],
+                    cpu=cpu,
+                )
 
 
 def left(runs: Sequence[Run], rows: Sequence[Row]) -> list[Run]:
@@ -51,6 +64,8 @@ def steps_of(run: Run, rows: Sequence[Row]) -> int:
     same = [
         row.steps
         for row in rows
-        if not row.changes and (row.suite, row.agent, row.minutes) == (run.suite, run.agent, run.minutes)
+        if not row.changes
+        and (row.suite, row.agent, row.minutes, row.basis, row.cpu)
+        == (run.suite, run.agent, run.minutes, run.basis, run.cpu)
     ]
     return round(sum(same) / len(same)) if same else MOST_STEPS

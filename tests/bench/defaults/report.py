@@ -9,7 +9,9 @@ from statistics import fmean
 from lightning_core.records.intervals import Estimate
 from tests.bench.defaults.results import Row
 from tests.bench.defaults.statistics import by_agent, over_agents, paired, reward, solved
-from tests.bench.defaults.variant import BASELINE
+from tests.bench.defaults.variant import BASELINE, CORES
+
+_OFF_BUDGET = 0.2
 
 _HEAD = (
     f"{'agent':<10} {'runs':>4} {'steps':>5} {'before':>7} {'after':>6} {'solved':>7} {'after':>6} {'distinct':>9} {'after':>6}"
@@ -56,6 +58,10 @@ def _agents(name: str, rows: Sequence[Row]) -> Iterator[str]:
     for agent, own in agents.items():
         yield _line(agent, [own])
     yield _line("mean", list(agents.values()))
+    other = [row for row in rows if abs(row.seconds / (CORES * 60 * row.minutes) - 1) > _OFF_BUDGET]
+    if other:
+        share = ", ".join(f"{row.agent} {row.seconds / (CORES * 60 * row.minutes):.0%}" for row in other)
+        yield f"not at equal time: {share} of the budget"
 
 
 def _line(name: str, agents: Sequence[Sequence[Row]]) -> str:

@@ -24,6 +24,8 @@ class Row:
     """The budget: minutes of two cores, of rollouts and updates."""
     commit: str
     cpu: str
+    basis: str
+    """See `variant.basis`."""
     steps: int
     seconds: float
     """Processor seconds of rollouts and updates."""
@@ -44,9 +46,9 @@ class Row:
     """The held-out reward of the best single answer among the ideal ones; None if answers have no reward."""
 
     @property
-    def key(self) -> tuple[str, str, tuple[str, ...], int, float]:
-        """What identifies the run."""
-        return self.suite, self.agent, tuple(self.changes), self.seed, self.minutes
+    def key(self) -> tuple[str, str, tuple[str, ...], int, float, str, str]:
+        """Equal for repetitions of one run."""
+        return self.suite, self.agent, tuple(self.changes), self.seed, self.minutes, self.basis, self.cpu
 
     @property
     def reward_before(self) -> float:

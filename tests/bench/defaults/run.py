@@ -20,10 +20,8 @@ from tests.bench.defaults.budget import ProcessorBudget
 from tests.bench.defaults.results import Row, append
 from tests.bench.defaults.suite.agent import constant_reward, split
 from tests.bench.defaults.suites import SUITES, agents_of
-from tests.bench.defaults.variant import BASELINE, MOST_STEPS, Variant, configure
+from tests.bench.defaults.variant import BASELINE, CORES, MOST_STEPS, Variant, basis, configure
 
-CORES = 2
-"""A minute of the budget is a minute of that many cores."""
 ROOT = Path(__file__).parents[3]
 
 
@@ -53,6 +51,7 @@ def train(suite: str, name: str, variant: Variant, *, seed: int, minutes: float,
         minutes=minutes,
         commit=_commit(),
         cpu=cpu_model(),
+        basis=basis(agent),
         steps=result.summary.steps,
         seconds=round(budget.seconds, 1),
         wall_seconds=round(result.summary.wall_seconds, 1),
@@ -96,6 +95,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=MOST_STEPS)
     parser.add_argument("--change", nargs="*", default=[])
     options = parser.parse_args()
+    if options.change and options.variant == BASELINE.name:
+        parser.error(f"--change: the variant {BASELINE.name!r} has no changes; give it another name with --variant")
     variant = Variant(name=options.variant, changes=tuple(options.change))
     row = train(options.suite, options.agent, variant, seed=options.seed, minutes=options.minutes, steps=options.steps)
     append(options.results, row)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from lightning_core import Config, load_config
+from lightning_core.config import dump_config
 from tests.bench.defaults.suite.agent import HELD_OUT, Agent
 
 MODEL = "smollm2-135m-instruct"
+CORES = 2
+"""A minute of the budget is a minute of that many cores."""
 MOST_STEPS = 10_000
 """More steps than any budget holds: a run ends when its time is spent."""
 
@@ -46,3 +52,16 @@ def configure(agent: Agent, changes: Sequence[str], *, seed: int, steps: int, fo
         "run": {"dir": folder, "seed": seed},
     }
     return load_config(given, list(changes))
+
+
+def basis(agent: Agent) -> str:
+    """A digest of the shipped defaults and of the suites: runs with another one are not compared."""
+    config = dump_config(configure(agent, (), seed=0, steps=1, folder="runs"))
+    return hashlib.sha256(f"{config}{_suites()}".encode()).hexdigest()[:12]
+
+
+@cache
+def _suites() -> str:
+    """The code of both suites."""
+    files = sorted(path for name in ("suite", "second") for path in (Path(__file__).parent / name).glob("*.py"))
+    return "".join(path.read_text(encoding="utf-8") for path in files)
