@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_core.chat.json_text import show_json
@@ -36,7 +36,7 @@ def _closed(schema: Any) -> Any:
         if isinstance(schema.get(key), Mapping)
     }
     closed = {"additionalProperties": False} if "properties" in schema else {}
-    kept = {key: value for key, value in schema.items() if key != "format" or value not in _GOOGLES_FORMATS}
+    kept = {key: value for key, value in schema.items() if key != "format" or value not in [*_GOOGLES_FORMATS]}
     return {**closed, **kept, **inner, **named}
 
 
@@ -50,7 +50,7 @@ def json_schema(schema: Any) -> Any:
             case "type", str(kind):
                 converted["type"] = kind.lower()
             case "properties", Mapping():
-                order = schema.get("propertyOrdering") or schema.get("property_ordering") or ()
+                order = _order(schema.get("propertyOrdering") or schema.get("property_ordering") or ())
                 names = [*(name for name in order if name in value), *(name for name in value if name not in order)]
                 converted["properties"] = {name: json_schema(value[name]) for name in names}
             case "items" | "additionalProperties" as name, inner:
@@ -72,6 +72,14 @@ def json_schema(schema: Any) -> Any:
     if schema.get("nullable") is True:
         return _nullable(converted)
     return converted
+
+
+def _order(names: Any) -> Sequence[str]:
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise PolicyRequestError(
+            f"propertyOrdering of a schema is {show_json(names)}; expected a list of names", param="propertyOrdering"
+        )
+    return names
 
 
 _TYPES = frozenset({"OBJECT", "ARRAY", "STRING", "INTEGER", "NUMBER", "BOOLEAN", "NULL"})

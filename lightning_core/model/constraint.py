@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_core.chat.output_grammar import ARGUMENTS, COMPACT, ToolSchemaError, schemas
-from lightning_core.errors import ConstraintError, MissingExtra
+from lightning_core.errors import ConstraintError, MissingExtra, shorten
 from lightning_core.model.schema_errors import SUPPORTED, explain_schema
 
 _FINITE = "Check that values of a finite size satisfy the schema, and that no reference is endlessly recursive"
@@ -73,9 +73,14 @@ class Constraints:
                 self._tokenizers[stops] = from_tokenizer(
                     self._tokenizer, n_vocab=self._vocabulary, eos_token=list(stops) or None
                 )
-        grammar = spec.get("grammar") or LLMatcher.grammar_from_json_schema(spec["json_schema"], overrides=COMPACT)
-        matcher = LLMatcher(self._tokenizers[stops], grammar, log_level=0)
-        if matcher.is_error():
+        matcher: Any = None
+        try:
+            grammar = spec.get("grammar") or LLMatcher.grammar_from_json_schema(spec["json_schema"], overrides=COMPACT)
+            matcher = LLMatcher(self._tokenizers[stops], grammar, log_level=0)
+            problem: str = matcher.get_error() if matcher.is_error() else ""
+        except ValueError as error:  # a schema that is no object, or an integer of more than 64 bits
+            problem = str(error)
+        if problem:
             found = [(name, json.loads(schema)) for name, schema in schemas(spec.get("grammar", ""))]
             if "json_schema" in spec:
                 found.append(("", spec["json_schema"]))
@@ -84,7 +89,7 @@ class Constraints:
                     if name.startswith(ARGUMENTS):
                         raise ToolSchemaError(f"this JSON schema is not supported: {why}", schema)
                     raise ConstraintError(f"this JSON schema is not supported: {why}")
-            why = matcher.get_error().split("\n")[0]  # without the text of the grammar
+            why = shorten(problem.split("\n")[0], 300)  # without the text of the grammar
             raise ConstraintError(
                 f"this JSON schema is not supported: {why}. Rewrite it; {SUPPORTED} lists what is supported"
             )

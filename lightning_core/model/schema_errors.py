@@ -54,7 +54,11 @@ def _error(schema: Any, root: Any) -> str:
         shared = {key: root[key] for key in _SHARED if key in root}
         schema = {**shared, **cast("Mapping[str, Any]", schema)}
     overrides = None if isinstance(root, Mapping) and _OPTIONS in root else COMPACT
-    return LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=overrides))
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=overrides)
+    except ValueError as error:  # a schema that is no object, or an integer of more than 64 bits
+        return str(error)
+    return LLMatcher.validate_grammar(grammar)
 
 
 def _parts(schema: Any) -> Iterator[tuple[str, Any]]:

@@ -97,3 +97,11 @@ def test_a_thought_is_a_boolean():
     contents = [{"role": "model", "parts": [{"text": "hm", "thought": "x"}]}, {"parts": [{"text": "hi"}]}]
     said = refusal("/models/base:generateContent", {"contents": contents})
     assert said == "contents.0.parts.0.thought is 'x'; expected true or false"
+
+
+@pytest.mark.parametrize("order", [5, "ab", [["a"]]])
+def test_an_order_of_properties_that_is_no_list_of_names_is_refused(order: Any):
+    schema = {"type": "OBJECT", "properties": {"a": {"type": "STRING", "format": ["x"]}}, "propertyOrdering": order}
+    settings = {"responseMimeType": "application/json", "responseSchema": schema}
+    body = {"contents": [{"parts": [{"text": "hi"}]}], "generationConfig": settings}
+    assert "propertyOrdering of a schema is " in refusal("/models/base:generateContent", body)
