@@ -68,7 +68,9 @@ def _tool_of(schema: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> s
     shared: dict[str, int] = {}
     for tool in tools:
         parameters: dict[str, Any] = tool["function"].get("parameters") or {}
-        for part in (parameters, *(parameters.get("properties") or {}).values()):
+        properties: Any = parameters.get("properties")  # of any type: the schema is one that does not compile
+        own: list[Any] = list(properties.values()) if isinstance(properties, dict) else []
+        for part in (parameters, *(part for part in own if isinstance(part, dict))):
             if part and all(schema.get(key) == value for key, value in part.items()):
                 name = tool["function"]["name"]
                 shared[name] = max(len(part), shared.get(name, 0))

@@ -208,6 +208,7 @@ ONE_OF = {"type": "array", "items": {"oneOf": [{"type": "string"}, {"type": "str
         ({"type": "object", "properties": {"a": None}}, None, "response_format", "not supported: in properties.a, .*Rewrite"),
         ({"anyOf": [None]}, None, "response_format", "response_format: this JSON schema is not supported: .*Rewrite"),
         ({"$ref": "#"}, None, "response_format", "response_format: .*: no text satisfies it. Check that values of a finite size"),
+        ({}, {"type": "object", "properties": 5}, "tools", "tools|the tool 'g'"),
         ({}, PATTERN, "tools", "the parameters of the tool 'g': .* in properties.a, regex parse error"),
     ],
 )  # fmt: skip
