@@ -6,7 +6,6 @@ python -m tests.bench.defaults.run SUITE AGENT SEED MINUTES RESULTS [--variant N
 from __future__ import annotations
 
 import argparse
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,13 +15,12 @@ from lightning_core.observers import open as observers
 from lightning_core.records.held_out import held_out_by_task
 from lightning_core.records.store import Store
 from lightning_core.tools.doctor.gather import cpu_model
+from tests.bench.commit import current_commit
 from tests.bench.defaults.budget import ProcessorBudget
 from tests.bench.defaults.results import Row, append
 from tests.bench.defaults.suite.agent import constant_reward, split
 from tests.bench.defaults.suites import SUITES, agents_of
 from tests.bench.defaults.variant import BASELINE, CORES, MOST_STEPS, Variant, basis, configure
-
-ROOT = Path(__file__).parents[3]
 
 
 def train(suite: str, name: str, variant: Variant, *, seed: int, minutes: float, steps: int = MOST_STEPS) -> Row:
@@ -49,7 +47,9 @@ def train(suite: str, name: str, variant: Variant, *, seed: int, minutes: float,
         changes=variant.changes,
         seed=seed,
         minutes=minutes,
-        commit=_commit(),
+        commit=current_commit(
+            "lightning_core", "integrations", "tests/bench/defaults/suite", "tests/bench/defaults/second"
+        ),
         cpu=cpu_model(),
         basis=basis(agent),
         steps=result.summary.steps,
@@ -71,17 +71,6 @@ def _total(metrics: Sequence[Mapping[str, Any]], key: str) -> float:
 
 def _rounded(reward: float | None) -> float | None:
     return None if reward is None else round(reward, 3)
-
-
-def _commit() -> str:
-    """The commit that is checked out, and whether the trainer was changed since."""
-    commit = _git("rev-parse", "--short=12", "HEAD") or "unknown"
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", "lightning_core", "integrations")
-    return f"{commit} with uncommitted changes" if changed else commit
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +19,10 @@ from lightning_core import Config, evaluate, fit, load_config
 from lightning_core.loop import Evaluation
 from lightning_core.records.checkpoints import checkpoints
 from lightning_core.tools.doctor.gather import cpu_model
+from tests.bench.commit import current_commit
 from tests.bench.learning import trl_arm
 from tests.bench.learning.records import EVALUATED, UNTRAINED, Record, append
-from tests.bench.learning.studies import ROOT, STUDIES, configured, located, settings_digest
+from tests.bench.learning.studies import STUDIES, configured, located, settings_digest
 from tests.bench.learning.warm import warm_start
 
 
@@ -40,7 +40,7 @@ def run(name: str, arm: str, seed: int, *, data: Path, work: Path) -> Record:
         arm=arm,
         seed=seed,
         settings=settings_digest(study, arm),
-        commit=_commit(),
+        commit=current_commit(".", ":!tests/bench/learning/results.jsonl"),
         cpu=cpu_model(),
         date=time.strftime("%Y-%m-%d"),
         held_out={},
@@ -99,17 +99,6 @@ def _empty(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
-
-
-def _commit() -> str:
-    """The commit that is checked out, and whether files were changed since, other than the records."""
-    commit = _git("rev-parse", "--short=12", "HEAD") or "unknown"
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!tests/bench/learning/results.jsonl")
-    return f"{commit} with uncommitted changes" if changed else commit
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def main() -> None:
