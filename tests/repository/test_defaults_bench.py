@@ -75,6 +75,9 @@ def test_training_and_held_out_tasks_have_no_text_in_common(agent: Agent) -> Non
     assert len(held_out) == HELD_OUT
     assert len(tasks) >= 60
     assert not {task["text"] for task in tasks} & {task["text"] for task in held_out}
+    assert len({task["id"] for task in tasks + held_out}) == len(tasks + held_out)
+    if agent.fact is not None:
+        assert not set(map(agent.fact, tasks)) & set(map(agent.fact, held_out))
     assert split(agent) == (tasks, held_out)
 
 
@@ -109,6 +112,7 @@ def row(agent: str = "route", seed: int = 0, *, variant: Variant = BASELINE, gai
         minutes=3.0,
         commit="c",
         cpu=cpu_model(),
+        threads=2,
         basis=basis(agents_of("first")[agent]) if agent in agents_of("first") else "",
         steps=steps,
         seconds=360.0,
@@ -141,7 +145,7 @@ def test_differences_are_paired_by_agent_seed_and_budget() -> None:
     found = paired(baseline, changed, reward)
     assert found == {"a": pytest.approx([0.25, 0.0]), "b": pytest.approx([0.1])}
     assert over_agents(found).mean == pytest.approx((0.125 + 0.1) / 2)  # every agent counts once
-    for other in ({"minutes": 6.0}, {"basis": "of other defaults"}, {"cpu": "another CPU"}):
+    for other in ({"minutes": 6.0}, {"basis": "of other defaults"}, {"cpu": "another CPU"}, {"threads": 1}):
         assert paired([replace(r, **other) for r in baseline], changed, reward) == {}
 
 
@@ -184,6 +188,13 @@ def test_the_report_has_all_agents_and_compares_variants() -> None:
     assert "not at equal time: 0 25%, " in "\n".join(short)
 
 
+def test_a_run_whose_evaluation_was_left_out_is_named_and_counts_in_no_mean() -> None:
+    text = "\n".join(report.lines([row(gain=1.0), replace(row(seed=1), after=[None] * 4)]))
+    assert "without route, seed 1, defaults: all rollouts of an evaluation were left out" in text
+    assert ", 1 runs" in text
+    assert "nan" not in text
+
+
 def test_the_report_keeps_variants_of_one_name_and_other_changes_apart() -> None:
     other = replace(row(variant=FAST), changes=["trainer.learning_rate=1e-4"])
     assert [len(rows) for rows in report.variants([row(), row(variant=FAST), other]).values()] == [1, 1, 1]
@@ -191,7 +202,7 @@ def test_the_report_keeps_variants_of_one_name_and_other_changes_apart() -> None
 
 def test_the_queue_continues_after_the_recorded_runs(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "results.jsonl"
-    runs = list(wanted("first", ["route", "query"], [BASELINE, FAST], seeds=2, minutes=3.0))
+    runs = list(wanted("first", ["route", "query"], [BASELINE, FAST], seeds=2, minutes=3.0, threads=2))
     assert [(run.agent, run.variant.name, run.seed) for run in runs[:3]] == [
         ("route", "defaults", 0),
         ("route", "fast", 0),
@@ -208,7 +219,7 @@ def test_the_queue_continues_after_the_recorded_runs(tmp_path: Path) -> None:
 def test_a_schedule_ends_with_the_budget() -> None:
     rows = [row(steps=8), row(seed=1, steps=11), row(variant=FAST, steps=30), row("query", steps=50)]
     scheduled = Variant(name="linear", changes=("trainer.schedule=linear",))
-    (run,) = wanted("first", ["route"], [scheduled], seeds=1, minutes=3.0)
+    (run,) = wanted("first", ["route"], [scheduled], seeds=1, minutes=3.0, threads=2)
     assert steps_of(run, rows) == 10
     assert steps_of(replace(run, variant=FAST), rows) == steps_of(run, []) == MOST_STEPS
 

@@ -7,7 +7,9 @@ A run sets what every user must set: the agents, the model, the seed and the tas
 ``--variant`` (``--change key=value`` is short for a variant with one change). A run ends when its rollouts and updates have used
 ``--minutes`` of two cores (3: 360 processor seconds), in this process and in the workers of agents. Loading and evaluations do not
 count. Each run is a process of its own, and adds a line to ``--results``. Runs with a line there are not repeated, so an interrupted
-bench continues. All variants of an agent follow each other, and the seeds are the outer loop.
+bench continues. All variants of an agent follow each other, and the seeds are the outer loop. ``--jobs`` runs are made at the same
+time, each with its share of the cores as threads; one thread uses less processor time than two for the same work, so rows of
+different numbers of threads are not compared.
 
 The first suite is for choosing defaults. The second is for one comparison at the end. ``--list`` prints what is left, ``--starts``
 the rewards of the untrained model.
@@ -16,15 +18,17 @@ the rewards of the untrained model.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.bench.defaults import report, results
 from tests.bench.defaults.queue import Run, left, steps_of, wanted
 from tests.bench.defaults.suites import SUITES, agents_of
-from tests.bench.defaults.variant import BASELINE, Variant, parse_variant
+from tests.bench.defaults.variant import BASELINE, CORES, Variant, parse_variant
 
 ROOT = Path(__file__).parents[3]
 
@@ -40,6 +44,7 @@ def main() -> int:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results.jsonl")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (default: 1)")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--starts", type=int, nargs="?", const=80, metavar="TASKS")
     parser.add_argument("--report", action="store_true")
@@ -64,31 +69,46 @@ def main() -> int:
             for name in names:
                 print(start_line(opened, agents[name], options.starts), flush=True)
         return 0
-    runs = left(
-        list(wanted(options.suite, names, variants, seeds=options.seeds, minutes=options.minutes)),
-        rows,
-    )
+    if options.jobs not in range(1, CORES + 1):
+        parser.error(f"--jobs: found {options.jobs}, expected 1 to {CORES}")
+    threads = CORES // options.jobs
+    every = wanted(options.suite, names, variants, seeds=options.seeds, minutes=options.minutes, threads=threads)
+    runs = left(list(every), rows)
     if options.list:
         print("\n".join(f"{run.agent}, seed {run.seed}, {run.variant.name}" for run in runs))
         return 0
-    failed = run_all(runs, options.results)
+    failed = run_all(runs, options.results, jobs=options.jobs)
     print("\n".join(report.lines(results.read(options.results))))
     return failed
 
 
-def run_all(runs: Sequence[Run], path: Path) -> int:
-    """Make ``runs``, one after another; returns 1 if one failed, else 0. A failed run has no row, so the next call repeats it."""
-    failed = 0
-    for number, run in enumerate(runs, 1):
-        print(f"\n[{number}/{len(runs)}] {run.agent}, seed {run.seed}, {run.variant.name}", flush=True)
+def run_all(runs: Sequence[Run], path: Path, *, jobs: int) -> int:
+    """Make ``runs``, ``jobs`` at a time; returns 1 if one failed, else 0. A failed run has no row, so the next call repeats it."""
+
+    def make(numbered: tuple[int, Run]) -> bool:
+        number, run = numbered
+        name = f"[{number}/{len(runs)}] {run.agent}, seed {run.seed}, {run.variant.name}"
         rows = results.read(path)
         if not left([run], rows):
-            print("recorded by another queue")
-            continue
-        if subprocess.run(_command(run, path, steps_of(run, rows)), check=False, cwd=ROOT).returncode:
-            failed = 1
-            print(f"FAILED: {run.agent}, seed {run.seed}, {run.variant.name}", flush=True)
-    return failed
+            print(f"{name}: recorded by another queue", flush=True)
+            return True
+        print(name, flush=True)
+        # The output of runs at the same time would be mixed.
+        done = subprocess.run(
+            _command(run, path, steps_of(run, rows)),
+            check=False,
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": str(run.threads)},
+            stdout=subprocess.PIPE if jobs > 1 else None,
+            stderr=subprocess.STDOUT if jobs > 1 else None,
+            text=True,
+        )
+        if done.returncode:
+            print(f"{name}: FAILED\n{done.stdout or ''}", flush=True)
+        return not done.returncode
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return int(not all(list(pool.map(make, enumerate(runs, 1)))))
 
 
 def _command(run: Run, path: Path, steps: int) -> list[str]:

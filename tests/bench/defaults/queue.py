@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lightning_core.tools.doctor.gather import cpu_model
-from tests.bench.defaults.results import Row
+from tests.bench.defaults.results import Key, Row
 from tests.bench.defaults.suites import agents_of
 from tests.bench.defaults.variant import MOST_STEPS, Variant, basis
 
@@ -22,15 +22,17 @@ class Run:
     minutes: float
     basis: str
     cpu: str
+    threads: int
 
     @property
-    def key(self) -> tuple[str, str, tuple[str, ...], int, float, str, str]:
+    def key(self) -> Key:
         """Equal to the key of its row."""
-        return self.suite, self.agent, self.variant.changes, self.seed, self.minutes, self.basis, self.cpu
+        changes = self.variant.changes
+        return self.suite, self.agent, changes, self.seed, self.minutes, self.basis, self.cpu, self.threads
 
 
 def wanted(
-    suite: str, agents: Sequence[str], variants: Sequence[Variant], *, seeds: int, minutes: float
+    suite: str, agents: Sequence[str], variants: Sequence[Variant], *, seeds: int, minutes: float, threads: int
 ) -> Iterator[Run]:
     """All variants of an agent follow each other, so the finished part of a queue compares them."""
     bases, cpu = {name: basis(agents_of(suite)[name]) for name in agents}, cpu_model()
@@ -45,6 +47,7 @@ def wanted(
                     minutes=minutes,
                     basis=bases[agent],
                     cpu=cpu,
+                    threads=threads,
                 )
 
 
@@ -65,7 +68,7 @@ def steps_of(run: Run, rows: Sequence[Row]) -> int:
         row.steps
         for row in rows
         if not row.changes
-        and (row.suite, row.agent, row.minutes, row.basis, row.cpu)
-        == (run.suite, run.agent, run.minutes, run.basis, run.cpu)
+        and (row.suite, row.agent, row.minutes, row.basis, row.cpu, row.threads)
+        == (run.suite, run.agent, run.minutes, run.basis, run.cpu, run.threads)
     ]
     return round(sum(same) / len(same)) if same else MOST_STEPS

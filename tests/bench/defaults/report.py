@@ -22,17 +22,21 @@ _HEAD = (
 def lines(rows: Sequence[Row]) -> Iterator[str]:
     """The report, for each suite and budget in ``rows``."""
     for suite, minutes in sorted({(row.suite, row.minutes) for row in rows}):
-        own = [row for row in rows if (row.suite, row.minutes) == (suite, minutes)]
+        found = [row for row in rows if (row.suite, row.minutes) == (suite, minutes)]
+        own = [row for row in found if row.is_known]
         groups = variants(own)
         yield f"The {suite} suite, {minutes:g} minutes of two cores, {len(own)} runs"
-        for name, found in groups.items():
+        for row in found:
+            if not row.is_known:
+                yield f"without {row.agent}, seed {row.seed}, {row.variant}: all rollouts of an evaluation were left out"
+        for name, members in groups.items():
             yield ""
-            yield from _agents(name, found)
+            yield from _agents(name, members)
         baseline = groups.get(BASELINE.name, [])
-        for name, found in groups.items():
+        for name, members in groups.items():
             if name != BASELINE.name:
                 yield ""
-                yield from _comparison(name, baseline, found)
+                yield from _comparison(name, baseline, members)
         yield ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,6 +10,9 @@ from pathlib import Path
 from statistics import fmean
 
 from lightning_core.records.solved import is_solved
+
+Key = tuple[str, str, tuple[str, ...], int, float, str, str, int]
+"""Suite, agent, changes, seed, minutes, basis, CPU and threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +28,8 @@ class Row:
     """The budget: minutes of two cores, of rollouts and updates."""
     commit: str
     cpu: str
+    threads: int
+    """Threads of the run's process."""
     basis: str
     """See `variant.basis`."""
     steps: int
@@ -46,9 +52,14 @@ class Row:
     """The held-out reward of the best single answer among the ideal ones; None if answers have no reward."""
 
     @property
-    def key(self) -> tuple[str, str, tuple[str, ...], int, float, str, str]:
+    def key(self) -> Key:
         """Equal for repetitions of one run."""
-        return self.suite, self.agent, tuple(self.changes), self.seed, self.minutes, self.basis, self.cpu
+        return self.suite, self.agent, tuple(self.changes), self.seed, self.minutes, self.basis, self.cpu, self.threads
+
+    @property
+    def is_known(self) -> bool:
+        """Whether both evaluations have a rollout that was not left out."""
+        return bool(known(self.before) and known(self.after))
 
     @property
     def reward_before(self) -> float:
@@ -96,9 +107,10 @@ def read(path: Path) -> list[Row]:
 
 
 def append(path: Path, row: Row) -> None:
-    """Add ``row``, and remove a last line that an interrupted write cut."""
+    """Add ``row``, and remove a last line that an interrupted write cut. Runs that end at the same time wait for each other."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         whole = file.read().rfind(b"\n") + 1
         file.truncate(whole)

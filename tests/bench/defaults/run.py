@@ -1,6 +1,8 @@
 """Trains one agent with one variant and one seed, in a process of its own.
 
 python -m tests.bench.defaults.run SUITE AGENT SEED MINUTES RESULTS [--variant NAME] [--steps N] [--change key=value …]
+
+The queue sets ``OMP_NUM_THREADS``, the number of threads of torch.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ def train(suite: str, name: str, variant: Variant, *, seed: int, minutes: float,
             "lightning_core", "integrations", "tests/bench/defaults/suite", "tests/bench/defaults/second"
         ),
         cpu=cpu_model(),
+        threads=_threads(),
         basis=basis(agent),
         steps=result.summary.steps,
         seconds=round(budget.seconds, 1),
@@ -63,6 +66,12 @@ def train(suite: str, name: str, variant: Variant, *, seed: int, minutes: float,
         distinct_after=distinct and distinct.after,
         constant=constant_reward(agent),
     )
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
 
 
 def _total(metrics: Sequence[Mapping[str, Any]], key: str) -> float:

@@ -43,8 +43,8 @@ def paired(baseline: Sequence[Row], changed: Sequence[Row], figure: Figure) -> d
     return dict(found)
 
 
-def _pair(row: Row) -> tuple[str, str, int, float, str, str]:
-    return row.suite, row.agent, row.seed, row.minutes, row.basis, row.cpu
+def _pair(row: Row) -> tuple[str, str, int, float, str, str, int]:
+    return row.suite, row.agent, row.seed, row.minutes, row.basis, row.cpu, row.threads
 
 
 def over_agents(differences: Differences) -> Estimate:

@@ -24,7 +24,22 @@ def roman_score(task: Task, answer: str) -> float:
 
 def draw_roman(rng: random.Random) -> Task:
     number = rng.randint(1, 39)
-    what = rng.choice(("Chapter", "Section", "Part", "King Henry", "Volume", "Act", "Figure", "Table"))
+    what = rng.choice(
+        (
+            "Chapter",
+            "Section",
+            "Part",
+            "King Henry",
+            "Volume",
+            "Act",
+            "Figure",
+            "Table",
+            "Chapel",
+            "Year",
+            "Page",
+            "Song",
+        )
+    )
     ones = ("", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX")
     return {"text": f"{what} {number}", "roman": "X" * (number // 10) + ones[number % 10]}
 
@@ -149,6 +164,7 @@ ROMAN = Agent(
     draw=draw_roman,
     ideal=lambda task: [task["roman"]],
     train=("scribe",),
+    fact=lambda task: task["roman"],
 )
 PRIORITY = Agent(
     name="priority",

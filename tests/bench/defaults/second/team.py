@@ -69,4 +69,5 @@ TRIP = Agent(
     ideal=lambda task: [*task["trip"], str(task["fare"])],
     train=("origin", "destination"),
     frozen=("seller",),
+    fact=lambda task: task["trip"],
 )

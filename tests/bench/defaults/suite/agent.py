@@ -13,6 +13,7 @@ Task = dict[str, Any]
 """A task: its ``text``, which is unique, and what the score needs."""
 
 TRAIN, HELD_OUT = 400, 80
+_HELD_OUT_FACTS = 0.3
 _CANDIDATES = 40
 
 
@@ -38,19 +39,30 @@ class Agent:
     """The reward from which a rollout counts as solved."""
     is_answer: bool = True
     """Whether the last response is the answer, so that one answer to all tasks has a reward."""
+    fact: Callable[[Task], object] | None = None
+    """What a task is about, if tasks with different texts have it in common: no fact of a held-out task is in a training task."""
 
 
 def split(agent: Agent, *, train: int = TRAIN, held_out: int = HELD_OUT) -> tuple[list[Task], list[Task]]:
-    """Training tasks and held-out tasks, without a common text. The held-out tasks are the first, so more training tasks keep them."""
+    """Training tasks and held-out tasks, without a common text or fact. More training tasks keep the held-out ones."""
     rng = random.Random(agent.name)
-    found: dict[str, Task] = {}
+    seen: set[str] = set()
+    tasks: dict[bool, list[Task]] = {False: [], True: []}
+    wanted = {False: train, True: held_out}
     for _ in range(20 * (train + held_out)):
         task = agent.draw(rng)
-        found.setdefault(task["text"], {**task, "id": str(len(found))})
-        if len(found) == train + held_out:
+        held = len(tasks[True]) < held_out if agent.fact is None else _is_held_out(agent, agent.fact(task))
+        if task["text"] in seen or len(tasks[held]) == wanted[held]:
+            continue
+        seen.add(task["text"])
+        tasks[held].append({**task, "id": str(len(seen))})
+        if all(len(tasks[held]) == wanted[held] for held in wanted):
             break
-    tasks = list(found.values())
-    return tasks[held_out:], tasks[:held_out]
+    return tasks[False], tasks[True]
+
+
+def _is_held_out(agent: Agent, fact: object) -> bool:
+    return random.Random(f"{agent.name} {fact}").random() < _HELD_OUT_FACTS
 
 
 def constant_reward(agent: Agent) -> float | None:

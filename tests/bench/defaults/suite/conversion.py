@@ -50,7 +50,7 @@ def draw(rng: random.Random) -> Task:
     ((of, to), factor), number = rng.choice(list(_UNITS.items())), rng.randint(2, 40)
     form = rng.choice(("How many {to} are {n} {of}?", "{n} {of} in {to}?", "Convert {n} {of} to {to}."))
     text = form.format(n=number, of=_WORDS[of], to=_WORDS[to])
-    return {"text": text, "call": f"convert({number}, {of}, {to})", "answer": number * factor}
+    return {"text": text, "call": f"convert({number}, {of}, {to})", "answer": number * factor, "number": number}
 
 
 CONVERT = Agent(
@@ -61,4 +61,5 @@ CONVERT = Agent(
     draw=draw,
     ideal=lambda task: [task["call"], str(task["answer"])],
     train=("converter",),
+    fact=lambda task: task["number"],
 )

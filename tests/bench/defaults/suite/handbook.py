@@ -10,7 +10,7 @@ from tests.bench.defaults.suite.agent import Agent, Task
 from tests.bench.defaults.suite.chat import ask
 from tests.bench.defaults.suite.words import CITIES, plain
 
-_COSTS = ("hotels", "meals", "taxis", "trains", "gifts")
+_COSTS = ("hotels", "meals", "taxis", "trains", "gifts", "books")
 _HANDBOOKS = 3
 _QUESTIONS = ("What is the limit for {x} in {c}?", "Limit for {x} in {c}?", "In {c}, what is the limit for {x}?")
 _SHOTS = (("The limit for coffee in Nice is 14 euros. What is the limit for coffee in Nice?", "14"),)
@@ -43,7 +43,7 @@ def draw(rng: random.Random) -> Task:
     limits, text = _handbook(rng.randrange(_HANDBOOKS))
     cost, city = rng.choice(list(limits))
     question = rng.choice(_QUESTIONS).format(x=cost, c=city)
-    return {"text": f"{text}\n{question}", "answer": limits[cost, city]}
+    return {"text": f"{text}\n{question}", "answer": limits[cost, city], "place": (cost, city)}
 
 
 HANDBOOK = Agent(
@@ -54,4 +54,5 @@ HANDBOOK = Agent(
     draw=draw,
     ideal=lambda task: [str(task["answer"])],
     train=("clerk",),
+    fact=lambda task: task["place"],
 )

@@ -33,4 +33,5 @@ LETTERS = Agent(
     draw=draw,
     ideal=lambda task: [task["sorted"]],
     train=("sorter",),
+    fact=lambda task: task["sorted"],
 )

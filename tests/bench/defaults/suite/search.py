@@ -10,11 +10,10 @@ from tests.bench.defaults.suite.agent import Agent, Task
 from tests.bench.defaults.suite.chat import ask
 from tests.bench.defaults.suite.words import CITIES, THINGS, plain
 
-_PRICES = {
-    f"{thing} {city}": 10 + (7 * i + 13 * j) % 90 for i, thing in enumerate(THINGS) for j, city in enumerate(CITIES)
-}
+_KEYS = [f"{thing} {city}" for thing in THINGS for city in CITIES]
+_PRICES = dict(zip(_KEYS, random.Random(0).sample(range(100, 1000), len(_KEYS)), strict=True))
 _QUERIES = (("What does a fan cost in Bonn?", "fan Bonn"),)
-_ANSWERS = (("Price list: a fan in Bonn costs 12 euros. What does a fan cost?", "12"),)
+_ANSWERS = (("Price list: a fan in Bonn costs 125 euros. What does a fan cost?", "125"),)
 
 
 @trainable("searcher")
@@ -34,7 +33,13 @@ def draw(rng: random.Random) -> Task:
     key = rng.choice(list(_PRICES))
     thing, city = key.split()
     form = rng.choice(
-        ("What does a {t} cost in {c}?", "How much is a {t} in {c}?", "In {c}, what is the price of a {t}?")
+        (
+            "What does a {t} cost in {c}?",
+            "How much is a {t} in {c}?",
+            "In {c}, what is the price of a {t}?",
+            "I need a {t} in {c}. What does it cost?",
+            "Price of a {t}, {c}?",
+        )
     )
     return {"key": key, "text": form.format(t=thing, c=city), "answer": _PRICES[key]}
 
@@ -47,4 +52,5 @@ SEARCH = Agent(
     draw=draw,
     ideal=lambda task: [task["key"], str(task["answer"])],
     train=("searcher",),
+    fact=lambda task: task["key"],
 )
