@@ -38,7 +38,7 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             yield ("agents", "frozen", name), "the agent is in agents.train too; remove it from one of them"
     if c.agents.train == ():
         yield ("agents", "train"), "the list is empty; remove the key to train the marked agents"
-    if c.policy.tuning == "lora" and c.policy.train_layers is not None:
+    if c.policy.tuning == "lora" and c.policy.train_layers not in (None, "auto"):
         yield ("policy", "train_layers"), "goes with tuning: full only, but policy.tuning is 'lora'"
     if c.policy.tuning == "full" and c.policy.lora is not None:
         yield ("policy", "lora"), "goes with tuning: lora only, but policy.tuning is 'full'"
@@ -164,7 +164,7 @@ def check_policies(c: Sections) -> Iterator[tuple[KeyPath, str]]:
         )
     for name, settings in policy_settings(c).items() if c.policies else ():
         own, path = c.policies[name], ("policies", name)
-        if settings.tuning == "lora" and own.train_layers is not None:
+        if settings.tuning == "lora" and own.train_layers not in (None, "auto"):
             yield (*path, "train_layers"), "goes with tuning: full only, but this policy's is 'lora'"
         if settings.tuning == "full" and own.lora is not None:
             yield (*path, "lora"), "goes with tuning: lora only, but this policy's is 'full'"

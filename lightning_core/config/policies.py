@@ -12,7 +12,16 @@ from pydantic_core import PydanticCustomError
 from lightning_core.config.credit import Anchor, Arguments, CriticSection, Gamma, GroupBy, Lam
 from lightning_core.config.problems import INVALID_VALUE
 from lightning_core.config.rule_names import AdvantageRuleName, RewardRuleName
-from lightning_core.config.types import Count, ModelName, Names, NotNegative, Positive, Section
+from lightning_core.config.types import (
+    Count,
+    CountOrAuto,
+    ModelName,
+    Names,
+    NotNegative,
+    Positive,
+    PositiveOrAuto,
+    Section,
+)
 from lightning_core.trace import BASE, POLICY
 
 _NAME = re.compile(r"[A-Za-z][\w-]*")
@@ -81,13 +90,13 @@ class NamedPolicy(Section):
     """See `policy.model`."""
     tuning: Literal["full", "lora"] | None = None
     """See `policy.tuning`."""
-    train_layers: Count | None = None
+    train_layers: CountOrAuto | None = None
     """See `policy.train_layers`."""
     lora: Lora | None = None
     """See `policy.lora`."""
     chat_template_kwargs: Arguments | None = None
     """See `policy.chat_template_kwargs`."""
-    learning_rate: Positive | None = None
+    learning_rate: PositiveOrAuto | None = None
     """See `trainer.learning_rate`."""
     credit: PolicyCredit = PolicyCredit()
     """Credit settings that differ from the section `credit`."""

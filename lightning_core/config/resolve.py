@@ -20,7 +20,7 @@ class PolicySettings:
 
     model: str
     tuning: Literal["full", "lora"]
-    train_layers: int | None
+    train_layers: int | Literal["auto"] | None
     lora: Lora | None
     """The adapters; None with ``tuning: full``."""
     dtype: Literal["auto", "float32", "bfloat16"]
@@ -30,7 +30,7 @@ class PolicySettings:
     chat_template_kwargs: Mapping[str, Any]
     keep_base: bool
     """Whether the initial weights are also served, as the model ``base``."""
-    learning_rate: float
+    learning_rate: float | Literal["auto"]
     credit: CreditSection
 
     @property

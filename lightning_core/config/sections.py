@@ -25,6 +25,7 @@ from lightning_core.config.types import (
     CallableName,
     CommandArguments,
     Count,
+    CountOrAuto,
     CountOrZero,
     ModelName,
     Names,
@@ -116,9 +117,10 @@ class Policy(Section):
     PyPI)."""
     tuning: Literal["full", "lora"] = "full"
     """`full`: train the weights. `lora`: train low-rank adapters."""
-    train_layers: Count | None = None
-    """With `full`: number of transformer layers to train, counted from the top, plus the final norm; null: all
-    weights."""
+    train_layers: CountOrAuto | None = "auto"
+    """With `full`: number of transformer layers to train, counted from the top, plus the final norm; null: all weights,
+    with the embeddings. `auto`: half of the layers on a CPU; all weights on a GPU, with verl, and for models whose layers
+    are not one list."""
     lora: Lora | None = None
     """With `lora`: the adapters' settings; null: defaults."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from lightning_core.config.problems import INVALID_VALUE
@@ -81,6 +81,16 @@ CountOrZero = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Beta = Annotated[float, Ge(0), Lt(1)]
+
+
+def _kind(value: object) -> str:
+    # A tag in brackets is no part of the key in errors.
+    return "[auto]" if value == "auto" else "[other]"
+
+
+_Auto = Annotated[Literal["auto"], Tag("[auto]")]
+PositiveOrAuto = Annotated[Annotated[Positive, Tag("[other]")] | _Auto, Discriminator(_kind)]
+CountOrAuto = Annotated[Annotated[Count, Tag("[other]")] | _Auto, Discriminator(_kind)]
 AgentName = Annotated[str, AfterValidator(str.strip)]
 """A name or a pattern, without the newline at the end of a folded text in YAML."""
 Names = Annotated[tuple[AgentName, ...], Field(strict=False)]

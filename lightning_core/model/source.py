@@ -188,6 +188,11 @@ def load_skeleton(path: str | os.PathLike[str]) -> PreTrainedModel:
         return _auto_class(transformers, config).from_config(config)
 
 
+def number_of_weights(model: PreTrainedModel) -> int:
+    """The number of weights, shared ones counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def save_model(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
     """Write ``model`` to ``folder``, without its tokenizer and without a progress bar."""
     with _no_progress_bars(_transformers("saving a model")):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ class Tuning:
     (At a learning rate of 1e-5 most updates of bfloat16 weights are smaller than their rounding.)"""
     base: tuple[Any, Callable[[], AbstractContextManager[Any]]] | None
     """The initial model and the context manager to enter while it runs; None if it is not kept."""
+    layers: int | None = None
+    """Number of trained layers, counted from the top; None: all weights, or an adapter."""
     adapters: Adapters | None = None
     """The model's adapters with LoRA; `adapter` is trained."""
     adapter: str | None = None
@@ -85,13 +87,18 @@ def tune_adapter(
     )
 
 
-def tune_weights(model: Any, *, layers: int | None, keep_base: bool) -> Tuning:
+def tune_weights(model: Any, *, layers: int | Literal["auto"] | None, keep_base: bool) -> Tuning:
     """Train the model's own weights.
 
-    ``layers``: train the top so many decoder layers and the final norm; None for all weights.
+    ``layers``: train the top so many decoder layers and the final norm; None: all weights; ``auto``: half of the layers of a model
+    on the CPU, rounded up, else all weights.
     ``keep_base``: keep a copy of the initial weights. Raises `TrainingError` if the model has fewer layers.
     """
     model.requires_grad_(False)
+    if layers == "auto":
+        layers = (
+            None if model.device.type == "cuda" or (stack := decoder_layers(model)) is None else (len(stack) + 1) // 2
+        )
     for parameter in _full_parameters(model, layers):
         parameter.requires_grad_(True)
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -100,7 +107,7 @@ def tune_weights(model: Any, *, layers: int | None, keep_base: bool) -> Tuning:
         # Frozen weights are shared; trained ones are copied now, before the first update.
         frozen = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers()) if not tensor.requires_grad}
         base = (copy.deepcopy(model, frozen).requires_grad_(False), nullcontext)
-    return Tuning(parameters=parameters, masters=_masters(parameters), base=base)
+    return Tuning(parameters=parameters, masters=_masters(parameters), base=base, layers=layers)
 
 
 def _masters(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, Tensor]:
@@ -110,13 +117,19 @@ def _masters(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, Tensor]:
     }
 
 
+def decoder_layers(model: Any) -> torch.nn.ModuleList | None:
+    """The decoder layers of ``model``; None if they are not one list."""
+    decoder, count = getattr(model, decoder_name(model)), model.config.get_text_config().num_hidden_layers
+    stacks = (part for part in decoder.children() if isinstance(part, torch.nn.ModuleList) and len(part) == count)
+    return next(stacks, None)
+
+
 def _full_parameters(model: Any, train_layers: int | None) -> list[torch.nn.Parameter]:
     if train_layers is None:
         return list(model.parameters())
     decoder = getattr(model, decoder_name(model))
     count: int = model.config.get_text_config().num_hidden_layers
-    stacks = (part for part in decoder.children() if isinstance(part, torch.nn.ModuleList) and len(part) == count)
-    layers = next(stacks, None)
+    layers = decoder_layers(model)
     if layers is None:
         raise TrainingError(
             f"train_layers: no list of {count} decoder layers was found in {type(model).__name__}; leave train_layers out"

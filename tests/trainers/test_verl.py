@@ -219,7 +219,9 @@ def test_every_key_that_trains_reaches_verl(tmp_path: Path) -> None:
     ]  # fmt: skip
 
     def translated(sections: dict[str, Any]) -> str:
-        found = translate(config(**sections), model="m", max_context=1024, folder=tmp_path, working_dir=tmp_path)
+        found = translate(
+            config(**sections), model="m", max_context=1024, weights=10**9, folder=tmp_path, working_dir=tmp_path
+        )
         return json.dumps(found, sort_keys=True)
 
     plain = translated({})
@@ -233,7 +235,7 @@ def test_the_schedule_mini_batches_and_decay_have_verls_names(tmp_path: Path) ->
         algorithm={"mini_batches": 2},
         trainer={"schedule": "cosine", "min_learning_rate_ratio": 0.1, "warmup_steps": 3, "weight_decay": 0.1},
     )
-    keys = translate(found, model="m", max_context=1024, folder=tmp_path, working_dir=tmp_path)
+    keys = translate(found, model="m", max_context=1024, weights=10**9, folder=tmp_path, working_dir=tmp_path)
     actor = "actor_rollout_ref.actor"
     assert keys[f"{actor}.ppo_mini_batch_size"] == 2, "tasks of an update; verl multiplies by group_size"
     assert rows_per_update(found) == 16
@@ -344,10 +346,10 @@ def test_verls_processes_get_the_importable_name_of_a_custom_loss(tmp_path: Path
     for name in ("examples.rules.losses:m2po", "m2po"):  # after the import, its declared name is known here too
         own = config(algorithm={"loss": name})
         check_rules(own)
-        keys = translate(own, model="m", max_context=1024, folder=tmp_path, working_dir=tmp_path)
+        keys = translate(own, model="m", max_context=1024, weights=10**9, folder=tmp_path, working_dir=tmp_path)
         assert keys["actor_rollout_ref.actor.policy_loss.loss_mode"] == "lightning-examples.rules.losses:m2po"
         assert keys[f"+ray_kwargs.ray_init.runtime_env.env_vars.{OWN_LOSS}"] == "examples.rules.losses:m2po"
-    builtin = translate(config(), model="m", max_context=1024, folder=tmp_path, working_dir=tmp_path)
+    builtin = translate(config(), model="m", max_context=1024, weights=10**9, folder=tmp_path, working_dir=tmp_path)
     assert not any(OWN_LOSS in key for key in builtin)
 
 

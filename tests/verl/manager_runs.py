@@ -56,7 +56,9 @@ def start_manager(sections: dict[str, Any], client: Any, *, model: Path, folder:
     config = load_config(sections)
     (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
     context = sections["policy"]["max_context"]
-    derived = translate(config, model=str(model), max_context=context, folder=folder, working_dir=Path.cwd())
+    derived = translate(
+        config, model=str(model), max_context=context, weights=10**6, folder=folder, working_dir=Path.cwd()
+    )
     composed = compose_config(derived, defaults(config), {})
     return LightningManager.create(config=composed, llm_client=client), composed
 

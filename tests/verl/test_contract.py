@@ -256,7 +256,7 @@ def test_every_key_is_one_of_verls(sections: dict[str, Any], tmp_path: Path) -> 
     data = {"policy": {"model": "m", **sections.get("policy", {})}}
     trainer = {"trainer": {"name": "verl", **sections.get("trainer", {})}}
     config = load_config({**sections, **data, **trainer})
-    derived = translate(config, model="m", max_context=1024, folder=tmp_path, working_dir=tmp_path)
+    derived = translate(config, model="m", max_context=1024, weights=10**9, folder=tmp_path, working_dir=tmp_path)
     found = compose_config(derived, defaults(config), config.trainer.verl)
     wanted = config.algorithm.kl is not None
     assert (why_unconstrained(found) is None) == ("model_engine" not in config.trainer.verl), "only FSDP constrains"
@@ -269,7 +269,7 @@ def test_every_key_is_one_of_verls(sections: dict[str, Any], tmp_path: Path) -> 
 
 def test_keys_that_verl_does_not_have_and_keys_of_ours_are_refused(tmp_path: Path) -> None:
     config = load_config({"policy": {"model": "m"}, "trainer": {"name": "verl"}})
-    derived = translate(config, model="m", max_context=1024, folder=tmp_path, working_dir=tmp_path)
+    derived = translate(config, model="m", max_context=1024, weights=10**9, folder=tmp_path, working_dir=tmp_path)
     with pytest.raises(ConfigError, match=r"no key 'trainer\.devcie'; did you mean 'trainer\.device'"):
         compose_config(derived, {}, {"trainer": {"devcie": "cuda"}})
     with pytest.raises(ConfigError, match=r"'actor_rollout_ref\.actor\.optim\.lr' is determined by other keys"):
@@ -301,7 +301,7 @@ def test_constraints_are_refused_where_the_trainer_cannot_apply_them(
     own: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
     config = load_config({"policy": {"model": "m"}, "trainer": {"name": "verl", "verl": own}})
-    derived = translate(config, model="m", max_context=1024, folder=tmp_path, working_dir=tmp_path)
+    derived = translate(config, model="m", max_context=1024, weights=10**9, folder=tmp_path, working_dir=tmp_path)
     assert why in (why_unconstrained(compose_config(derived, defaults(config), config.trainer.verl)) or "")
 
 

@@ -18,7 +18,7 @@ def summary(c: Config) -> Iterator[Observed]:
         c.rollouts,
         ", ".join(c.agents.trained_names) or ("all" if c.agents.train == "all" else "the marked agents"),
     )
-    tuning = c.policy.tuning if c.policy.train_layers is None else f"the top {c.policy.train_layers} layers"
+    tuning = f"the top {layers} layers" if isinstance(layers := c.policy.train_layers, int) else c.policy.tuning
     size = f"{plural(r.tasks_per_step, 'task')} × {plural(r.group_size, 'attempt')}"
     yield Observed("info", f"{c.policy.model} ({tuning}), agents: {names}; {plural(c.trainer.steps, 'step')} of {size}")
 

@@ -168,7 +168,9 @@ def slow_update(m: Measured) -> Iterator[Observed]:
     policy, seconds = m.config.policy, (m.seconds_update or 0.0) * m.gradient_share
     if seconds <= m.seconds_rollouts or policy.tuning == "lora":
         return
-    layers = "lower policy.train_layers" if policy.train_layers else "set policy.train_layers to half of the layers"
+    layers = (
+        "set policy.train_layers to half of the layers" if policy.train_layers is None else "lower policy.train_layers"
+    )
     yield Observed(
         "info",
         f"the update of the trial takes {_seconds(seconds)} for rows with a gradient, its rollouts {_seconds(m.seconds_rollouts)}",

@@ -16,6 +16,7 @@ from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step
 from lightning_core.records.commit import recorded_commits
 from lightning_core.records.held_out import EVALUATIONS
 from lightning_core.records.intervals import Comparison, compare
+from lightning_core.records.report import read_metrics
 from lightning_core.records.results import Evaluation, recorded_evaluations
 from lightning_core.records.store import Phase, Store
 from lightning_core.tools.export.trained_model import Trained
@@ -60,6 +61,10 @@ def _facts(trained: Trained, steps: int) -> dict[str, str]:
     tuning = "all weights"
     if policy.lora is not None:
         tuning = f"LoRA, rank {policy.lora.rank}, alpha {policy.lora.alpha:g}"
+    elif policy.train_layers == "auto":
+        tuning = (
+            tuning if trained.by_verl else "half of the layers on a CPU, all weights on a GPU (`train_layers: auto`)"
+        )
     elif policy.train_layers is not None:
         tuning = f"the top {policy.train_layers} layers and the final norm"
     facts = {
@@ -67,7 +72,7 @@ def _facts(trained: Trained, steps: int) -> dict[str, str]:
         "Trained": tuning,
         "Steps": str(steps),
         "Algorithm": f"advantage `{policy.credit.advantage}`, credit `{policy.credit.rewards}`, "
-        f"loss `{config.algorithm.loss}`, learning rate {policy.learning_rate:g}",
+        f"loss `{config.algorithm.loss}`, learning rate {_learning_rate(trained, steps)}",
         "Training data": _data(trained),
         "Seed": str(config.run.seed),
     }
@@ -77,6 +82,19 @@ def _facts(trained: Trained, steps: int) -> dict[str, str]:
         # Without git's message, which may contain local paths.
         facts["Commit of the agent's code"] = "<br>".join(_REASON.sub("unknown", commit) for commit in commits)
     return facts
+
+
+def _learning_rate(trained: Trained, steps: int) -> str:
+    """That of the last update, if the configuration leaves it to the run."""
+    if trained.policy.learning_rate != "auto":
+        return f"{trained.policy.learning_rate:g}"
+    key = f"{trained.name}/learning_rate" if trained.config.policies else "learning_rate"
+    try:
+        metrics = read_metrics(trained.run / "metrics.jsonl")[:steps]
+    except (OSError, RecordError):  # a run without its metrics can still be exported
+        metrics = []
+    found = [line[key] for line in metrics if line.get(key) is not None]
+    return f"{found[-1]:g}" if found else "auto"
 
 
 def _settings(trained: Trained) -> str:

@@ -15,7 +15,9 @@ from lightning_core.model.load import LoadedModel, load
 from lightning_core.model.memory import MOST_TOKENS, MemoryPlan, cached_bytes, plan, trained_bytes
 from lightning_core.model.merge import unmergeable
 from lightning_core.model.peft import unloadable
+from lightning_core.model.source import number_of_weights
 from lightning_core.model.tuning import Tuning, tune_adapter, tune_weights
+from lightning_core.trainers.learning_rate import learning_rate
 from lightning_core.trainers.torch.load_check import checked
 from lightning_core.trainers.torch.machine import free_memory
 
@@ -94,7 +96,7 @@ def _cached_bytes(loaded: LoadedModel, settings: TrainerSection) -> int:
     return 0 if settings.deterministic else bytes_per_token(loaded.model, loaded.path.cache)
 
 
-def notes(loaded: LoadedModel, tuning: Tuning, memory: MemoryPlan) -> list[str]:
+def notes(policy: PolicySettings, loaded: LoadedModel, tuning: Tuning, memory: MemoryPlan) -> list[str]:
     """The decisions for this model on this machine. Call it while the adapter is active."""
     found = [f"{type(loaded.model).__name__}: {loaded.path}"]
     if tuning.adapter is not None:
@@ -112,7 +114,19 @@ def notes(loaded: LoadedModel, tuning: Tuning, memory: MemoryPlan) -> list[str]:
         if memory.row_bytes
         else ""
     )
-    return [*found, f"memory: {cache}, {rows}{passes}"]
+    return [*found, *_automatic(policy, loaded, tuning), f"memory: {cache}, {rows}{passes}"]
+
+
+def _automatic(policy: PolicySettings, loaded: LoadedModel, tuning: Tuning) -> list[str]:
+    found: list[str] = []
+    if policy.learning_rate == "auto":
+        weights = number_of_weights(loaded.model)
+        rate, adapters = learning_rate("auto", weights, policy.tuning), " with adapters" * (policy.tuning == "lora")
+        found.append(f"trainer.learning_rate: auto is {rate:.2g} for {weights / 1e6:,.3g} million weights{adapters}")
+    if policy.train_layers == "auto":
+        trained = "all weights" if tuning.layers is None else f"the top {tuning.layers} layers"
+        found.append(f"policy.train_layers: auto is {trained} of this model on {loaded.device.type}")
+    return found
 
 
 def _gib(number: int) -> str:

@@ -17,8 +17,10 @@ from lightning_core.config.trainer import TrainerSection
 from lightning_core.model.compute import ComputePlan
 from lightning_core.model.load import LoadedModel
 from lightning_core.model.merge import layers_of, unmergeable
+from lightning_core.model.source import number_of_weights
 from lightning_core.model.untied import is_tied
 from lightning_core.trace import POLICY
+from lightning_core.trainers.learning_rate import learning_rate
 from lightning_core.trainers.torch.build import load_policy, notes, plan_memory, tune_policy
 from lightning_core.trainers.torch.forward import Forward, Reference
 from lightning_core.trainers.torch.packing import PackedBatch, pack_rows, pad_rows
@@ -53,6 +55,8 @@ class PolicyModel:
         self.loaded = loaded or load_policy(policy, deterministic=settings.deterministic)
         self.network = self.loaded.model
         """The neural network."""
+        self.learning_rate = learning_rate(policy.learning_rate, number_of_weights(self.network), policy.tuning)
+        """After warm-up."""
         self.tuning = tune_policy(self.loaded, policy, name=name, seed=seed, keep_base=algorithm.kl is not None)
         with self.tuning.active():
             self.forward = Forward(self.network, self.path, self.loaded.constraints)
@@ -61,7 +65,7 @@ class PolicyModel:
                 self.loaded, self.tuning, settings,
                 share=share + self._has_copy, samples=samples, entropy=algorithm.entropy_weight > 0,
             )  # fmt: skip
-            self.notes: Sequence[str] = notes(self.loaded, self.tuning, self.memory)
+            self.notes: Sequence[str] = notes(policy, self.loaded, self.tuning, self.memory)
             """See `Trainer.notes`."""
 
     @cached_property

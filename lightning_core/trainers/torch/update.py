@@ -41,7 +41,7 @@ class Updater:
         self._tuning = model.tuning
         self._settings = settings
         self._seed = seed
-        self.optimizer = MasterOptimizer(model.tuning, settings, model.settings.learning_rate)
+        self.optimizer = MasterOptimizer(model.tuning, settings, model.learning_rate)
 
     @property
     def updates_per_step(self) -> int:

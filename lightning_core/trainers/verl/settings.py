@@ -19,6 +19,7 @@ from lightning_core.config.signal_sections import stream_kinds
 from lightning_core.config.types import is_callable_name
 from lightning_core.credit import LOSSES
 from lightning_core.records.checkpoints import checkpoint_step
+from lightning_core.trainers.learning_rate import learning_rate
 from lightning_core.trainers.verl.constrained_rows import ENGINE
 from lightning_core.trainers.verl.estimator import ESTIMATOR, SETTINGS
 from lightning_core.trainers.verl.policy_loss import OWN_LOSS, loss_mode
@@ -47,20 +48,28 @@ class Start:
 
 
 def translate(
-    c: Config, *, model: str, max_context: int, folder: Path, working_dir: Path, start: Start | None = None
+    c: Config,
+    *,
+    model: str,
+    max_context: int,
+    weights: int,
+    folder: Path,
+    working_dir: Path,
+    start: Start | None = None,
 ) -> dict[str, Any]:
     """The settings that ``c`` determines, by verl's dotted keys.
 
     A key that verl does not have begins with ``+``.
 
-    ``model``: folder or name on the Hub; ``max_context``: maximum tokens of prompt and response; ``folder``: the run's.
+    ``model``: folder or name on the Hub; ``max_context``: maximum tokens of prompt and response; ``weights``: the model's number of
+    weights; ``folder``: the run's.
     ``start``: of the training; None: of a new run.
     """
     return {
         **_data(c, folder, max_context),
         **_model(c, model),
         **_sampling(c, max_context),
-        **_updates(c, max_context),
+        **_updates(c, max_context, learning_rate(c.trainer.learning_rate, weights, c.policy.tuning)),
         **_algorithm(c),
         **_run(c, folder, start or Start()),
         f"+{_ROLLOUT}.agent.agent_loop_manager_class": MANAGER,
@@ -156,7 +165,7 @@ def _sampling(c: Config, max_context: int) -> dict[str, Any]:
     }
 
 
-def _updates(c: Config, max_context: int) -> dict[str, Any]:
+def _updates(c: Config, max_context: int, rate: float) -> dict[str, Any]:
     t = c.trainer
     tokens = max(t.micro_batch_tokens or 4096, max_context)  # a row is never cut
     return {
@@ -169,9 +178,9 @@ def _updates(c: Config, max_context: int) -> dict[str, Any]:
         "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": True,
         "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": tokens,
         f"{_ACTOR}.data_loader_seed": c.run.seed,
-        f"{_ACTOR}.optim.lr": t.learning_rate,
+        f"{_ACTOR}.optim.lr": rate,
         f"{_ACTOR}.optim.lr_warmup_steps": t.warmup_steps,
-        **_schedule(c),
+        **_schedule(c, rate),
         f"{_ACTOR}.optim.weight_decay": t.weight_decay,
         f"{_ACTOR}.optim.betas": list(t.betas),
         f"{_ACTOR}.optim.clip_grad": t.grad_clip,
@@ -179,10 +188,10 @@ def _updates(c: Config, max_context: int) -> dict[str, Any]:
     }
 
 
-def _schedule(c: Config) -> dict[str, Any]:
+def _schedule(c: Config, rate: float) -> dict[str, Any]:
     """The schedule of the learning rate, by the keys of the training engine."""
     t = c.trainer
-    minimum = t.min_learning_rate_ratio * t.learning_rate
+    minimum = t.min_learning_rate_ratio * rate
     kind, least, value = {
         "megatron": ("lr_decay_style", "min_lr", minimum),
         "veomni": ("lr_scheduler_type", "lr_min", minimum),

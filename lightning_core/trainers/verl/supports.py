@@ -68,7 +68,7 @@ def _check_policy(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     p = c.policy
     if c.policies:
         yield ("policies",), "verl trains one policy; use trainer.name: torch for several"
-    if p.train_layers is not None:
+    if p.train_layers not in (None, "auto"):
         yield ("policy", "train_layers"), "verl trains all layers, or adapters with tuning: lora; remove the key"
     if p.device == "cpu":
         yield ("policy", "device"), "verl runs on GPUs; remove the key, or use trainer.name: torch"

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_core.config import Config
 from lightning_core.errors import ConfigError, LightningError, MissingExtra, TrainingError, describe
-from lightning_core.model.source import max_positions, resolve_model
+from lightning_core.model.source import load_skeleton, max_positions, number_of_weights, resolve_model
 from lightning_core.records.folder import record_resume
 from lightning_core.records.held_out import EVALUATIONS
 from lightning_core.records.report import MetricsLog
@@ -39,6 +39,7 @@ def verl_config(config: Config, folder: Path, start: Start | None = None) -> Any
         config,
         model=str(model),
         max_context=max_context,
+        weights=number_of_weights(load_skeleton(model)),
         folder=folder.absolute(),
         working_dir=Path.cwd(),
         start=start,
