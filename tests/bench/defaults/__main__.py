@@ -21,6 +21,7 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -93,19 +94,20 @@ def run_all(runs: Sequence[Run], path: Path, *, jobs: int) -> int:
             print(f"{name}: recorded by another queue", flush=True)
             return True
         print(name, flush=True)
-        # The output of runs at the same time would be mixed.
-        done = subprocess.run(
-            _command(run, path, steps_of(run, rows)),
-            check=False,
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": str(run.threads)},
-            stdout=subprocess.PIPE if jobs > 1 else None,
-            stderr=subprocess.STDOUT if jobs > 1 else None,
-            text=True,
-        )
-        if done.returncode:
-            print(f"{name}: FAILED\n{done.stdout or ''}", flush=True)
-        return not done.returncode
+        # The output of runs at the same time would be mixed. A file, not a pipe: a run outlives a queue that is interrupted.
+        with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+            code = subprocess.run(
+                _command(run, path, steps_of(run, rows)),
+                check=False,
+                cwd=ROOT,
+                env={**os.environ, "OMP_NUM_THREADS": str(run.threads)},
+                stdout=output if jobs > 1 else None,
+                stderr=subprocess.STDOUT if jobs > 1 else None,
+            ).returncode
+            output.seek(0)
+            if code:
+                print(f"{name}: FAILED\n{output.read()}", flush=True)
+        return not code
 
     with ThreadPoolExecutor(jobs) as pool:
         return int(not all(list(pool.map(make, enumerate(runs, 1)))))
