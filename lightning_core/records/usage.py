@@ -153,3 +153,8 @@ def _model_usage(model: str, host: str | None, calls: Sequence[AnsweredCall], pr
         seconds_p90=float(p90),
         usd=None if price is None or missing else price.cost(read, written, cached),
     )
+
+
+def format_usd(usd: float) -> str:
+    """``$1.23``, with more digits for smaller sums."""
+    return f"${usd:,.2f}" if usd >= 1 or usd == 0 else f"${usd:.3g}"

@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 
 from lightning_core.errors import plural
 from lightning_core.records.measured import EvaluationSummary
 from lightning_core.records.pass_rates import PassRate
-from lightning_core.records.usage import ModelUsage, Usage
+from lightning_core.records.usage import ModelUsage, Usage, format_usd
 from lightning_core.tools.cli.console import Column, make_table
 from lightning_core.tools.cli.summary import format_mean
 
 _NOTHING = "–"
+
+
+def _rate(e: EvaluationSummary, name: str) -> str:
+    if not e.pass_rates:
+        return _NOTHING
+    last = e.pass_rates[-1]
+    return f"{getattr(last, name):.3f} (k = {last.k})"
+
+
+EVALUATION_ROWS: Sequence[tuple[str, Callable[[EvaluationSummary], str]]] = (
+    ("reward", lambda e: format_mean(e.reward, e.reward_ci95)),
+    ("solved tasks", lambda e: f"{e.solved} of {e.tasks}"),
+    ("pass@k", lambda e: _rate(e, "at_least_one")),
+    ("pass^k", lambda e: _rate(e, "all")),
+    ("calls of a rollout", lambda e: _of_calls(e, f"{e.usage.per_rollout(e.usage.all.calls):.1f}")),
+    ("tokens in of a rollout", lambda e: _of_calls(e, _tokens(e.usage, e.usage.all.input_tokens))),
+    ("tokens out of a rollout", lambda e: _of_calls(e, _tokens(e.usage, e.usage.all.output_tokens))),
+    ("seconds of a call, p50", lambda e: _of_calls(e, f"{e.usage.all.seconds_p50:.2f}")),
+    ("seconds of a call, p90", lambda e: _of_calls(e, f"{e.usage.all.seconds_p90:.2f}")),
+    ("USD of 1,000 rollouts", lambda e: _NOTHING if e.usage.usd_per_1000 is None else format_usd(e.usage.usd_per_1000)),
+)
+"""The rows of a table that compares evaluations: title, and the cell of one evaluation."""
+
+
+def _of_calls(e: EvaluationSummary, cell: str) -> str:
+    return cell if e.usage.all.calls else _NOTHING
+
+
+def _tokens(usage: Usage, total: int) -> str:
+    """Tokens per rollout; with a ≥ if a server did not report those of all calls."""
+    return f"{'≥ ' if usage.all.calls_without_tokens else ''}{usage.per_rollout(total):,.0f}"
 
 
 def make_evaluation(e: EvaluationSummary) -> Group:
@@ -65,8 +96,3 @@ def _row(m: ModelUsage, *, is_priced: bool) -> Sequence[str]:
     cost = [_NOTHING if m.usd is None else format_usd(m.usd)] if is_priced else []
     tokens = (f"{number:,}" for number in (m.calls, m.input_tokens, m.cached_tokens, m.output_tokens))
     return where, *tokens, f"{m.seconds_p50:.2f}s", f"{m.seconds_p90:.2f}s", *cost
-
-
-def format_usd(usd: float) -> str:
-    """``$1.23``, with more digits for smaller sums."""
-    return f"${usd:,.2f}" if usd >= 1 or usd == 0 else f"${usd:.3g}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,8 +113,6 @@ def test_a_baseline_is_a_run_with_rewards_tokens_latency_and_cost(
 
 
 def test_a_baseline_through_an_upstream_server(provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     upstream = os.environ[URL]
     monkeypatch.setenv(URL, "http://127.0.0.1:9/v1")  # nobody listens there
     monkeypatch.setenv("PROVIDER_KEY", "theirs")
@@ -140,3 +140,20 @@ def test_mistakes_are_explained(
     assert expected in capsys.readouterr().err
     assert provider.requests == []
     assert not list(Path().glob("runs/*"))
+
+
+def test_baselines_stand_beside_other_runs(provider: Provider, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, samples in (("small-1", 2), ("large-1", 1)):
+        options = ["--model", name, "--samples", str(samples), f"run.dir=runs/{name}"]
+        assert main(["baseline", "c.yaml", *options]) == 0
+    capsys.readouterr()
+    runs = [str(next(Path("runs", name).glob("baseline-*"))) for name in ("small-1", "large-1")]
+    assert main(["runs", "compare", *runs, "--prices", "prices.yaml"]) == 0
+    rows = dict(re.split(r"  +", line, maxsplit=1) for line in capsys.readouterr().out.splitlines() if "  " in line)
+    found = {name: re.split(r"  +", cells) for name, cells in rows.items()}
+    assert found["eval.model"] == ["small-1", "large-1"]
+    assert [cell.split()[0] for cell in found["reward"]] == ["0.500", "0.000"]
+    assert found["pass^k"] == ["0.000 (k = 2)", "–"]
+    assert found["calls of a rollout"] == ["2.0", "2.0"]
+    assert found["tokens in of a rollout"] == ["2,000", "2,000"]
+    assert found["USD of 1,000 rollouts"] == ["$8.60", "–"], "large-1 has no price"
