@@ -165,7 +165,7 @@ class Call:
     start_ns: int
     end_ns: int
     trained: bool = False
-    """Whether the agent was trained when the call was answered."""
+    """Whether the agent is one to train. A provider's model may have answered in the policy's place (``eval.model``)."""
     replays: str | None = None
     """The call of another rollout whose recorded response answered this one; it is trained on there."""
     forks: str | None = None

@@ -1,6 +1,6 @@
 """The token counts that upstream servers report, as fields of `UpstreamResponse`.
 
-``input_tokens`` are all tokens of the prompt, with those from the server's prompt cache; ``output_tokens`` include reasoning. TokenCounts
+``input_tokens`` are all tokens of the prompt, with those from the server's prompt cache; ``output_tokens`` include reasoning. ReportedTokens
 over all choices of a response belong to the first choice; the others have 0.
 """
 
@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-TokenCounts = dict[str, int | None]
+ReportedTokens = dict[str, int | None]
 
 
-def openai_chat_tokens(usage: Mapping[str, Any] | None, choice: int = 0) -> TokenCounts:
+def openai_chat_tokens(usage: Mapping[str, Any] | None, choice: int = 0) -> ReportedTokens:
     """The counts in ``usage`` of chat completions and completions; empty if the server reports none."""
     return _counts(usage, choice, "prompt_tokens", "completion_tokens", "prompt_tokens_details")
 
 
-def openai_responses_tokens(usage: Mapping[str, Any] | None) -> TokenCounts:
+def openai_responses_tokens(usage: Mapping[str, Any] | None) -> ReportedTokens:
     """The counts in ``usage`` of a response of the Responses API."""
     return _counts(usage, 0, "input_tokens", "output_tokens", "input_tokens_details")
 
 
-def anthropic_tokens(usage: Mapping[str, Any] | None) -> TokenCounts:
+def anthropic_tokens(usage: Mapping[str, Any] | None) -> ReportedTokens:
     """The counts in ``usage`` of a message. Anthropic's ``input_tokens`` are those that are neither read from nor written to the cache."""
     if not usage:
         return {}
@@ -34,7 +34,7 @@ def anthropic_tokens(usage: Mapping[str, Any] | None) -> TokenCounts:
     }
 
 
-def gemini_tokens(usage: Mapping[str, Any] | None, choice: int = 0) -> TokenCounts:
+def gemini_tokens(usage: Mapping[str, Any] | None, choice: int = 0) -> ReportedTokens:
     """The counts in ``usageMetadata``. Google counts thoughts apart from the candidates."""
     if not usage:
         return {}
@@ -48,7 +48,7 @@ def gemini_tokens(usage: Mapping[str, Any] | None, choice: int = 0) -> TokenCoun
     }
 
 
-def _counts(usage: Mapping[str, Any] | None, choice: int, read: str, written: str, details: str) -> TokenCounts:
+def _counts(usage: Mapping[str, Any] | None, choice: int, read: str, written: str, details: str) -> ReportedTokens:
     if not usage:
         return {}
     if choice:

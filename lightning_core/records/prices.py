@@ -61,7 +61,9 @@ def read_prices(path: Path | str | None) -> Prices:
         return Prices()
     path = Path(path)
     if not path.is_file():
-        raise ConfigError(f"prices: no file at {str(path)!r}; the working directory is {str(Path.cwd())!r}")
+        raise ConfigError(
+            f"prices: no file at {str(path)!r}; the working directory is {str(Path.cwd())!r}. Correct the path, or set prices=null"
+        )
     with need_path("read the prices", "Change its permissions, or use a copy"):
         text = path.read_text(encoding="utf-8", errors="replace")
     try:

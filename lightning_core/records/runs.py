@@ -28,7 +28,7 @@ _TAIL = 65_536
 _OF_A_RUN = ("config.yaml", "store.db", "metrics.jsonl")
 
 State = Literal["running", "finished", "stopped"]
-"""``stopped``: interrupted, failed, or an evaluation without training."""
+"""``stopped``: interrupted or failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -46,7 +47,8 @@ def baseline(options: argparse.Namespace) -> int:
     """Run ``lightning-rl baseline``; returns its exit code."""
     values = {"eval.model": options.model, "eval.tasks": options.tasks, "eval.samples": options.samples}
     values["prices"] = options.prices
-    options.overrides = [*options.overrides, *(f"{key}={value}" for key, value in values.items() if value is not None)]
+    given = (f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None)
+    options.overrides = [*options.overrides, *given]
     if as_run_folder(options.config) is not None:
         raise ConfigError(f"expected a configuration, found the run {options.config!r}; pass its config.yaml")
     options.checkpoint = None

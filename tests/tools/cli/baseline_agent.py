@@ -33,3 +33,16 @@ def solve(task: dict[str, Any]) -> float:
     client = openai.OpenAI(base_url=os.environ[URL], api_key="mine", max_retries=0)
     plan(client, task)
     return float(write(client, task) == "right")
+
+
+def alone(task: dict[str, Any]) -> float:
+    """A single agent without a mark."""
+    client = openai.OpenAI(base_url=os.environ[URL], api_key="mine", max_retries=0)
+    return float(say(client, "writer-large", f"write {task['id']}") == "right")
+
+
+def unmarked(task: dict[str, Any]) -> float:
+    """Two agents without marks; the first has no name when it speaks first."""
+    client = openai.OpenAI(base_url=os.environ[URL], api_key="mine", max_retries=0)
+    say(client, "planner-large", f"plan {task['id']}")
+    return float(say(client, "writer-large", f"write {task['id']}") == "right")

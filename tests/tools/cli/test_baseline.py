@@ -20,6 +20,7 @@ from lightning_core.records.report import read_summary
 from lightning_core.testing.recording_server import serve_app
 from lightning_core.tools.cli.main import main
 from tests.tools.cli.baseline_agent import URL
+from tests.tools.view.pages import browsing
 
 CONFIG = """\
 agent: tests.tools.cli.baseline_agent:solve
@@ -40,6 +41,8 @@ class Provider:
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
         self.attempts = Counter[str]()
+        self.counts = True
+        """Whether it reports token counts."""
 
     async def answer(self, request: Request) -> Response:
         body = await request.json()
@@ -53,7 +56,7 @@ class Provider:
         usage |= {"prompt_tokens_details": {"cached_tokens": 400}}
         model = f"{body['model']}-2026-11"
         head = {"id": "1", "object": "chat.completion", "created": 0, "model": model}
-        return JSONResponse({**head, "choices": [choice], "usage": usage})
+        return JSONResponse({**head, "choices": [choice], **({"usage": usage} if self.counts else {})})
 
 
 @pytest.fixture
@@ -107,6 +110,9 @@ def test_a_baseline_is_a_run_with_rewards_tokens_latency_and_cost(
     assert main(["runs", "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert (listed["state"], listed["model"]) == ("finished", "small-1")
+    with browsing(Path("runs")) as viewer:
+        for page in ("", "/rollouts", "/rollouts/1", "/tasks"):
+            assert viewer.get(f"/runs/{folder().name}{page}").status_code == 200
     assert main(["trace", str(folder()), "--rollout", "1", "--json"]) == 0
     calls = json.loads(capsys.readouterr().out)["calls"]
     assert [(call["agent"], call["trained"]) for call in calls] == [("planner", False), ("writer", True)]
@@ -143,17 +149,32 @@ def test_mistakes_are_explained(
 
 
 def test_baselines_stand_beside_other_runs(provider: Provider, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, samples in (("small-1", 2), ("large-1", 1)):
+    for name, samples, provider.counts in (("small-1", 2, True), ("large-1", 1, True), ("small-9", 1, False)):
         options = ["--model", name, "--samples", str(samples), f"run.dir=runs/{name}"]
         assert main(["baseline", "c.yaml", *options]) == 0
-    capsys.readouterr()
-    runs = [str(next(Path("runs", name).glob("baseline-*"))) for name in ("small-1", "large-1")]
+    assert "6 calls without token counts, which the provider did not report" in capsys.readouterr().out
+    runs = [str(next(Path("runs", name).glob("baseline-*"))) for name in ("small-1", "large-1", "small-9")]
     assert main(["runs", "compare", *runs, "--prices", "prices.yaml"]) == 0
     rows = dict(re.split(r"  +", line, maxsplit=1) for line in capsys.readouterr().out.splitlines() if "  " in line)
     found = {name: re.split(r"  +", cells) for name, cells in rows.items()}
-    assert found["eval.model"] == ["small-1", "large-1"]
-    assert [cell.split()[0] for cell in found["reward"]] == ["0.500", "0.000"]
-    assert found["pass^k"] == ["0.000 (k = 2)", "–"]
-    assert found["calls of a rollout"] == ["2.0", "2.0"]
-    assert found["tokens in of a rollout"] == ["2,000", "2,000"]
-    assert found["USD of 1,000 rollouts"] == ["$8.60", "–"], "large-1 has no price"
+    assert found["eval.model"] == ["small-1", "large-1", "small-9"]
+    assert [cell.split()[0] for cell in found["reward"]] == ["0.500", "0.000", "0.000"]
+    assert found["pass^k"] == ["0.000 (k = 2)", "–", "–"]
+    assert found["calls of a rollout"] == ["2.0"] * 3
+    assert found["tokens in of a rollout"] == ["2,000", "2,000", "≥ 0"]
+    assert found["USD of 1,000 rollouts"] == ["$8.60", "–", "–"], "no price, and no token counts"
+
+
+@pytest.mark.parametrize(
+    ("agent", "settings", "planned"),
+    [("alone", [], 0), ("unmarked", ["agents.named=[{name: writer, contains: write}]", "agents.train=[writer]"], 3)],
+)
+def test_agents_without_marks(
+    provider: Provider, no_marks: None, agent: str, settings: list[str], planned: int
+) -> None:
+    settings = ["agents.train=null", *settings, f"agent=tests.tools.cli.baseline_agent:{agent}"]
+    assert main(["baseline", "c.yaml", "--model", "small-1", *settings]) == 0
+    models = Counter(r["model"] for r in provider.requests)
+    assert models.keys() == {"small-1", "planner-large"} if planned else {"small-1"}
+    assert models["planner-large"] == planned, "while the writer is not known, no call of another agent is forwarded"
+    assert models["small-1"] == (4 if planned else 3), "the first attempt was repeated"
