@@ -1,6 +1,6 @@
 """The token counts that upstream servers report, as fields of `UpstreamResponse`.
 
-``input_tokens`` are all tokens of the prompt, with those from the server's prompt cache; ``output_tokens`` include reasoning. ReportedTokens
+``input_tokens`` are all tokens of the prompt, with those from the server's prompt cache; ``output_tokens`` include reasoning. Counts
 over all choices of a response belong to the first choice; the others have 0.
 """
 

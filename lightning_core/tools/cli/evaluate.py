@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lightning_core.records.results import Evaluation
     from lightning_core.records.store import Store
 
-_EVAL, _BASELINE = "eval", "baseline"
+_BASELINE = "baseline"
 
 
 def add_eval_options(parser: argparse.ArgumentParser) -> None:

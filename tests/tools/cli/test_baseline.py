@@ -20,7 +20,7 @@ from lightning_core.records.report import read_summary
 from lightning_core.testing.recording_server import serve_app
 from lightning_core.tools.cli.main import main
 from tests.tools.cli.baseline_agent import URL
-from tests.tools.view.pages import browsing
+from tests.tools.view.pages import Seen, browsing
 
 CONFIG = """\
 agent: tests.tools.cli.baseline_agent:solve
@@ -113,6 +113,9 @@ def test_a_baseline_is_a_run_with_rewards_tokens_latency_and_cost(
     with browsing(Path("runs")) as viewer:
         for page in ("", "/rollouts", "/rollouts/1", "/tasks"):
             assert viewer.get(f"/runs/{folder().name}{page}").status_code == 200
+        status = Seen(viewer.get(f"/runs/{folder().name}").text).text
+        assert "held-out 0.500 [0.079, 0.921], 0 of 2 tasks solved" in status
+        assert "small-1 0 – – 0.500 –" in re.sub(r" / \d+", "", Seen(viewer.get("/").text).text)
     assert main(["trace", str(folder()), "--rollout", "1", "--json"]) == 0
     calls = json.loads(capsys.readouterr().out)["calls"]
     assert [(call["agent"], call["trained"]) for call in calls] == [("planner", False), ("writer", True)]
