@@ -49,6 +49,7 @@ TOP_P = "gen_ai.request.top_p"
 MAX_TOKENS = "gen_ai.request.max_tokens"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"  # of the input tokens
 EMBEDDING_DIMENSIONS = "gen_ai.embeddings.dimension.count"
 EMBEDDING_FORMATS = "gen_ai.request.encoding_formats"
 TOOL = "gen_ai.tool.name"
@@ -164,7 +165,7 @@ class Call:
     start_ns: int
     end_ns: int
     trained: bool = False
-    """Whether the agent was trained when the call was answered."""
+    """Whether the agent is one to train. A provider's model may have answered in the policy's place (``eval.model``)."""
     replays: str | None = None
     """The call of another rollout whose recorded response answered this one; it is trained on there."""
     forks: str | None = None

@@ -243,6 +243,10 @@ class Eval(Section):
     """Rollouts per task. The task's reward is their mean."""
     temperature: NotNegative | None = None
     """Sampling temperature; 0: greedy; null: `rollouts.temperature`."""
+    model: Annotated[str, Field(min_length=1)] | None = None
+    """For `lightning-rl baseline`: a provider's model, such as the one in production, that answers the trained agents in
+    place of the policy, at the settings of their requests. It is requested from `policy.upstream`, or else from the agents'
+    own provider. null: the policy. A run that trains needs null."""
     solved: float = 1.0
     """A rollout with at least this reward counts as solved, in metrics and in the summary."""
     every: CountOrZero = 0
@@ -348,6 +352,9 @@ class Sections(Section):
     reward: CallableName | None = None
     """A reward function, `module:callable`, called as `reward(task, result)`; null: the agent returns its reward or
     calls `lightning_core.reward`."""
+    prices: PathText | None = None
+    """A YAML file with the prices of models, for costs in evaluations, comparisons and the doctor's plan; see
+    docs/guides/baseline.md. null: tokens only."""
     tasks: Tasks = Tasks()
     agents: Agents = Agents()
     policy: Policy

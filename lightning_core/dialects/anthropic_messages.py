@@ -47,6 +47,7 @@ from lightning_core.dialects.fields import (
 from lightning_core.dialects.openai_chat_shape import check_tools
 from lightning_core.dialects.requirements import ANY_TOOL, OutputRequirements, check_tool_choice
 from lightning_core.dialects.thinking import effort, thinking
+from lightning_core.dialects.usage import anthropic_tokens
 from lightning_core.errors import PolicyRequestError
 
 PATH = "/messages"
@@ -303,14 +304,12 @@ def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
     if body.get("type") != "message" or not body.get("stop_reason"):
         return []
     (message,) = to_chat([{"role": "assistant", "content": body.get("content")}], check=False)
-    counts = body.get("usage") or {}
     return [
         UpstreamResponse(
             message=message,
             finish_reason=_FINISH_REASONS.get(body["stop_reason"], body["stop_reason"]),
             model=body.get("model"),
-            input_tokens=counts.get("input_tokens"),
-            output_tokens=counts.get("output_tokens"),
+            **anthropic_tokens(body.get("usage")),
         )
     ]
 

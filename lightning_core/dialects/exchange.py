@@ -131,6 +131,7 @@ class UpstreamResponse:
     model: str | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
+    cached_tokens: int | None = None  # of the input tokens
 
 
 _REQUEST_ERRORS = frozenset(

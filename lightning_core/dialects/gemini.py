@@ -57,6 +57,7 @@ from lightning_core.dialects.gemini_schema import camel_case, lower_types, respo
 from lightning_core.dialects.openai_chat_shape import check_tools
 from lightning_core.dialects.requirements import ANY_TOOL, OutputRequirements, check_tool_choice
 from lightning_core.dialects.thinking import google_thinking
+from lightning_core.dialects.usage import gemini_tokens
 from lightning_core.errors import PolicyRequestError
 
 PATH = "/models/{model}:generateContent"
@@ -339,7 +340,6 @@ def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
     """See `Dialect.read_response`. The response to a prompt that the server blocked is empty."""
     if (body.get("promptFeedback") or {}).get("blockReason"):
         return [UpstreamResponse(message={"role": "assistant", "content": ""}, finish_reason="content_filter")]
-    usage = body.get("usageMetadata") or {}
     responses: list[UpstreamResponse] = []
     for candidate in body.get("candidates") or ():
         reason = candidate.get("finishReason")
@@ -353,8 +353,7 @@ def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
                 message=message,
                 finish_reason="tool_calls" if finish == "stop" and message.get("tool_calls") else finish,
                 model=body.get("modelVersion"),
-                input_tokens=usage.get("promptTokenCount"),
-                output_tokens=usage.get("candidatesTokenCount"),
+                **gemini_tokens(body.get("usageMetadata"), len(responses)),
             )
         )
     return responses

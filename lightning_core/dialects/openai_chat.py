@@ -50,6 +50,7 @@ from lightning_core.dialects.openai_chat_shape import (
 from lightning_core.dialects.openai_sampler import GUIDED, SAMPLER
 from lightning_core.dialects.requirements import OutputRequirements
 from lightning_core.dialects.thinking import Settings, effort, switch, thinking
+from lightning_core.dialects.usage import openai_chat_tokens
 from lightning_core.errors import PolicyRequestError
 
 PATH = "/chat/completions"
@@ -281,15 +282,12 @@ def usage(context: ResponseContext, choices: Sequence[Choice]) -> dict[str, int]
 
 def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
     """See `Dialect.read_response`."""
-    counts = body.get("usage") or {}
     return [
         UpstreamResponse(
             message=choice.get("message") or {},
             finish_reason=choice.get("finish_reason"),
             model=body.get("model"),
-            # The counts are totals over all choices.
-            input_tokens=counts.get("prompt_tokens") if i == 0 else None,
-            output_tokens=counts.get("completion_tokens") if i == 0 else None,
+            **openai_chat_tokens(body.get("usage"), i),
         )
         for i, choice in enumerate(body.get("choices") or ())
     ]

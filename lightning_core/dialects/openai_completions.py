@@ -39,6 +39,7 @@ from lightning_core.dialects.openai_chat import error_body as error_body
 from lightning_core.dialects.openai_chat import error_event as error_event
 from lightning_core.dialects.openai_chat import usage, wants_usage
 from lightning_core.dialects.openai_sampler import GUIDED, SAMPLER
+from lightning_core.dialects.usage import openai_chat_tokens
 from lightning_core.errors import PolicyRequestError
 
 PATH = "/completions"
@@ -191,15 +192,12 @@ def stream_writer(context: ResponseContext) -> _Writer:
 
 def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
     """See `Dialect.read_response`."""
-    counts = body.get("usage") or {}
     return [
         UpstreamResponse(
             message={"role": "assistant", "content": choice.get("text") or ""},
             finish_reason=choice.get("finish_reason"),
             model=body.get("model"),
-            # The counts are totals over all choices.
-            input_tokens=counts.get("prompt_tokens") if i == 0 else None,
-            output_tokens=counts.get("completion_tokens") if i == 0 else None,
+            **openai_chat_tokens(body.get("usage"), i),
         )
         for i, choice in enumerate(body.get("choices") or ())
         if choice.get("finish_reason")

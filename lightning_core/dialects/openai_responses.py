@@ -60,6 +60,7 @@ from lightning_core.dialects.openai_responses_tools import (
     without_tools,
 )
 from lightning_core.dialects.thinking import effort
+from lightning_core.dialects.usage import openai_responses_tokens
 from lightning_core.errors import PolicyRequestError
 
 PATH = "/responses"
@@ -327,14 +328,12 @@ def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
     turns = [m for m in items_to_messages(body.get("output"), check=False) if m["role"] == "assistant"]
     calls = [call for turn in turns for call in turn.get("tool_calls", ())]
     message = {"role": "assistant", "content": "".join(turn["content"] for turn in turns)}
-    counts = body.get("usage") or {}
     return [
         UpstreamResponse(
             message={**message, "tool_calls": calls} if calls else message,
             finish_reason=_finish_reason(body, calls),
             model=body.get("model"),
-            input_tokens=counts.get("input_tokens"),
-            output_tokens=counts.get("output_tokens"),
+            **openai_responses_tokens(body.get("usage")),
         )
     ]
 

@@ -74,12 +74,18 @@ class Forwarder:
         return with_headers(origin_remote(origin, headers.get(ORIGIN_AUTHORIZATION)), forwarded) if origin else None
 
     async def forward(
-        self, dialect: Dialect, incoming: IncomingRequest, request: ChatRequest, remote: Remote
+        self,
+        dialect: Dialect,
+        incoming: IncomingRequest,
+        request: ChatRequest,
+        remote: Remote,
+        *,
+        trained: bool = False,
     ) -> Response:
-        """The response of ``remote``, unchanged."""
+        """The response of ``remote``, unchanged. ``trained``: the agent is trained, and ``remote`` stands in for its policy."""
         if request.upstream_url is not None:
             remote = replace(remote, url=request.upstream_url(remote.url))
-        spans, body = await incoming.off_loop(partial(_begin, incoming, request, remote))
+        spans, body = await incoming.off_loop(partial(_begin, incoming, request, remote, trained))
         if request.stream:
             events = self._stream(dialect, incoming, spans, body, remote)
             first = await anext(events, b"")  # HTTP errors are raised here, before the status is sent
@@ -162,9 +168,12 @@ class Forwarder:
         return Response(data, media_type="application/json")
 
 
-def _begin(incoming: IncomingRequest, request: ChatRequest, remote: Remote) -> tuple[list[CallSpan], bytes]:
+def _begin(
+    incoming: IncomingRequest, request: ChatRequest, remote: Remote, trained: bool
+) -> tuple[list[CallSpan], bytes]:
     """The open spans of ``request``, and its body."""
-    spans = [CallSpan(incoming.address, request, request.model, i, remote=remote) for i in range(request.choices)]
+    address, model = incoming.address, request.model
+    spans = [CallSpan(address, request, model, i, trained=trained, remote=remote) for i in range(request.choices)]
     incoming.spans += spans
     return spans, to_json(request.body)
 

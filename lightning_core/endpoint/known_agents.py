@@ -54,6 +54,8 @@ class Decision:
     """None: the agent is not trained."""
     here: str | None = None
     """The model that answers an agent that is not trained, because it is not known yet where its calls go."""
+    stand_in: str | None = None
+    """The model of a provider that answers in place of ``policy``."""
     unnamed: bool = False
     """The call has no name of its own, and may be of another role than the agent's other calls."""
 
@@ -113,12 +115,13 @@ class KnownAgents:
         self._trained_spoke = self._trained_spoke or policy is not None
         if policy is not None or routing.frozen_model(agent) is not None or names_served_model:
             unnamed = policy is not None and address.inherited and routing.select != "all"
-            return Decision(address=address, policy=policy, unnamed=unnamed)
+            stand_in = None if policy is None else routing.stand_in
+            return Decision(address=address, policy=policy, stand_in=stand_in, unnamed=unnamed)
         if routing.select == "marked" and not self._marks(routing):
             session.provisional = True
             self._unselected.add(agent or DEFAULT_AGENT)
             address = replace(address, agent=agent or DEFAULT_AGENT)
-            return Decision(address=address, policy=POLICY, unnamed=agent is None)
+            return Decision(address=address, policy=POLICY, stand_in=routing.stand_in, unnamed=agent is None)
         self._note_declared(address.rollout)
         if self._unknown(routing):
             session.provisional = True

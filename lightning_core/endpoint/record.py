@@ -26,12 +26,13 @@ _PATH = "url.path"
 class ModelSpan(OpenCallSpan):
     """The span of a request to one model."""
 
-    def counted(self, model: Any, input_tokens: Any, output_tokens: Any = None) -> None:
+    def counted(self, model: Any, input_tokens: Any, output_tokens: Any = None, cached_tokens: Any = None) -> None:
         """Record the model and the token counts that an upstream server reports."""
         for name, value, kind in (
             (tr.RESPONSE_MODEL, model, str),
             (tr.INPUT_TOKENS, input_tokens, int),
             (tr.OUTPUT_TOKENS, output_tokens, int),
+            (tr.CACHED_TOKENS, cached_tokens, int),
         ):
             if isinstance(value, kind):
                 self.set({name: value})
@@ -168,5 +169,5 @@ class CallSpan(ModelSpan):
 
     def forwarded(self, response: UpstreamResponse) -> None:
         """Record the response of an upstream server."""
-        self.counted(response.model, response.input_tokens, response.output_tokens)
+        self.counted(response.model, response.input_tokens, response.output_tokens, response.cached_tokens)
         self.answered(response.message, response.finish_reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from lightning_core.capture import find_rollout
 from lightning_core.capture.address import Address
+from lightning_core.chat.json_text import show_json
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.endpoint.record import RefusedSpan
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, RequestKey, Session, Sessions
@@ -49,6 +50,26 @@ def record_refusal(
     """Record a request that is refused before it opens a span. A closed rollout has no more spans."""
     if not session.closed:
         RefusedSpan(address, operation, path, body, error)
+
+
+def unserved_model(
+    dialect: Dialect, session: Session, agent: str | None, requested: str, models: Sequence[str], *, forwards: bool
+) -> PolicyRequestError:
+    """The refusal of a request for a model that no known server has.
+
+    ``models``: those served here. ``forwards``: whether requests are forwarded to the agents' providers.
+    """
+    served = f"the models are {list(models)!r}"
+    is_missing = not requested and "model" in dialect.FIELDS.supported
+    text = f"model {show_json(requested)} is not served here; {served}"
+    if is_missing:
+        text = f"model is missing; expected the name of a model: {served}"
+    if forwards and requested and requested == session.routing.stand_in:
+        text = f"eval.model is {requested!r}, but the request names no provider that has it; set policy.upstream to the provider's server"
+    elif forwards:
+        who = "an agent without a name" if agent is None else f"agent {agent!r}"
+        text = f"{who} is not trained, and {text}. Train the agent, set its model under agents.frozen, or set policy.upstream"
+    return PolicyRequestError(text, status=400 if is_missing else 404, param="model")
 
 
 def refuse_unknown_key(request: Request, sessions: Sessions, operation: str) -> PolicyRequestError:

@@ -11,7 +11,6 @@ from starlette.responses import JSONResponse, Response
 
 from lightning_core.backends.backend import Backend
 from lightning_core.chat.chat import Chat, RenderedPrompt
-from lightning_core.chat.json_text import show_json
 from lightning_core.chat.token_bytes import token_bytes
 from lightning_core.content.shared_content import KeptText
 from lightning_core.dialects.dialect import Dialect
@@ -24,13 +23,13 @@ from lightning_core.endpoint.large_work import BYTES_OF_TOKEN
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.prompts import note_unknown_variables, render_prompts, warn_of_hosted_tools
 from lightning_core.endpoint.record import CallSpan
+from lightning_core.endpoint.refusals import unserved_model
 from lightning_core.endpoint.request import IncomingRequest
 from lightning_core.endpoint.roles import RoleOfCall
 from lightning_core.endpoint.routing import DEFAULT_AGENT
 from lightning_core.endpoint.sample import Sampler, SamplingJob, seeded
 from lightning_core.endpoint.sessions import Session
 from lightning_core.endpoint.upstream import Remote
-from lightning_core.errors import PolicyRequestError
 from lightning_core.trace import POLICY
 
 
@@ -62,10 +61,11 @@ class Responder:
         if decision.unnamed:
             shown = await incoming.off_loop(partial(RoleOfCall, incoming.body))
             incoming.session.roles[decision.address.agent or DEFAULT_AGENT].add(shown)
+        trained = decision.policy is not None
         if isinstance(model, Remote):
             recorded = answer_recorded(dialect, incoming, request, model)
-            return recorded or await self._forwarder.forward(dialect, incoming, request, model)
-        return await self._sample(dialect, incoming, request, model, trained=decision.policy is not None)
+            return recorded or await self._forwarder.forward(dialect, incoming, request, model, trained=trained)
+        return await self._sample(dialect, incoming, request, model, trained=trained)
 
     async def _decide(self, incoming: IncomingRequest, requested: str) -> Decision:
         """The agent of the call. An auxiliary call of a trained agent gets its own name, and is not trained on."""
@@ -85,7 +85,7 @@ class Responder:
         if rule is None or decision.policy is None:
             return decision
         address = replace(decision.address, agent=f"{decision.address.agent}/{rule}", mark=None)
-        return Decision(address=address, policy=None, here=decision.policy)
+        return replace(decision, address=address, policy=None, here=decision.policy, unnamed=False)
 
     async def read(
         self, dialect: Dialect, incoming: IncomingRequest, path: str
@@ -94,11 +94,12 @@ class Responder:
         requested, routing = model_name(incoming.body), incoming.session.routing
         decision = await self._decide(incoming, requested)
         incoming.address = decision.address
-        # A model under agents.frozen replaces the requested one, here and upstream.
-        model_requested = routing.frozen_model(decision.address.agent) or requested
+        # A model under agents.frozen, or eval.model, replaces the requested one.
+        model_requested = decision.stand_in or routing.frozen_model(decision.address.agent) or requested
         # A server may have a default model for requests without one.
         body = {**incoming.body, "model": model_requested} if model_requested else incoming.body
-        model = decision.policy or decision.here or self._route(dialect, incoming, model_requested, path)
+        here = None if decision.stand_in else decision.policy or decision.here
+        model = here or self._route(dialect, incoming, model_requested, path)
         parse = partial(self._parse, dialect, body, incoming.session, None if isinstance(model, Remote) else model)
         return model, await incoming.off_loop(parse), decision
 
@@ -119,16 +120,10 @@ class Responder:
             incoming.headers, path, key_header=dialect.KEY_HEADER, forwarded_headers=dialect.FORWARDED_HEADERS
         )
         if remote is None:
-            models = f"the models are {list(self._backend.models)!r}"
-            is_missing = not requested and "model" in dialect.FIELDS.supported
-            missing = f"model {show_json(requested)} is not served here; {models}"
-            if is_missing:
-                missing = f"model is missing; expected the name of a model: {models}"
-            if self._forwarder.to_origins:
-                agent = incoming.address.agent
-                who = "an agent without a name" if agent is None else f"agent {agent!r}"
-                missing = f"{who} is not trained, and {missing}. Train the agent, set its model under agents.frozen, or set policy.upstream"
-            raise PolicyRequestError(missing, status=400 if is_missing else 404, param="model")
+            models, forwards = self._backend.models, self._forwarder.to_origins
+            raise unserved_model(
+                dialect, incoming.session, incoming.address.agent, requested, models, forwards=forwards
+            )
         return remote
 
     def render(

@@ -71,6 +71,8 @@ class Routing:
     """The policy of each trained agent; ``policy`` for trained agents that are not listed."""
     frozen: Mapping[str, str] = field(default_factory=dict[str, str])
     """The model of each agent under ``agents.frozen``."""
+    stand_in: str | None = None
+    """The model that answers trained agents in place of their policies, from a provider; see `eval.model` in the configuration."""
     auxiliary: Sequence[AuxiliaryCalls] = ()
     unnamed: str | None = None
     """The agent of calls without a name, such as a child process's: the agent that the rollout was opened for."""

@@ -19,6 +19,8 @@ from lightning_core.records.atomic import write_atomically
 from lightning_core.records.constant_answer import ConstantAnswer, DistinctAnswers
 from lightning_core.records.intervals import Comparison, Estimate
 from lightning_core.records.json_file import read_json
+from lightning_core.records.measured import EvaluationSummary, read_evaluation
+from lightning_core.records.pass_rates import PassRate
 from lightning_core.records.summary import Answers, RaisedMonitor, SolvedTasks
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,11 @@ class Summary:
     """The reason the run ended before ``trainer.steps``, or None."""
     best_step: int | None = None
     """The step of the checkpoint that ``trainer.keep_best`` kept."""
+    evaluation: EvaluationSummary | None = None
+    """The result of a run that is a single evaluation, by `lightning-rl eval` or `baseline`; None for one that trained."""
+    pass_rates_before: Sequence[PassRate] = ()
+    """pass@k and pass^k on the held-out tasks before training; empty with one rollout of each."""
+    pass_rates_after: Sequence[PassRate] = ()
     solved: SolvedTasks | None = None
     """The solved held-out tasks; None without a comparison."""
     groups: int = 0
@@ -99,9 +106,13 @@ def read_summary(path: Path) -> Summary:
     splits = {name: _comparison(values) for name, values in data.pop("splits").items()}
     solved = data.pop("solved", None)  # missing in files of older versions, as are those below
     distinct, constant = data.pop("distinct_answers", None), data.pop("constant_answer", None)
+    evaluation = data.pop("evaluation", None)
     return Summary(
         eval=None if comparison["tasks"] is None else _comparison(comparison),
         splits=splits,
+        evaluation=None if evaluation is None else read_evaluation(evaluation),
+        pass_rates_before=tuple(PassRate(**values) for values in data.pop("pass_rates_before", ())),
+        pass_rates_after=tuple(PassRate(**values) for values in data.pop("pass_rates_after", ())),
         solved=None if solved is None else SolvedTasks(**solved),
         monitors=tuple(RaisedMonitor(**values) for values in data.pop("monitors", ())),
         answers=tuple(Answers(**values) for values in data.pop("answers", ())),

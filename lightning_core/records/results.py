@@ -15,6 +15,7 @@ from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step,
 from lightning_core.records.constant_answer import AnswersOfRun, Score, compare_answers, given_answers, reward_problem
 from lightning_core.records.held_out import EVALUATIONS
 from lightning_core.records.intervals import Comparison, compare, compare_splits, confidence_interval
+from lightning_core.records.pass_rates import common_pass_rates
 from lightning_core.records.report import Summary, draw_curve, read_metrics
 from lightning_core.records.store import LEFT_OUT, Phase, RolloutRecord, Store
 from lightning_core.records.summary import first_errors, replaced_groups, sample_answers, solved_tasks, wasted_groups
@@ -131,10 +132,11 @@ def finish(
         best = best_checkpoint(folder)
         splits = {str(t["id"]): str(t["split"]) for t in eval_tasks if "split" in t}
         overall, solved, by_split = None, None, dict[str, Comparison]()
-        all_answers = AnswersOfRun(None, None, None)
+        all_answers, rates = AnswersOfRun(None, None, None), ((), ())
         if before is not None and after is not None:
             overall = compare(before.rewards, after.rewards)
             solved = solved_tasks(before.rewards, after.rewards, solved=config.eval.solved)
+            rates = common_pass_rates(before.rewards, after.rewards, solved=config.eval.solved)
             all_answers = compare_answers(
                 given_answers(store), after.rewards, eval_tasks, reward, reward_problem(store)
             )
@@ -159,6 +161,8 @@ def finish(
             rollouts_max_calls=sum(int(m.get("rollouts_max_calls") or 0) for m in metrics),
             rollouts_left_out=sum(int(m["rollouts_left_out"]) for m in metrics),
             first_errors=errors,
+            pass_rates_before=rates[0],
+            pass_rates_after=rates[1],
             answers=tuple(answers),
             distinct_answers=all_answers.distinct,
             constant_answer=all_answers.constant,

@@ -28,7 +28,7 @@ _TAIL = 65_536
 _OF_A_RUN = ("config.yaml", "store.db", "metrics.jsonl")
 
 State = Literal["running", "finished", "stopped"]
-"""``stopped``: interrupted, failed, or an evaluation without training."""
+"""``stopped``: interrupted or failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,7 @@ class RunInfo:
     """Number of updates so far."""
     total_steps: int | None
     model: str | None
+    """The initial weights (``policy.model``), or the model that a baseline measured (``eval.model``)."""
     tags: Sequence[str]
     reward: float | None
     """Mean training reward of the newest step."""
@@ -103,7 +104,8 @@ def read_run(folder: Path) -> RunInfo:
     }
     if summary is not None and (is_trained or summary.steps < steps):
         summary = None  # of the time before the run was resumed
-    model, tags = _at(config, "policy", "model"), _at(config, "run", "tags")
+    model = _at(config, "eval", "model") or _at(config, "policy", "model")
+    tags = _at(config, "run", "tags")
     state: State = "running" if is_trained else "stopped" if summary is None else "finished"
     return RunInfo(
         name=folder.resolve().name,

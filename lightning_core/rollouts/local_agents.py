@@ -84,7 +84,8 @@ def open_endpoint(
     target = None if upstream is None else upstream_target(**upstream.model_dump())
     # Every rollout must be able to send requests, and some agents send several at a time.
     limits = replace(limits, requests=max(limits.requests, 4 * concurrency))
-    if section.workers == 1:
+    # What is sampled in this process, or not at all, such as with eval.model, has no use for other processes.
+    if section.workers == 1 or not isinstance(backend, SharedBackend):
         return PolicyEndpoint(
             backend,
             chats,
@@ -94,7 +95,6 @@ def open_endpoint(
             public_url=section.public_url,
             limits=limits,
         )
-    assert isinstance(backend, SharedBackend), "the checks of the configuration require it"
     variables = config.policy.chat_template_kwargs
     return ShardedEndpoint(
         backend,

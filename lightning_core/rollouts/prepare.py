@@ -39,6 +39,11 @@ def prepare_training(
 
     Raises `ConfigError` for everything that can be wrong with them, and for rules that cannot be imported or do not fit.
     """
+    if config.eval.model is not None:
+        raise ConfigError(
+            f"eval.model is {config.eval.model!r}, but a run evaluates the policy that it trains; remove the key, and measure that model "
+            "with `lightning-rl baseline`"
+        )
     if not in_process:
         refuse_functions(config, agent=solve, reward=reward)
     solve, reward = solve or load_agent(config), reward or load_reward(config)

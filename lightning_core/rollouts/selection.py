@@ -54,6 +54,7 @@ def routing_of(config: Config, phase: Phase) -> Routing:
         trained=frozenset(agents.trained_names),
         policies=agents_policies(config),
         frozen=agents.frozen,
+        stand_in=config.eval.model if phase == "eval_manual" else None,
         auxiliary=[AuxiliaryCalls(**rule.model_dump()) for rule in agents.auxiliary],
         named=[NamedCalls(**rule.model_dump()) for rule in agents.named],
         program=_program(config),

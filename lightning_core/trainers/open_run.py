@@ -20,6 +20,7 @@ from lightning_core.trainers import Learner, make_trainer
 from lightning_core.trainers.initial_weights import InitialWeights
 from lightning_core.trainers.own_model import sampling_config, with_own_model
 from lightning_core.trainers.plan import Plan
+from lightning_core.trainers.stand_in import sampling_trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ def open_run(
     with ExitStack() as stack:
         stack.enter_context(interruptible(None if weights_only else config.run.grace_seconds))
         stack.enter_context(capturing(config))
-        trainer = make_trainer(config)
+        trainer = sampling_trainer(config, checkpoint) if weights_only else make_trainer(config)
         stack.callback(trainer.learner.close)
         max_context = trainer.backend.max_context
         if config.rollouts.max_tokens >= max_context:

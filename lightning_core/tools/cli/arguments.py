@@ -33,9 +33,9 @@ def split_sources(parser: argparse.ArgumentParser, options: argparse.Namespace) 
 def check_overrides(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Exit with a usage error for an override without ``=``, and for one in place of the configuration."""
     config: str | None = getattr(options, "config", None)
-    if config is not None and "=" in config and not Path(config).exists() and options.command == "eval":
+    if config is not None and "=" in config and not Path(config).exists() and options.command in ("eval", "baseline"):
         parser.error(
-            f"found {config!r} in place of the configuration; its file comes first: lightning-rl eval lightning.yaml {config}"
+            f"found {config!r} in place of the configuration; its file comes first: lightning-rl {options.command} lightning.yaml {config}"
         )
     for position, text in enumerate(options.overrides):
         if text.startswith(("-", "=")) or "=" not in text:

@@ -1,4 +1,4 @@
-"""The command ``lightning-rl``: init, doctor, train, sft, eval, serve, export, trace, credit, view, runs, completion.
+"""The command ``lightning-rl``: init, doctor, train, sft, eval, baseline, serve, export, trace, credit, view, runs, completion.
 
 Exit codes: see `exits`.
 """
@@ -11,16 +11,17 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_core.errors import ConfigError, LightningError, plural
+from lightning_core.errors import ConfigError, LightningError
 from lightning_core.rollouts.log_format import DEBUG_VARIABLE, configure_logging
 from lightning_core.tools.cli import completion as cli_completion
 from lightning_core.tools.cli import credit as cli_credit
 from lightning_core.tools.cli import doctor as cli_doctor
+from lightning_core.tools.cli import evaluate as cli_evaluate
 from lightning_core.tools.cli import exits
 from lightning_core.tools.cli import export as cli_export
 from lightning_core.tools.cli import init as cli_init
@@ -32,7 +33,6 @@ from lightning_core.tools.cli import view as cli_view
 from lightning_core.tools.cli.arguments import DEFAULT_CONFIG, check_overrides, default_config, split_sources
 from lightning_core.tools.cli.border import run_command
 from lightning_core.tools.cli.messages import say
-from lightning_core.tools.cli.trace import as_run_folder, last_rollout
 from lightning_core.trainers import let_threads_sleep
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "doctor": cli_doctor.doctor,
         "train": _train,
         "sft": cli_sft.sft,
-        "eval": _eval,
+        "eval": cli_evaluate.evaluate,
+        "baseline": cli_evaluate.baseline,
         "serve": cli_serve.serve,
         "export": cli_export.export,
         "trace": cli_trace.trace,
@@ -110,10 +111,12 @@ def build_parser() -> argparse.ArgumentParser:
     cli_sft.add_options(supervised)
 
     evaluate = commands.add_parser("eval", help="evaluate a policy on held-out tasks")
-    evaluate.add_argument("config", metavar="CONFIG|RUN", help="a YAML file, or a run's folder")
-    evaluate.add_argument(
-        "--checkpoint", metavar="NAME", help="with RUN: such as step-000010, or best (default: the newest)"
+    cli_evaluate.add_eval_options(evaluate)
+
+    baseline = commands.add_parser(
+        "baseline", help="evaluate a provider's model in place of the policy: reward, tokens, latency and cost"
     )
+    cli_evaluate.add_baseline_options(baseline)
 
     serve = commands.add_parser("serve", help="serve a trained policy, or any model, to OpenAI and Anthropic clients")
     cli_serve.add_options(serve)
@@ -141,7 +144,7 @@ def build_parser() -> argparse.ArgumentParser:
     for command in (*commands.choices.values(), *actions):
         if command is not listed:
             command.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    for command in (doctor, train, supervised, evaluate, serve, export, show, credit):
+    for command in (doctor, train, supervised, evaluate, baseline, serve, export, show, credit):
         command.add_argument(
             "overrides", metavar="key=value", nargs="*", default=(), help="settings that override the file's"
         )
@@ -265,62 +268,6 @@ def _how_to_resume(folder: Path, config: Config, options: argparse.Namespace) ->
     words = [options.config, *kept, *([f"run.name={config.run.name}"] if config.run.name else []), "--resume"]
     saved = f"The last checkpoint is {resumable[-1]}" if resumable else "No checkpoint was written yet"
     return f"{saved}; to continue: lightning-rl train {shlex.join(words)}"
-
-
-def _eval(options: argparse.Namespace) -> int:
-    from statistics import fmean
-
-    from lightning_core.config import dump_config, load_config
-    from lightning_core.loop import evaluate
-    from lightning_core.observers.progress import show_progress
-    from lightning_core.records.checkpoints import checkpoint_step, choose_checkpoint
-    from lightning_core.records.configs import config_of_step
-    from lightning_core.records.folder import create_folder
-    from lightning_core.records.intervals import confidence_interval
-    from lightning_core.records.remove import removed_if_unused
-    from lightning_core.records.store import Store
-    from lightning_core.records.summary import ENDINGS, count_statuses, first_error
-    from lightning_core.tools.cli.console import show
-    from lightning_core.tools.cli.ledger import format_ledger
-    from lightning_core.tools.cli.summary import format_estimate
-
-    run = as_run_folder(options.config)
-    checkpoint = None if run is None else choose_checkpoint(run, options.checkpoint)
-    source = options.config
-    if run is not None and checkpoint is not None:
-        source = config_of_step(run, checkpoint_step(checkpoint))
-    config = load_config(source, options.overrides, needs=("agent", "tasks.eval"))
-    if run is None:
-        if options.checkpoint is not None:
-            raise ConfigError(f"--checkpoint requires a run's folder; {options.config!r} is not one")
-        folder = Path(config.run.dir) / time.strftime("eval-%Y%m%d-%H%M%S")
-        create_folder(folder, dump_config(config))
-    else:
-        folder = run
-    options.folder = folder
-    before = last_rollout(folder / "store.db") or 0
-    progress = show_progress()
-    try:
-        with removed_if_unused(folder) if run is None else nullcontext():
-            result = evaluate(config=config, folder=folder, checkpoint=checkpoint, progress=progress)
-    finally:
-        progress.close()
-    estimate = confidence_interval([fmean(rewards) for rewards in result.rewards.values()])
-    say(f"policy: {checkpoint or config.policy.model}")
-    say(f"held-out reward {format_estimate(estimate)} (95% interval) on {plural(len(result.rewards), 'task')}")
-    with Store(folder / "store.db", read_only=True) as store:
-        for number, what, name in (
-            (result.failed, "failed", "failed"),
-            (result.max_calls, "reached rollouts.max_calls", "max_calls"),
-            (result.left_out, "left out", "left_out"),
-        ):
-            if number:
-                error = first_error(store, ENDINGS[name], phase="eval_manual", after=before)
-                statuses = count_statuses(store, name, phase="eval_manual", after=before)
-                say(f"{plural(number, 'rollout')} {what}{statuses}{'' if error is None else f'; the first: {error}'}")
-        show("", format_ledger(store.ledger(after=before)), "")
-    say(f"recorded in {folder}")
-    return exits.OK
 
 
 if __name__ == "__main__":

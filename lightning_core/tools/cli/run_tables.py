@@ -13,10 +13,18 @@ from rich.text import Text
 
 from lightning_core.errors import ConfigError, RecordError, plural, visible
 from lightning_core.records.configs import config_differences
+from lightning_core.records.measured import EvaluationSummary
+from lightning_core.records.prices import Prices
 from lightning_core.records.runs import RunInfo
 from lightning_core.tools.cli.console import Column, make_table
+from lightning_core.tools.cli.measured import EVALUATION_ROWS
 from lightning_core.tools.cli.summary import format_estimate, format_mean
-from lightning_core.tools.runs.compare import EvaluationPoint, HeldOutDifference, held_out_difference
+from lightning_core.tools.runs.compare import (
+    EvaluationPoint,
+    HeldOutDifference,
+    held_out_difference,
+    measure_held_out,
+)
 
 _NOTHING = "–"
 
@@ -55,10 +63,10 @@ def run_document(run: RunInfo) -> dict[str, Any]:
     }
 
 
-def make_comparison(runs: Sequence[RunInfo], tasks: int) -> Group:
-    """Settings and metrics of ``runs`` side by side, and the held-out rewards of each compared with the first.
+def make_comparison(runs: Sequence[RunInfo], tasks: int, prices: Prices) -> Group:
+    """Settings, last held-out evaluations and metrics of ``runs`` side by side, and the held-out rewards of each compared with the first.
 
-    ``tasks``: how many of the tasks that differ most are listed.
+    ``tasks``: how many of the tasks that differ most are listed. ``prices``: of models, for the costs.
     """
     labels = _labels(runs)
     parts: list[RenderableType] = []
@@ -67,6 +75,7 @@ def make_comparison(runs: Sequence[RunInfo], tasks: int) -> Group:
     parts += [
         _table("setting", labels, settings) if differences else "all settings are equal",
         "",
+        *_evaluation_table(labels, runs, prices),
         _table("metric", labels, _metric_rows(runs)),
     ]
     for label, run in zip(labels[1:], runs[1:], strict=True):
@@ -79,10 +88,26 @@ def make_comparison(runs: Sequence[RunInfo], tasks: int) -> Group:
     return Group(*parts)
 
 
+def _evaluation_table(labels: Sequence[str], runs: Sequence[RunInfo], prices: Prices) -> Iterator[RenderableType]:
+    """The last held-out evaluation of each run; nothing if no run has one."""
+    found: list[EvaluationSummary | None] = []
+    for run in runs:
+        try:
+            found.append(measure_held_out(run, prices))
+        except (ConfigError, RecordError):  # a damaged store; the comparison of rewards shows the error
+            found.append(None)
+    rows = [(title, [_NOTHING if e is None else cell(e) for e in found]) for title, cell in EVALUATION_ROWS]
+    shown = [(title, *cells) for title, cells in rows if set(cells) != {_NOTHING}]
+    if shown:
+        yield from (_table("last held-out evaluation", labels, iter(shown)), "")
+
+
 def _run_row(run: RunInfo) -> Sequence[str]:
     steps = str(run.steps) if run.total_steps is None else f"{run.steps}/{run.total_steps}"
     held_out = _NOTHING
-    if run.summary is not None and (evaluation := run.summary.eval) is not None:
+    if run.summary is not None and (single := run.summary.evaluation) is not None:
+        held_out = format_mean(single.reward, single.reward_ci95, digits=2)
+    elif run.summary is not None and (evaluation := run.summary.eval) is not None:
         before = format_mean(evaluation.eval_reward_before, evaluation.eval_ci95_before, digits=2)
         held_out = f"{before} → {format_mean(evaluation.eval_reward_after, evaluation.eval_ci95_after, digits=2)}"
     started = datetime.fromtimestamp(run.started).strftime("%Y-%m-%d %H:%M")

@@ -49,6 +49,12 @@ def add_options(parser: argparse.ArgumentParser) -> Collection[argparse.Argument
         help="list the N tasks that differ most (default: %(default)s)",
     )
 
+    compare.add_argument(
+        "--prices",
+        metavar="FILE",
+        help="a YAML file with prices of models (default: the setting prices of the first run with one)",
+    )
+
     remove = actions.add_parser("remove", help="delete runs with everything in their folders")
     remove.add_argument("names", metavar="NAME", nargs="+", help="names of runs in the folder")
     remove.add_argument("--yes", action="store_true", help="do not ask")
@@ -86,6 +92,7 @@ def _matches(run: RunInfo, text: str | None, tags: Sequence[str]) -> bool:
 
 
 def _compare(options: argparse.Namespace) -> int:
+    from lightning_core.records.prices import read_prices
     from lightning_core.records.runs import read_run
     from lightning_core.tools.cli.console import show
     from lightning_core.tools.cli.run_tables import make_comparison
@@ -93,7 +100,10 @@ def _compare(options: argparse.Namespace) -> int:
     folders = list(dict.fromkeys(_find(options.dir, text).resolve() for text in options.runs))
     if len(folders) < 2:
         raise ConfigError(f"found one run, {folders[0].name!r}; expected two or more different ones")
-    show(make_comparison([read_run(folder) for folder in folders], options.tasks))
+    found = [read_run(folder) for folder in folders]
+    configured = (run.config.get("prices") for run in found)
+    prices = read_prices(options.prices or next((path for path in configured if isinstance(path, str)), None))
+    show(make_comparison(found, options.tasks, prices))
     return exits.OK
 
 

@@ -36,7 +36,7 @@ def make_summary(summary: Summary) -> Group:
                 format_mean(comparison.improvement, comparison.improvement_ci95, sign="+"),
             )
         parts += [table, "", f"In brackets: 95% intervals. {format_verdict(summary.eval)}"]
-        parts += [*_constant_answer(summary), *_solved(summary), "", *_answers(summary.answers)]
+        parts += [*_constant_answer(summary), *_solved(summary), *_pass_rates(summary), "", *_answers(summary.answers)]
     parts.append(
         f"{plural(summary.steps, 'step')}, {plural(summary.rollouts, 'rollout')}, {summary.tokens_sampled:,} tokens sampled, "
         f"{summary.tokens_trained:,} trained, {format_seconds(summary.wall_seconds)}, seed {summary.seed}"
@@ -76,6 +76,16 @@ def _solved(summary: Summary) -> Iterator[str]:
     if solved is not None and solved.tasks:
         before, after = (f"({count / solved.tasks:.0%})" for count in (solved.before, solved.after))
         yield f"Solved: {solved.before} of {plural(solved.tasks, 'held-out task')} {before} before, {solved.after} {after} after."
+
+
+def _pass_rates(summary: Summary) -> Iterator[str]:
+    """``pass@4: 0.700 before, 0.900 after; pass^4: 0.200 before, 0.500 after.``"""
+    before, after = ({rate.k: rate for rate in r} for r in (summary.pass_rates_before, summary.pass_rates_after))
+    if common := before.keys() & after.keys():
+        k = max(common)
+        first, last = before[k], after[k]
+        one = f"pass@{k}: {first.at_least_one:.3f} before, {last.at_least_one:.3f} after"
+        yield f"{one}; pass^{k}: {first.all:.3f} before, {last.all:.3f} after."
 
 
 def _answers(answers: Sequence[Answers]) -> Iterator[RenderableType]:

@@ -10,6 +10,8 @@ from lightning_core.config import Config
 from lightning_core.errors import plural
 from lightning_core.observers.progress import format_seconds
 from lightning_core.records.checkpoints import WITH_OPTIMIZER
+from lightning_core.records.prices import read_prices
+from lightning_core.records.usage import AnsweredCall, format_usd, usage_of
 from lightning_core.tools.doctor.finding import Checks, Observed
 from lightning_core.tools.doctor.units import size
 
@@ -49,6 +51,8 @@ class Measured:
     optimizer_bytes: int
     disk_bytes: int
     """Free bytes in ``run.dir``."""
+    forwarded: Sequence[AnsweredCall] = ()
+    """The calls of the trial that providers answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,28 @@ def run(m: Measured) -> Iterator[Observed]:
     evaluating = rollouts_time(m, m.eval_tasks * m.config.eval.samples) * number
     total = (rolling + updating) * m.config.trainer.steps + evaluating
     yield Observed("info", f"{total} for {plural(m.config.trainer.steps, 'step')} and {plural(number, 'evaluation')}")
+
+
+@checks.check("provider calls")
+def provider_calls(m: Measured) -> Iterator[Observed]:
+    """Model calls that providers answer, for agents that are not trained and for the reward function, of a step and of the run,
+    extrapolated from the trial; with their cost where `prices` has the model. Calls of a judge (`credit.judge`) are not included."""
+    r, number = m.config.rollouts, evaluations(m)
+    step = r.tasks_per_step * r.group_size / m.rollouts if m.rollouts else 0.0
+    whole = step * m.config.trainer.steps + number * m.eval_tasks * m.config.eval.samples / max(1, m.rollouts)
+    prices = read_prices(m.config.prices)
+    for model in usage_of(m.forwarded, rollouts=m.rollouts, prices=prices).models:
+        tokens = f"{model.input_tokens * step:,.0f} tokens in, {model.output_tokens * step:,.0f} out"
+        if model.calls_without_tokens:
+            tokens = (
+                f"tokens not reported for {model.calls_without_tokens} of {plural(model.calls, 'call')} of the trial"
+            )
+        cost = [f", {format_usd(model.usd * times)}" if model.usd is not None else "" for times in (step, whole)]
+        yield Observed(
+            "info",
+            f"{model.model} at {model.host}: a step {model.calls * step:,.0f} calls ({tokens}){cost[0]}; with evaluations, the run "
+            f"{model.calls * whole:,.0f} calls{cost[1]}",
+        )
 
 
 @checks.check("slow update")

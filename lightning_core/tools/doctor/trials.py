@@ -21,6 +21,7 @@ from lightning_core.errors import LightningError, plural
 from lightning_core.observers.open import make_display
 from lightning_core.observers.progress import Progress
 from lightning_core.records.store import Store
+from lightning_core.records.usage import calls_of_spans
 from lightning_core.rollouts.attempt import Rollout, Task
 from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.collect import Collector
@@ -153,6 +154,7 @@ def policy_trial(setup: Setup) -> tuple[Trial, Measured | None]:
         frozen_bytes=saved.frozen,
         optimizer_bytes=saved.optimizer,
         disk_bytes=free_bytes(Path(setup.config.run.dir)),
+        forwarded=[call for r in rollouts for call in calls_of_spans(r.spans) if call.host is not None],
     )
     return trial, measured
 

@@ -6,11 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from lightning_core import trace as tr
 from lightning_core.records.held_out import EVALUATIONS
 from lightning_core.records.intervals import Estimate, paired_improvement
+from lightning_core.records.measured import EvaluationSummary, measure
+from lightning_core.records.prices import Prices
 from lightning_core.records.results import recorded_evaluations
+from lightning_core.records.runs import RunInfo
 from lightning_core.records.store import Phase, Store
 
 _PHASES: tuple[tuple[Phase, ...], ...] = (EVALUATIONS, ("eval_manual",))
@@ -88,16 +92,53 @@ _Rewards = Mapping[tuple[str, str], float]
 """The mean reward by task: its id, and its content as JSON."""
 
 
+def measure_held_out(run: RunInfo, prices: Prices) -> EvaluationSummary | None:
+    """The result of the last held-out evaluation of ``run``, with the costs by ``prices``; None without one that has rewards.
+
+    Raises `ConfigError` or `RecordError` if its store cannot be read.
+    """
+    path = run.folder / "store.db"
+    if not path.is_file():
+        return None
+    with Store(path, read_only=True) as store:
+        if (last := _last_point(store)) is None:
+            return None
+        evaluation = recorded_evaluations(store, last.phase)[last.step]
+        if not evaluation.rewards:
+            return None
+        return measure(
+            store,
+            evaluation.rewards,
+            model=run.model or "",
+            phase=last.phase,
+            step=last.step,
+            solved=_solved(run.config),
+            prices=prices,
+            left_out=evaluation.left_out,
+        )
+
+
+def _solved(config: Mapping[str, Any]) -> float:
+    """``eval.solved`` of a run's ``config.yaml``, which may be damaged."""
+    section = config.get("eval")
+    value = section.get("solved") if isinstance(section, dict) else None
+    return float(value) if isinstance(value, int | float) else 1.0
+
+
 def _last_held_out(folder: Path) -> tuple[EvaluationPoint, _Rewards] | None:
     path = folder / "store.db"
     if not path.is_file():  # the run failed before it recorded anything
         return None
     with Store(path, read_only=True) as store:
-        for phases in _PHASES:
-            points = [EvaluationPoint(phase=phase, step=step) for phase in phases for step in _steps(store, phase)]
-            if points:
-                last = max(points, key=lambda point: (point.step, phases.index(point.phase)))
-                return last, _rewards(store, last.phase, last.step)
+        last = _last_point(store)
+        return None if last is None else (last, _rewards(store, last.phase, last.step))
+
+
+def _last_point(store: Store) -> EvaluationPoint | None:
+    for phases in _PHASES:
+        points = [EvaluationPoint(phase=phase, step=step) for phase in phases for step in _steps(store, phase)]
+        if points:
+            return max(points, key=lambda point: (point.step, phases.index(point.phase)))
     return None
 
 

@@ -117,8 +117,9 @@ def test_with_a_damaged_store_settings_and_metrics_are_compared(home: Path, caps
     for damaged in (b"no database", store.read_bytes()[:4096] + b"x" * 40_000):
         store.write_bytes(damaged)
         assert main(["runs", "compare", "first", "second"]) == 0
-        settings, metrics, held_out = capsys.readouterr().out.split("\n\n")
+        settings, evaluations, metrics, held_out = capsys.readouterr().out.split("\n\n")
         assert "run.seed" in settings
+        assert [line.split()[-1] for line in evaluations.splitlines()[1:]] == ["–", "–"], "those of the damaged store"
         assert "reward, last step" in metrics
         assert held_out.startswith("held-out reward of first and second: cannot be compared: ")
 
@@ -146,7 +147,12 @@ def test_a_run_in_json_has_its_summary(home: Path, capsys: pytest.CaptureFixture
 
 def test_runs_are_compared_by_settings_metrics_and_tasks(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "compare", "first", "runs/second"]) == 0
-    settings, metrics, held_out = capsys.readouterr().out.split("\n\n")
+    settings, evaluations, metrics, held_out = capsys.readouterr().out.split("\n\n")
+    assert [line.split() for line in evaluations.splitlines()] == [
+        ["last", "held-out", "evaluation", "first", "second"],
+        ["reward", "0.500", "[0.315,", "0.685]", "0.531", "[0.333,", "0.713]"],
+        ["solved", "tasks", "0", "of", "8", "0", "of", "8"],
+    ]
     assert [line.split() for line in settings.splitlines()] == [
         ["setting", "first", "second"],
         ["run.seed", "0", "1"],

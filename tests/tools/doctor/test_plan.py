@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from lightning_core.config import load_config
+from lightning_core.testing.recording_server import serve_app
 from lightning_core.tools.doctor.equal_groups import expected_equal
 from lightning_core.tools.doctor.finding import Finding
 from lightning_core.tools.doctor.plan import (
@@ -121,3 +128,31 @@ def test_few_attempts_give_a_wide_interval() -> None:
 
 def test_rewards_that_always_differ_are_not_expected_to_be_equal() -> None:
     assert expected_equal([[0.1, 0.4, 0.5, 0.9], [0.2, 0.3, 0.6, 0.7]], 8).high < 0.1
+
+
+def test_calls_to_providers_are_counted_and_priced(with_model: Callable[..., list[Finding]], tmp_path: Path) -> None:
+    """Another agent's model is at a provider, which counts tokens."""
+
+    async def answer(request: Request) -> Response:
+        choice = {"index": 0, "message": {"role": "assistant", "content": "fine"}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 50, "completion_tokens": 10}
+        return JSONResponse({"model": (await request.json())["model"], "choices": [choice], "usage": usage})
+
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("large: {input: 1000, output: 5000}")  # 0.1 USD a call
+    size = {"tasks_per_step": 4, "group_size": 8}
+    with serve_app(Starlette(routes=[Route("/chat/completions", answer, methods=["POST"])])) as url:
+        found = with_model(
+            "two_agents",
+            agents={"frozen": {"reviewer": "large"}},
+            policy={"upstream": {"base_url": url}},
+            rollouts=size,
+            trainer={"steps": 10},
+            tasks={"eval": None},
+            prices=str(prices),
+        )
+    (text,) = [f.found for f in found if f.name == "provider calls"]
+    assert text == (
+        f"large at {url.removeprefix('http://')}: a step 32 calls (1,600 tokens in, 320 out), $3.20; "
+        "with evaluations, the run 320 calls, $32.00"
+    )

@@ -88,6 +88,8 @@ def sort_runs(runs: Sequence[RunInfo], column: ListColumn, *, ascending: bool) -
 
 
 def _value(run: RunInfo, name: str) -> float | None:
+    if name == "eval_reward_after" and run.summary is not None and run.summary.evaluation is not None:
+        return run.summary.evaluation.reward
     value = getattr(_comparison(run), name, None)
     return value if isinstance(value, int | float) else None
 
