@@ -57,7 +57,7 @@ def start_manager(sections: dict[str, Any], client: Any, *, model: Path, folder:
     (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
     context = sections["policy"]["max_context"]
     derived = translate(config, model=str(model), max_context=context, folder=folder, working_dir=Path.cwd())
-    composed = compose_config(derived, defaults(config), {})
+    composed = compose_config(derived, defaults(config, max_context=context), {})
     return LightningManager.create(config=composed, llm_client=client), composed
 
 
