@@ -84,6 +84,22 @@ def resolve_model(name: str | os.PathLike[str]) -> Path | str:
     return str(name)
 
 
+def find_file(name: str | os.PathLike[str], file: str) -> Path | None:
+    """``file`` of the model ``name``, from its folder or the Hub; None if it cannot be found there."""
+    try:
+        folder = resolve_model(name)
+    except ConfigError:  # the model was moved
+        return None
+    if isinstance(folder, Path):
+        return folder / file if (folder / file).is_file() else None
+    never = {f"_raise_exceptions_for_{reason}": False for reason in ("gated_repo", "missing_entries", "connection_errors")}
+    try:
+        found = _transformers("reading a model's files").utils.cached_file(folder, file, **never)
+    except (OSError, ValueError):
+        return None
+    return None if found is None else Path(found)
+
+
 def is_demo_model(name: str | os.PathLike[str]) -> bool:
     """Whether ``name`` is the demo model, and not a folder of that name."""
     return str(name).lower() == DEMO_MODEL and not Path(name).is_dir()
