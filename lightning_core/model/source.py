@@ -25,6 +25,7 @@ from lightning_core.model.download import download
 from lightning_core.model.folders import apply_umask
 from lightning_core.model.refusals import (
     check_folder,
+    check_kind,
     check_tokenizer_files,
     check_weights,
     refusing,
@@ -176,6 +177,7 @@ def load_config(path: str | os.PathLike[str]) -> Any:
 
 def _read_config(path: str | os.PathLike[str]) -> Any:
     transformers = _transformers("reading a model's configuration")
+    check_kind(path)
     check_folder(path, ["config.json"], "config.json")
     with refusing(path):
         return transformers.AutoConfig.from_pretrained(str(path), **_options(path))
