@@ -17,7 +17,7 @@ import xllamacpp
 from sentencepiece import SentencePieceTrainer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from lightning_core.errors import InfrastructureError
+from lightning_core.errors import ConfigError, InfrastructureError
 from lightning_core.model.source import fetch_demo_model
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.export import gguf
@@ -165,23 +165,32 @@ def test_a_model_that_the_converter_does_not_know_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.usefixtures("warm_converter")
-def test_a_model_whose_tokenizer_the_converter_reads_from_its_sentencepiece_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Phi-3's, of which transformers writes no such file."""
-    model = make_family(FAMILIES["phi3"], tmp_path / "model")
-    run = train(tmp_path, model, **FEW)
-    command = ["export", str(run), str(tmp_path / "out"), "--format", "gguf"]
-    assert main(command) == 2
-    error = capsys.readouterr().err
-    assert "reads the tokenizer of this type of model from tokenizer.model, which the model does not have. Add" in error
-    assert "Traceback" not in error
-    text = tmp_path / "text.txt"
+def make_sentencepiece(file: Path) -> None:
+    text = file.with_name("text.txt")
     text.write_text("some words to make pieces of words from\n" * 9)
-    SentencePieceTrainer.Train(f"--input={text} --model_prefix={model / 'tokenizer'} --vocab_size=20 --minloglevel=2")
-    assert main(command) == 0
-    assert [*(tmp_path / "out").glob("*.gguf")]
+    SentencePieceTrainer.Train(f"--input={text} --model_prefix={file.with_suffix('')} --vocab_size=20 --minloglevel=2")
+    text.unlink()
+
+
+@pytest.mark.usefixtures("warm_converter")
+def test_a_tokenizer_that_the_converter_reads_from_a_sentencepiece_file(tmp_path: Path) -> None:
+    """Phi-3's."""
+    model = make_family(FAMILIES["phi3"], tmp_path / "model")
+    with pytest.raises(ConfigError, match="from tokenizer.model, which the model does not have. Add the") as error:
+        gguf.write_gguf(model, tmp_path / "file", dtype="float32", name="mine")
+    assert "Traceback" not in str(error.value)
+    make_sentencepiece(model / "tokenizer.model")
+    gguf.write_gguf(model, tmp_path / "file", dtype="float32", name="mine")
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("warm_converter")
+def test_an_export_has_the_sentencepiece_file_of_the_model(tmp_path: Path) -> None:
+    """transformers does not write it with the tokenizer."""
+    model = make_family(FAMILIES["phi3"], tmp_path / "model")
+    make_sentencepiece(model / "tokenizer.model")
+    run = train(tmp_path, model, **FEW)
+    assert main(["export", str(run), str(tmp_path / "out"), "--format", "gguf"]) == 0
 
 
 @pytest.mark.usefixtures("warm_converter")
