@@ -93,7 +93,9 @@ def find_file(name: str | os.PathLike[str], file: str) -> Path | None:
         return None
     if isinstance(folder, Path):
         return folder / file if (folder / file).is_file() else None
-    never = {f"_raise_exceptions_for_{reason}": False for reason in ("gated_repo", "missing_entries", "connection_errors")}
+    never = {
+        f"_raise_exceptions_for_{reason}": False for reason in ("gated_repo", "missing_entries", "connection_errors")
+    }
     try:
         found = _transformers("reading a model's files").utils.cached_file(folder, file, **never)
     except (OSError, ValueError):
