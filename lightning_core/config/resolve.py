@@ -62,7 +62,7 @@ def _settings(c: Sections, own: NamedPolicy) -> PolicySettings:
         lora=(own.lora or c.policy.lora or Lora()) if tuning == "lora" else None,
         dtype=c.policy.dtype,
         device=c.policy.device,
-        gradient_checkpointing=c.policy.gradient_checkpointing,
+        gradient_checkpointing=bool(c.policy.gradient_checkpointing),
         max_context=c.policy.max_context,
         chat_template_kwargs=c.policy.chat_template_kwargs
         if own.chat_template_kwargs is None

@@ -127,9 +127,9 @@ class Policy(Section):
     """Type of the weights. `auto`: bfloat16 on a GPU that supports it, else float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the model. `auto`: the GPU if there is one, else the CPU."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | None = None
     """Keep only the layers' inputs and recompute the layers in the backward pass: less memory, about a third more
-    time."""
+    time. null: `false`; with `verl`, verl's own default, which is `true`."""
     max_context: Count | None = None
     """Maximum number of tokens of prompt and response together; null: the model's limit."""
     chat_template_kwargs: Arguments = {}

@@ -42,7 +42,8 @@ class TrainerSection(Section):
     ones are not rounding. null: no limit."""
     micro_batch_tokens: Count | None = None
     """Maximum number of tokens per forward and backward pass. Gradients accumulate over them, so it affects memory, not
-    the result. null: as many as a part of the free memory holds, at most 4096."""
+    the result. null: as many as a part of the free memory holds, at most 4096; with `verl`, verl's own default of 16384, or
+    `policy.max_context` if that is larger."""
     cache_gb: Positive | None = None
     """Memory in GiB for the prefix cache of the sampler in this process, which keeps the keys and values of past prompts
     and responses. null: a quarter of the free memory."""

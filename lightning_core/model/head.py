@@ -16,7 +16,6 @@ Dimensions: E trained tokens, P places, H hidden width, V vocabulary, C columns 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -25,9 +24,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lightning_core.errors import TrainingError
-from lightning_core.model.attention import NAME, Geometry, causal
-from lightning_core.model.compute import decoder_name
+from lightning_core.model.attention import Geometry
+from lightning_core.model.own_logits import check_logits, has_weights_beside, own_logits
 
 PART = {"cpu": 2**21, "cuda": 2**26}
 """Logits computed at a time. On a CPU 8 MiB in float32, which fits caches: larger parts measured slower. GPUs want more."""
@@ -49,11 +47,13 @@ class OutputHead:
         """
         self._model = model
         layer: Any = model.get_output_embeddings()
-        hidden_1SH = self._check(geometry)
+        hidden_1SH = check_logits(model, geometry)
         # Much larger than real hidden states, so a soft cap, which hardly changes small logits, is detected.
         large_1SH = 100 * hidden_1SH
         with torch.no_grad():
-            plain = _is_plain(layer) and torch.equal(_own_logits(model, large_1SH), layer(large_1SH))
+            plain = _is_plain(layer) and torch.equal(own_logits(model, large_1SH), layer(large_1SH))
+        # A weight that has no effect yet, such as a scale of 1, changes no logits.
+        plain = not has_weights_beside(model, layer, geometry, hidden_1SH) and plain
         self._layer: torch.nn.Linear | None = layer if plain else None
 
     @property
@@ -83,7 +83,7 @@ class OutputHead:
 
     def logits(self, hidden_PH: Tensor) -> Tensor:
         """Logits [P, V] of all places at once; differentiable in ``hidden_PH`` and the weights."""
-        return _own_logits(self._model, hidden_PH[None])[0] if self._layer is None else self._layer(hidden_PH)
+        return own_logits(self._model, hidden_PH[None])[0] if self._layer is None else self._layer(hidden_PH)
 
     @torch.no_grad()
     def top(
@@ -121,7 +121,7 @@ class OutputHead:
         size = self._places_per_part(hidden_PH)
 
         def part(first: int, hidden_CH: Tensor, source_C: Tensor, targets_C: Tensor) -> Tensor:
-            logits_CV = _own_logits(self._model, hidden_CH[None])[0].float()
+            logits_CV = own_logits(self._model, hidden_CH[None])[0].float()
             scaled_CV = logits_CV / temperatures_P[first : first + size, None]
             masks.apply(scaled_CV, place=first)
             return scaled_CV.log_softmax(dim=-1)[source_C - first, targets_C]
@@ -138,85 +138,10 @@ class OutputHead:
             parts.append(checkpoint(part, *arguments, use_reentrant=False, preserve_rng_state=False))  # type: ignore[arg-type]
         return torch.cat(parts)[order_E.argsort()]
 
-    @torch.no_grad()
-    def _check(self, geometry: Geometry | None) -> Tensor:
-        """Check on a few tokens that logits depend on hidden states alone.
-
-        Returns the hidden states [1, S, H].
-        """
-        model = self._model
-        device = model.get_input_embeddings().weight.device
-        tokens = torch.arange(8, device=device)[None] * 7 % model.config.get_text_config().vocab_size
-        inputs: dict[str, Any] = {"input_ids": tokens}
-        if geometry is not None:
-            inputs["position_ids"] = torch.arange(8, device=device)[None]
-            inputs[NAME] = causal(8, groups=geometry.groups, device=device)
-        expected = model(**inputs, use_cache=False).logits
-        hidden_1SH = getattr(model, decoder_name(model))(**inputs, use_cache=False).last_hidden_state
-        problem = (
-            f"{type(model).__name__} computes its logits from more than the last hidden states of its "
-            f"{decoder_name(model)!r}: the embedded engine cannot train it"
-        )
-        try:
-            actual = _own_logits(model, hidden_1SH)
-        except (AttributeError, TypeError) as error:  # its code needs other outputs of the decoder
-            raise TrainingError(problem) from error
-        if not torch.allclose(actual.float(), expected.float(), rtol=1e-3, atol=1e-3 * expected.float().std().item()):
-            raise TrainingError(problem)
-        return hidden_1SH
-
 
 def _is_plain(layer: Any) -> bool:
     """Whether the layer is a bare `Linear`, without hooks that change its output."""
     return not (layer._forward_hooks or layer._forward_pre_hooks) and type(layer) is torch.nn.Linear
-
-
-def _own_logits(model: Any, hidden_1SH: Tensor) -> Tensor:
-    """Logits [1, S, V] that the model's own code computes from given hidden states."""
-    other = copy.copy(model)  # the same weights; only its decoder is replaced
-    name = decoder_name(model)
-    other._modules = {**model._modules, name: _Ready(hidden_1SH, model._modules[name])}
-    unused = torch.zeros(
-        hidden_1SH.shape[:2], dtype=torch.int64, device=hidden_1SH.device
-    )  # some models read its shape
-    return type(model).forward(other, input_ids=unused, use_cache=False).logits
-
-
-class _Ready(torch.nn.Module):
-    """Replaces the decoder and returns given hidden states. Other attributes are taken from ``decoder``."""
-
-    def __init__(self, hidden_1SH: Tensor, decoder: torch.nn.Module) -> None:
-        super().__init__()
-        self._hidden_1SH = hidden_1SH
-        self._replaced = (decoder,)  # in a tuple, so it is not registered as a part
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_replaced"][0], name)
-
-    @property
-    def decoder(self) -> _Ready:
-        """OPT and similar models call this part of their base model."""
-        return self
-
-    def forward(self, *_: Any, **__: Any) -> Any:
-        return _DecoderOutput(self._hidden_1SH)
-
-
-class _DecoderOutput:
-    """The output of a decoder, with the hidden states only.
-
-    All else that a model copies to its own output (a cache, router logits, a state) is None.
-    """
-
-    def __init__(self, hidden_1SH: Tensor) -> None:
-        self.last_hidden_state = hidden_1SH
-
-    def __getattr__(self, name: str) -> None:
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-    def __getitem__(self, index: int | slice) -> Any:
-        return (self.last_hidden_state,)[index]
 
 
 def linear_logprobs(

@@ -44,6 +44,11 @@ def explain_hub(text: str) -> str | None:
             "it is neither a folder here nor a public model on the Hugging Face Hub; check the spelling (owner/name), or log in with "
             "`hf auth login` if it is private"
         )
+    if "does not appear to have a file named config.json" in text:
+        return (
+            "its repository on the Hugging Face Hub has no config.json, like those of adapters and of GGUF files; choose the whole model, "
+            "which an adapter's page names as its base model"
+        )
     if "gated repo" in text:
         return "it is gated: accept its terms on its page on the Hugging Face Hub, then log in with `hf auth login`"
     return None

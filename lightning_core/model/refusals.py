@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Collection, Generator, Iterable, Mapping
@@ -17,6 +18,7 @@ logger = logging.getLogger(__name__)
 _UNQUANTISED = {"fp8", "mxfp4", "mxfp8"}
 """Formats of weights that transformers dequantizes exactly while it reads them."""
 _COMPLETE = "a complete Hugging Face folder, with config.json, weights and tokenizer"
+_ADAPTER = "adapter_config.json"
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json", "*.model", "*.tiktoken")
 
 
@@ -31,7 +33,20 @@ def refusing(path: object, part: str = "model") -> Generator[None]:
     except (LightningError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a damaged file can raise anything: errors of safetensors, json, torch, TypeError
-        raise ConfigError(f"the {part} {str(path)!r} cannot be loaded: {_explain(error, Path(str(path)))}") from error
+        folder = Path(str(path))
+        why = _without_tokenizer_json(error, folder) if part.startswith("tokenizer") else None
+        raise ConfigError(f"the {part} {str(path)!r} cannot be loaded: {why or _explain(error, folder)}") from error
+
+
+def _without_tokenizer_json(error: Exception, folder: Path) -> str | None:
+    """The message for a tokenizer that transformers would have to make from a SentencePiece file; None for others."""
+    if not (folder / "tokenizer.model").is_file() or (folder / "tokenizer.json").is_file():
+        return None
+    return (
+        f"it has tokenizer.model and no tokenizer.json, and transformers cannot convert the former here ({str(error).strip()}). Copy "
+        "tokenizer.json, tokenizer_config.json and the chat template of the original model to the folder; if it has none, run: pip install "
+        "-U sentencepiece protobuf"
+    )
 
 
 def _explain(error: Exception, folder: Path) -> str:
@@ -54,6 +69,38 @@ def _explain(error: Exception, folder: Path) -> str:
     return f"{type(error).__name__}: {text}; use an undamaged copy of the model"
 
 
+def check_kind(path: object) -> None:
+    """Raise `ConfigError` if ``path`` is a folder with an adapter or GGUF files instead of a model's weights."""
+    folder = Path(str(path))
+    if not folder.is_dir() or any(folder.glob("*.safetensors.index.json")) or any(map(_is_weights, folder.iterdir())):
+        return
+    if (folder / _ADAPTER).is_file():
+        base = _base_of(folder)
+        raise ConfigError(
+            f"the folder {str(path)!r} has an adapter ({_ADAPTER}) and no weights of a model. Merge the adapter into its base model"
+            f"{'' if base is None else f', {base!r}'} (peft: model.merge_and_unload().save_pretrained(FOLDER), with the tokenizer), and "
+            f"use that folder; or set policy.model to the base model and policy.tuning: lora, which begins with a new adapter"
+        )
+    if files := sorted(file.name for file in folder.glob("*.gguf")):
+        raise ConfigError(
+            f"the folder {str(path)!r} has weights in GGUF files only ({', '.join(files[:3])}{' …' if len(files) > 3 else ''}), which are "
+            f"made for llama.cpp and cannot be trained. Use the model that they were made from, as {_COMPLETE}"
+        )
+
+
+def _is_weights(file: Path) -> bool:
+    return file.suffix in (".safetensors", ".bin") and not file.name.startswith("adapter_")
+
+
+def _base_of(folder: Path) -> str | None:
+    """The base model of the adapter in ``folder``, as its file names it."""
+    try:
+        found = json.loads((folder / _ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
 def check_folder(path: object, files: Iterable[str], missing: str) -> None:
     """Raise `ConfigError` if ``path`` is a folder without any of ``files``, which are patterns. ``missing``: their name."""
     folder = Path(str(path))
@@ -65,6 +112,7 @@ def check_folder(path: object, files: Iterable[str], missing: str) -> None:
 
 def check_tokenizer_files(path: object) -> None:
     """Raise `ConfigError` if ``path`` is a folder without a tokenizer."""
+    check_kind(path)
     check_folder(path, _TOKENIZER_FILES, "tokenizer (tokenizer.json)")
 
 

@@ -25,6 +25,7 @@ from lightning_core.model.download import download
 from lightning_core.model.folders import apply_umask
 from lightning_core.model.refusals import (
     check_folder,
+    check_kind,
     check_tokenizer_files,
     check_weights,
     refusing,
@@ -82,6 +83,24 @@ def resolve_model(name: str | os.PathLike[str]) -> Path | str:
             f"{str(Path.cwd())!r}"
         )
     return str(name)
+
+
+def find_file(name: str | os.PathLike[str], file: str) -> Path | None:
+    """``file`` of the model ``name``, from its folder or the Hub; None if it cannot be found there."""
+    try:
+        folder = resolve_model(name)
+    except ConfigError:  # the model was moved
+        return None
+    if isinstance(folder, Path):
+        return folder / file if (folder / file).is_file() else None
+    never = {
+        f"_raise_exceptions_for_{reason}": False for reason in ("gated_repo", "missing_entries", "connection_errors")
+    }
+    try:
+        found = _transformers("reading a model's files").utils.cached_file(folder, file, **never)
+    except (OSError, ValueError):
+        return None
+    return None if found is None else Path(found)
 
 
 def is_demo_model(name: str | os.PathLike[str]) -> bool:
@@ -160,6 +179,7 @@ def load_config(path: str | os.PathLike[str]) -> Any:
 
 def _read_config(path: str | os.PathLike[str]) -> Any:
     transformers = _transformers("reading a model's configuration")
+    check_kind(path)
     check_folder(path, ["config.json"], "config.json")
     with refusing(path):
         return transformers.AutoConfig.from_pretrained(str(path), **_options(path))

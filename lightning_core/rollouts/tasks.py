@@ -235,5 +235,24 @@ def _read_parquet(path: Path, key: str) -> Iterator[tuple[str, Any]]:
         rows = parquet.read_table(path).to_pylist()
     except Exception as error:  # noqa: BLE001 - pyarrow's errors are of several kinds
         raise ConfigError(f"{path}: not a readable parquet file: {describe(error)}") from None
+    if filled := sorted({name for row in rows for name in _null_keys(row, "")}):
+        logger.warning(
+            "%s: in parquet all objects of a column have the same keys, and a key that one of them lacks is null in it. Tasks of %s have "
+            "such nulls in %s. If the agent distinguishes a missing key from null, store these columns as JSON text, or use .jsonl",
+            *(key, path, ", ".join(filled[:4]) + (" …" if len(filled) > 4 else "")),
+        )
     for index, item in enumerate(rows):
         yield f"{path}, row {index}", item
+
+
+def _null_keys(value: Any, path: str) -> Iterator[str]:
+    """The keys below the columns of a row that are null, such as ``extra.name`` and ``messages[].tool_calls``."""
+    if isinstance(value, list):
+        yield from (name for part in value for name in _null_keys(part, f"{path}[]"))
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            name = f"{path}.{key}" if path else key
+            if part is None and path:
+                yield name
+            else:
+                yield from _null_keys(part, name)

@@ -143,7 +143,9 @@ def make_manager(options: Any, client: Any) -> Any:
     derived = translate(
         config, model=model, max_context=2048, weights=10**9, folder=options.scratch, working_dir=Path.cwd()
     )
-    return LightningManager.create(config=compose_config(derived, defaults(config), {}), llm_client=client)
+    return LightningManager.create(
+        config=compose_config(derived, defaults(config, max_context=2048), {}), llm_client=client
+    )
 
 
 def measure(manager: Any, options: Any, waiting: Any) -> dict[str, Any]:

@@ -286,3 +286,60 @@ def test_gradients_of_a_tied_layer_add_up_with_those_of_the_embeddings(
     assert trainer.model.tied
     rows = sampled_rows(trainer)
     assert_same(gradients(trainer, rows), plain_loss(tiny_llama, rows))
+
+
+class Scaled(LlamaForCausalLM):
+    """A trained scale of the logits, which has no effect on them yet."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits * self.scale
+        return output
+
+
+class Bigrams(LlamaForCausalLM):
+    """Logits that depend on the last token besides, by weights that are zero at first."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.table = torch.nn.Embedding(config.vocab_size, config.vocab_size)
+        torch.nn.init.zeros_(self.table.weight)
+
+    def forward(self, input_ids: Any = None, **kwargs: Any) -> Any:
+        output = super().forward(input_ids=input_ids, **kwargs)
+        output.logits = output.logits + self.table(input_ids)
+        return output
+
+
+def test_weights_beside_the_output_layer_are_trained_even_if_they_have_no_effect_yet() -> None:
+    model = Scaled(LlamaConfig(**SMALL)).eval()
+    geometry = choose_path(model).geometry
+    head = OutputHead(model, geometry)
+    assert geometry is not None
+    assert not head.plain
+    hidden, tokens = torch.randn(3, 32), torch.tensor([4, 5, 6])
+    head.logprobs(hidden, torch.ones(3), torch.arange(3), tokens).sum().backward()
+    found, model.scale.grad = model.scale.grad, None
+    logits = model.lm_head(hidden) * model.scale
+    logits.log_softmax(-1).gather(1, tokens[:, None]).sum().backward()
+    torch.testing.assert_close(found, model.scale.grad)
+    model.scale.requires_grad_(False)
+    assert OutputHead(model, geometry).plain, "it is not trained, and has no effect"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_weights_whose_gradient_needs_more_than_the_hidden_states_are_refused(dtype: torch.dtype) -> None:
+    with torch.inference_mode(False):
+        model = Bigrams(LlamaConfig(**SMALL)).eval().to(dtype)
+        geometry = choose_path(model).geometry
+    with pytest.raises(
+        TrainingError, match=r"the embedded engine cannot train it; the gradient of 'table.weight' would be wrong"
+    ):
+        OutputHead(model, geometry)
+    model.table.requires_grad_(False)
+    OutputHead(model, geometry)

@@ -24,6 +24,7 @@ from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.config.resolve import PolicySettings
 from lightning_core.errors import ConfigError, PolicyRequestError, TrainingError
 from lightning_core.model.adapters import linear_layers
+from lightning_core.model.hub import explain_hub
 from lightning_core.model.load import LoadedModel, context_limit
 from lightning_core.model.source import load_model, load_skeleton, load_tokenizer, max_positions, resolve_model
 from lightning_core.trainers.torch.build import load_policy
@@ -99,6 +100,11 @@ def _halve(name: str) -> Callable[[Weights], None]:
     return lambda weights: weights.update({name: weights[name][:10].clone()})
 
 
+def _to_adapter(folder: Path, **config: Any) -> None:
+    (folder / WEIGHTS).rename(folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", **config}))
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "truncated weights": (
         lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:5000]),
@@ -127,6 +133,31 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "damaged tokenizer": (
         lambda folder: (folder / "tokenizer.json").write_text("{"),
         "the tokenizer of .* cannot be loaded",
+    ),
+    "SentencePiece alone": (
+        lambda folder: [
+            (folder / "tokenizer.json").unlink(),
+            (folder / "tokenizer_config.json").unlink(),
+            (folder / "tokenizer.model").write_bytes(b"garbage of another kind"),
+        ],
+        r"has tokenizer\.model and no tokenizer\.json.*Copy tokenizer\.json.*pip install -U sentencepiece protobuf",
+    ),
+    "an adapter": (
+        lambda folder: _to_adapter(folder, base_model_name_or_path="owner/base"),
+        "has an adapter .* no weights of a model. Merge the adapter into its base model, 'owner/base' .*policy.tuning: lora",
+    ),
+    "an adapter without a base": (_to_adapter, r"Merge the adapter into its base model \(peft"),
+    "an adapter and nothing else": (
+        lambda folder: [_to_adapter(folder), *(f.unlink() for f in folder.iterdir() if "adapter" not in f.name)],
+        "has an adapter",
+    ),
+    "GGUF files": (
+        lambda folder: [(folder / WEIGHTS).rename(folder / "a-q4.gguf")],
+        r"has weights in GGUF files only \(a-q4\.gguf\), .* cannot be trained\. Use the model that they were made from",
+    ),
+    "GGUF files alone": (
+        lambda folder: [(folder / "a.gguf").touch(), *(f.unlink() for f in folder.iterdir() if f.suffix != ".gguf")],
+        "has weights in GGUF files only",
     ),
     "weights for optimum": (
         lambda folder: edit_config(folder, quantization_config={"quant_method": "gptq", "bits": 4}),
@@ -298,3 +329,9 @@ def test_lora_without_linear_layers_says_what_works(tmp_path: Path) -> None:
 def test_target_modules_without_a_layer_are_refused(targets: list[str], message: str, tiny_llama: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         open_trainer(**parts(model=str(tiny_llama), tuning="lora", lora_target_modules=targets))
+
+
+def test_a_repository_without_a_configuration_may_be_an_adapters() -> None:
+    """transformers' text of such a repository; there is no Hub in tests."""
+    text = "owner/name does not appear to have a file named config.json. Checkout 'https://huggingface.co/owner/name/tree/main'"
+    assert "adapter's page names as its base model" in (explain_hub(text) or "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -87,6 +88,26 @@ def test_vine_between_two_forks_is_the_difference_of_their_values():
     ]
     # f's baseline: the mean of o and h; o0 has no other attempt to compare with.
     assert credit("vine", "none", episodes) == {"o0": 0.0, "o1": 0.6, "o2": 0.8, "f1": -0.6, "h2": -0.8}
+
+
+def forks_of_forks() -> list[Episode]:
+    """o, its fork f at the second call, and two forks of f: h at the third, and i at the second, which is o's decision too."""
+    return [
+        attempt("o", 1.0, {}, {}, {}),
+        attempt("f", 0.0, {"replays": "o0"}, {"forks": "o1"}, {}),
+        attempt("h", 0.8, {"replays": "o0"}, {"replays": "f1"}, {"forks": "f2"}),
+        attempt("i", 0.4, {"replays": "o0"}, {"forks": "o1"}, {}),
+    ]
+
+
+def test_a_fork_of_a_fork_is_a_choice_of_the_decisions_that_it_repeats():
+    """h goes through f1, so it is a sample of the decision o1: there o is compared with f, h and i, and f1 with o and i."""
+    assert credit("vine", "none", forks_of_forks()) == {
+        "o0": 0.0, "o1": 1 - 0.4, "o2": 1 - 0.4, "f1": 0.4 - 0.7, "f2": -0.8, "h2": 0.8, "i1": 0.4 - 0.6, "i2": 0.4 - 0.6,
+    }  # fmt: skip
+    assert credit("counterfactual", "none", forks_of_forks()) == {
+        "o0": 0.55, "o1": 1.0, "o2": 1.0, "f1": 0.4, "f2": 0.0, "h2": 0.8, "i1": 0.4, "i2": 0.4,
+    }  # fmt: skip
 
 
 def test_a_call_beside_the_fork_does_not_depend_on_it():
@@ -177,3 +198,28 @@ def test_vine_is_unbiased():
         gradient[1] += weight * found["o1"] * (y - q)
     # d E[xy] / d logit = q p (1 - p) and p q (1 - q)
     assert gradient == pytest.approx([q * p * (1 - p), p * q * (1 - q)])
+
+
+def test_vine_is_unbiased_with_forks_of_forks():
+    """Three decisions, forked at the second and from there at the third. As above, with the credit of the forks' own calls,
+    each of which estimates the gradient of its decision."""
+    p, q, r = 0.3, 0.6, 0.7
+    gradient = dict.fromkeys(("o0", "o1", "o2", "f1", "f2", "h2"), 0.0)
+
+    def chance(value: int, probability: float) -> float:
+        return probability if value else 1 - probability
+
+    for x, y, z, y2, z2, z3 in itertools.product((0, 1), repeat=6):
+        sampled = {"o0": (x, p), "o1": (y, q), "o2": (z, r), "f1": (y2, q), "f2": (z2, r), "h2": (z3, r)}
+        weight = math.prod(chance(value, probability) for value, probability in sampled.values())
+        episodes = [
+            attempt("o", x * y * z, {}, {}, {}),
+            attempt("f", x * y2 * z2, {"replays": "o0"}, {"forks": "o1"}, {}),
+            attempt("h", x * y2 * z3, {"replays": "o0"}, {"replays": "f1"}, {"forks": "f2"}),
+            attempt("s", 0.0, {}),
+        ]
+        found = assign_credit(episodes, CreditRules(rewards="vine", advantage="none")).advantages
+        for name, (value, probability) in sampled.items():
+            gradient[name] += weight * found[name] * (value - probability)
+    first, second, third = (p * q * r * (1 - own) for own in (p, q, r))
+    assert gradient == pytest.approx({"o0": first, "o1": second, "o2": third, "f1": second, "f2": third, "h2": third})

@@ -59,7 +59,7 @@ def start_manager(sections: dict[str, Any], client: Any, *, model: Path, folder:
     derived = translate(
         config, model=str(model), max_context=context, weights=10**6, folder=folder, working_dir=Path.cwd()
     )
-    composed = compose_config(derived, defaults(config), {})
+    composed = compose_config(derived, defaults(config, max_context=context), {})
     return LightningManager.create(config=composed, llm_client=client), composed
 
 

@@ -116,7 +116,7 @@ def test_the_engine_that_applies_constraints_is_the_one_of_the_policy() -> None:
 
 
 def test_the_server_gets_the_automaton_of_the_trainer() -> None:
-    settings = defaults(load_config({"policy": {"model": "m"}, "trainer": {"name": "verl"}}))
+    settings = defaults(load_config({"policy": {"model": "m"}, "trainer": {"name": "verl"}}), max_context=1024)
     (key,) = (key for key in settings if key.endswith("structured_outputs_config"))
     assert key.split(".")[-3:-1] == ["engine_kwargs", "vllm"]
     arguments = build_cli_args_from_config({key.rpartition(".")[2]: settings[key]})
@@ -231,6 +231,8 @@ def test_estimator_and_losses_are_registered(monkeypatch: pytest.MonkeyPatch) ->
     assert loss_mode(own) in core_algos.POLICY_LOSS_REGISTRY, "the custom loss of a run"
 
 
+_ACTOR = "actor_rollout_ref.actor"
+_REQUIRED: dict[str, dict[str, Any]] = {"policy": {"model": "m"}, "trainer": {"name": "verl"}}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "kl": {"algorithm": {"aggregation": "token-mean", "kl": {"weight": 0.01}, "entropy_weight": 0.01}},
@@ -257,7 +259,7 @@ def test_every_key_is_one_of_verls(sections: dict[str, Any], tmp_path: Path) -> 
     trainer = {"trainer": {"name": "verl", **sections.get("trainer", {})}}
     config = load_config({**sections, **data, **trainer})
     derived = translate(config, model="m", max_context=1024, weights=10**9, folder=tmp_path, working_dir=tmp_path)
-    found = compose_config(derived, defaults(config), config.trainer.verl)
+    found = compose_config(derived, defaults(config, max_context=1024), config.trainer.verl)
     wanted = config.algorithm.kl is not None
     assert (why_unconstrained(found) is None) == ("model_engine" not in config.trainer.verl), "only FSDP constrains"
     found.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu = None
@@ -265,6 +267,35 @@ def test_every_key_is_one_of_verls(sections: dict[str, Any], tmp_path: Path) -> 
     validate_config(config=found, use_reference_policy=wanted, use_critic=False)
     assert found.actor_rollout_ref.rollout.n == config.rollouts.group_size
     assert found.data.train_batch_size == config.rollouts.tasks_per_step
+
+
+@pytest.mark.parametrize(
+    ("sections", "max_context", "checkpointing", "tokens"),
+    [
+        ({}, 1024, True, 16_384),
+        ({}, 32_768, True, 32_768),
+        ({"trainer": {"verl": {f"{_ACTOR}.ppo_max_token_len_per_gpu": 40_000}}}, 32_768, True, 40_000),
+        ({"policy": {"gradient_checkpointing": False}, "trainer": {"micro_batch_tokens": 9000}}, 1024, False, 9000),
+        ({"trainer": {"micro_batch_tokens": 99}}, 1024, True, 1024),
+    ],
+)
+def test_settings_of_small_machines_that_are_null_leave_verls_defaults(
+    sections: dict[str, Any], max_context: int, checkpointing: bool, tokens: int, tmp_path: Path
+) -> None:
+    """A limit below the longest row would stop the run in verl's first long micro-batch."""
+    policy, trainer = ({**start, **sections.get(key, {})} for key, start in _REQUIRED.items())
+    config = load_config({"policy": policy, "trainer": trainer})
+    derived = translate(
+        config, model="m", max_context=max_context, weights=10**9, folder=tmp_path, working_dir=tmp_path
+    )
+    found = compose_config(derived, defaults(config, max_context=max_context), config.trainer.verl).actor_rollout_ref
+    assert found.model.enable_gradient_checkpointing is checkpointing
+    limits = (
+        found.actor.ppo_max_token_len_per_gpu,
+        found.rollout.log_prob_max_token_len_per_gpu,
+        found.ref.log_prob_max_token_len_per_gpu,
+    )
+    assert limits == (tokens,) * 3
 
 
 def test_keys_that_verl_does_not_have_and_keys_of_ours_are_refused(tmp_path: Path) -> None:
@@ -302,7 +333,9 @@ def test_constraints_are_refused_where_the_trainer_cannot_apply_them(
 ) -> None:
     config = load_config({"policy": {"model": "m"}, "trainer": {"name": "verl", "verl": own}})
     derived = translate(config, model="m", max_context=1024, weights=10**9, folder=tmp_path, working_dir=tmp_path)
-    assert why in (why_unconstrained(compose_config(derived, defaults(config), config.trainer.verl)) or "")
+    assert why in (
+        why_unconstrained(compose_config(derived, defaults(config, max_context=1024), config.trainer.verl)) or ""
+    )
 
 
 def calls(source: str) -> Iterator[ast.Call]:

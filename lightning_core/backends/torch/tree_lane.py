@@ -39,8 +39,11 @@ class TreeLane:
         *,
         adapters: Adapters | None = None,
         deterministic: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """``adapters``: the adapters of ``model``, if it has any. ``deterministic``: see `batch_invariant`.
+
+        ``dtype``: of keys and values; None for that of the weights.
 
         Nothing is cached for later prompts unless `remember` is called.
         """
@@ -50,10 +53,10 @@ class TreeLane:
         self._geometry = geometry
         self._adapters = adapters
         self._device = weight.device
-        self._dtype = weight.dtype
+        self._dtype = dtype or weight.dtype
         self._pool = KVPool(0)
         self._limits = measure(model, geometry) if deterministic else None
-        options: dict[str, Any] = {"dtype": weight.dtype, "device": weight.device}
+        options: dict[str, Any] = {"dtype": self._dtype, "device": weight.device}
         self._cascade = (
             Cascade(geometry, **options) if self._limits is None else OwnContexts(geometry, self._limits, **options)
         )

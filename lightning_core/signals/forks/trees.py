@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_core.credit.episode import Episode, episode_return
@@ -31,7 +31,10 @@ class Trees:
     """The trees of the rollouts of a step."""
 
     def __init__(self, episodes: Sequence[Episode]) -> None:
-        self._paths = {e.rollout: _path(e) for e in episodes}
+        sampled = (call for e in episodes for call in e.trace.calls if call.replays is None)
+        # A fork of a fork repeats responses that are choices of a decision of an earlier rollout.
+        decisions = {call.id: call.forks or call.id for call in sampled}
+        self._paths = {e.rollout: _path(e, decisions) for e in episodes}
         self._forked = {call.forks for e in episodes for call in e.trace.calls if call.forks is not None}
         self._through: dict[str, list[Path]] = defaultdict(list)
         self._at: dict[str, list[Path]] = defaultdict(list)
@@ -110,13 +113,10 @@ class Trees:
         return own, [(d, c) for d, c in zip(path.decisions, calls, strict=True) if d in self._forked]
 
 
-def _path(episode: Episode) -> Path:
-    calls = episode.trace.calls
-    return Path(
-        episode=episode,
-        choices=[_choice(call) for call in calls],
-        decisions=[call.forks or _choice(call) for call in calls],
-    )
+def _path(episode: Episode, decisions: Mapping[str, str]) -> Path:
+    """The path of ``episode``. ``decisions``: of each choice of the step, its decision."""
+    choices = [_choice(call) for call in episode.trace.calls]
+    return Path(episode=episode, choices=choices, decisions=[decisions.get(choice, choice) for choice in choices])
 
 
 def _choice(call: Call) -> str:

@@ -84,11 +84,11 @@ def rollouts_time(m: Measured, count: int) -> TimeRange:
 
 
 def step_time(m: Measured) -> tuple[TimeRange, TimeRange]:
-    """The times of the rollouts and of the update of a step. At best, an update has the rows of the trial."""
+    """The times of the rollouts and of the update of a step. At best, an update has the rows of the trial with a gradient."""
     r = m.config.rollouts
     count, update = r.tasks_per_step * r.group_size, m.seconds_update or 0.0
     scaled = update * count / m.rollouts
-    return rollouts_time(m, count), TimeRange(min(update, scaled), scaled)
+    return rollouts_time(m, count), TimeRange(min(update, scaled) * m.gradient_share, scaled)
 
 
 def evaluations(m: Measured) -> int:
@@ -126,7 +126,8 @@ def update(m: Measured) -> Iterator[Observed]:
 @checks.check("time of a step")
 def step(m: Measured) -> Iterator[Observed]:
     """Seconds of a step's rollouts and update, extrapolated from the trial. The lower ends assume that all rollouts and rows
-    run side by side, the upper ends that nothing does. Rows without gradient cost no update."""
+    run side by side and that the share of rows with a gradient stays that of the trial, the upper ends that nothing runs
+    side by side and that all rows have one: rows without a gradient cost no update."""
     rolling, updating = step_time(m)
     rollout_time = f"a rollout takes {_seconds(m.seconds_rollout)}"
     yield Observed("info", f"{rollout_time}; a step: rollouts {rolling}, update {updating}")

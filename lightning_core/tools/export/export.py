@@ -15,6 +15,7 @@ from lightning_core.model import peft
 from lightning_core.model.folders import whole
 from lightning_core.model.merge import layers_of
 from lightning_core.model.source import (
+    find_file,
     hub_name,
     is_demo_model,
     load_skeleton,
@@ -24,7 +25,7 @@ from lightning_core.model.source import (
 )
 from lightning_core.records.failures import need_path
 from lightning_core.tools.export.card import make_card
-from lightning_core.tools.export.gguf import OUTTYPES, write_gguf
+from lightning_core.tools.export.gguf import OUTTYPES, SENTENCEPIECE, write_gguf
 from lightning_core.tools.export.merged import convert, load_merged
 from lightning_core.tools.export.trained_model import Trained
 from lightning_core.trainers.torch.checkpoint import read_facts, read_weights
@@ -110,6 +111,8 @@ def _write_gguf(trained: Trained, folder: Path, name: str, dtype: str) -> None:
         # From float32, so every type is rounded once.
         save_model(model, merged)
         tokenizer.save_pretrained(merged)
+        if (sentencepiece := find_file(trained.policy.model, SENTENCEPIECE)) is not None:
+            shutil.copyfile(sentencepiece, Path(merged) / SENTENCEPIECE)  # transformers does not write it
         del model
         write_gguf(Path(merged), file, dtype=dtype, name=name)
     _describe(trained, folder, name, library="gguf", usage=f"```bash\nllama-cli -m {file.name}\n```")

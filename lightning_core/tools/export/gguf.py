@@ -24,6 +24,8 @@ OUTTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "q8_0": "q8_
 """The converter's names of the types."""
 ENV = "LLAMA_CPP"
 """Names a folder with llama.cpp's sources, to use that version's converter."""
+SENTENCEPIECE = "tokenizer.model"
+"""The tokenizer's file that the converter reads for some models, such as Phi-3."""
 _SCRIPT = "convert_hf_to_gguf.py"
 _SOURCES = "llama-cpp-python==0.3.36"
 _SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
@@ -43,10 +45,10 @@ def write_gguf(model: Path, file: Path, *, dtype: str, name: str) -> None:
     logger.info("converting with %s", script)
     done = subprocess.run([*command, "--model-name", name], capture_output=True, text=True, check=False)
     if done.returncode != 0 or not file.is_file():
-        raise _failure(done.stderr, script)
+        raise _failure(done.stderr, script, name)
 
 
-def _failure(log: str, script: Path) -> LightningError:
+def _failure(log: str, script: Path, name: str) -> LightningError:
     last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "no output")
     if "pre-tokenizer was not recognized" in last:
         return ConfigError(
@@ -54,12 +56,24 @@ def _failure(log: str, script: Path) -> LightningError:
             f"models only: set {ENV} to a newer llama.cpp if yours is a recent one of these. A tokenizer of your own cannot be "
             "converted: use --format hf"
         )
+    if SENTENCEPIECE in last:
+        return ConfigError(
+            f"llama.cpp's converter {str(script)!r} reads the tokenizer of this type of model from {SENTENCEPIECE}, which the model "
+            f"does not have. Add the {SENTENCEPIECE} of the original model to the folder in policy.model, or use --format hf"
+        )
     if "is not supported" in last or "NotImplementedError" in last:
         return ConfigError(
             f"llama.cpp's converter {str(script)!r} cannot convert this model: {last}. Set {ENV} to a newer llama.cpp, or use "
             "--format hf"
         )
-    return InfrastructureError(f"llama.cpp's converter {str(script)!r} failed: {last}. Its output:\n{log[-2000:]}")
+    with tempfile.NamedTemporaryFile(
+        "w", prefix=f"lightning-{name}-", suffix=".gguf.log", delete=False, encoding="utf-8"
+    ) as file:
+        file.write(log)
+    return InfrastructureError(
+        f"llama.cpp's converter {str(script)!r} failed: {last}. Its output is in {file.name}. Set {ENV} to a newer llama.cpp, or use "
+        "--format hf"
+    )
 
 
 def _converter() -> Path:

@@ -29,6 +29,8 @@ from lightning_core.trainers.verl.supports import rows_per_rollout
 MANAGER = "lightning_core.trainers.verl.manager.LightningManager"
 OPTIMIZER = "lightning_core.trainers.verl.optimizer"
 _NO_CLIP = 1e9
+_TOKENS = 16_384
+"""verl's default of `ppo_max_token_len_per_gpu`, which its other limits of tokens refer to."""
 _MODEL, _ACTOR, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
@@ -77,8 +79,11 @@ def translate(
     }
 
 
-def defaults(c: Config) -> dict[str, Any]:
-    """Replacements for verl's defaults. ``trainer.verl`` takes precedence over them."""
+def defaults(c: Config, *, max_context: int) -> dict[str, Any]:
+    """Replacements for verl's defaults. ``trainer.verl`` takes precedence over them.
+
+    ``max_context``: maximum tokens of prompt and response.
+    """
     chosen: dict[str, Any] = {
         f"{_ROLLOUT}.name": "vllm",
         f"{_ROLLOUT}.tensor_model_parallel_size": 1,
@@ -93,6 +98,8 @@ def defaults(c: Config) -> dict[str, Any]:
         chosen |= {f"{_ACTOR}.strategy": "fsdp2", "actor_rollout_ref.ref.strategy": "fsdp2"}
         if c.trainer.weight_decay:  # others have their own optimizers
             chosen |= {f"{_ACTOR}.optim.optimizer_impl": OPTIMIZER, f"{_ACTOR}.optim.optimizer": "AdamW"}
+    if c.trainer.micro_batch_tokens is None and max_context > _TOKENS:
+        chosen[f"{_ACTOR}.ppo_max_token_len_per_gpu"] = max_context  # a row is never cut
     if c.trainer.mode == "separate_async":
         chosen[f"{_ROLLOUT}.checkpoint_engine.backend"] = "nccl"
         chosen["trainer.v1.separate_async.parameter_sync_step"] = 1
@@ -121,10 +128,9 @@ def _data(c: Config, folder: Path, max_context: int) -> dict[str, Any]:
 
 
 def _model(c: Config, model: str) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        f"{_MODEL}.path": model,
-        f"{_MODEL}.enable_gradient_checkpointing": c.policy.gradient_checkpointing,
-    }
+    found: dict[str, Any] = {f"{_MODEL}.path": model}
+    if c.policy.gradient_checkpointing is not None:
+        found[f"{_MODEL}.enable_gradient_checkpointing"] = c.policy.gradient_checkpointing
     if c.policy.tuning == "lora":
         lora = c.policy.lora or Lora()
         found |= {
@@ -167,16 +173,20 @@ def _sampling(c: Config, max_context: int) -> dict[str, Any]:
 
 def _updates(c: Config, max_context: int, rate: float) -> dict[str, Any]:
     t = c.trainer
-    tokens = max(t.micro_batch_tokens or 4096, max_context)  # a row is never cut
-    return {
+    found: dict[str, Any] = {}
+    if t.micro_batch_tokens is not None:
+        tokens = max(t.micro_batch_tokens, max_context)  # a row is never cut
+        found = {
+            f"{_ACTOR}.ppo_max_token_len_per_gpu": tokens,
+            f"{_ROLLOUT}.log_prob_max_token_len_per_gpu": tokens,
+            "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": tokens,
+        }
+    return found | {
         f"{_ACTOR}.ppo_mini_batch_size": rows_per_update(c) // c.rollouts.group_size,
         f"{_ACTOR}.ppo_epochs": c.algorithm.updates_per_step,
         f"{_ACTOR}.use_dynamic_bsz": True,
-        f"{_ACTOR}.ppo_max_token_len_per_gpu": tokens,
         f"{_ROLLOUT}.log_prob_use_dynamic_bsz": True,
-        f"{_ROLLOUT}.log_prob_max_token_len_per_gpu": tokens,
         "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": True,
-        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": tokens,
         f"{_ACTOR}.data_loader_seed": c.run.seed,
         f"{_ACTOR}.optim.lr": rate,
         f"{_ACTOR}.optim.lr_warmup_steps": t.warmup_steps,

@@ -44,7 +44,7 @@ def verl_config(config: Config, folder: Path, start: Start | None = None) -> Any
         working_dir=Path.cwd(),
         start=start,
     )
-    return _verl("compose").compose_config(derived, defaults(config), config.trainer.verl)
+    return _verl("compose").compose_config(derived, defaults(config, max_context=max_context), config.trainer.verl)
 
 
 def show_verl_config(config: Config, folder: Path) -> str:

@@ -60,6 +60,8 @@ def examine(measured: Measured) -> list[Finding]:
 def test_a_step_takes_between_its_rounds_of_rollouts_and_their_sum() -> None:
     """32 rollouts, 16 at a time: two rounds of 4 s, or four times the 6 s of eight."""
     assert step_time(MEASURED) == (TimeRange(8.0, 24.0), TimeRange(3.0, 12.0))
+    few = replace(MEASURED, gradient_share=0.25)
+    assert step_time(few) == (TimeRange(8.0, 24.0), TimeRange(0.75, 12.0)), "rows without a gradient are not computed"
 
 
 def test_rollouts_one_at_a_time_have_one_time() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +14,15 @@ import numpy as np
 import pytest
 import torch
 import xllamacpp
+from sentencepiece import SentencePieceTrainer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from lightning_core.errors import ConfigError, InfrastructureError
 from lightning_core.model.source import fetch_demo_model
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.export import gguf
 from tests import warm
+from tests.model.families import FAMILIES, make_family
 from tests.tiny_model import make_tiny_model
 from tests.tools.export.runs import FEW, TOLERANCE, difference, sequences, train, trainer_logprobs
 
@@ -159,3 +163,45 @@ def test_a_model_that_the_converter_does_not_know_is_refused(
     assert "does not know this model's tokenizer" in error
     assert "A tokenizer of your own cannot be converted: use --format hf" in error
     assert not (tmp_path / "out").exists()
+
+
+def make_sentencepiece(file: Path) -> None:
+    text = file.with_name("text.txt")
+    text.write_text("some words to make pieces of words from\n" * 9)
+    SentencePieceTrainer.Train(f"--input={text} --model_prefix={file.with_suffix('')} --vocab_size=20 --minloglevel=2")
+    text.unlink()
+
+
+@pytest.mark.usefixtures("warm_converter")
+def test_a_tokenizer_that_the_converter_reads_from_a_sentencepiece_file(tmp_path: Path) -> None:
+    """Phi-3's."""
+    model = make_family(FAMILIES["phi3"], tmp_path / "model")
+    with pytest.raises(ConfigError, match="from tokenizer.model, which the model does not have. Add the") as error:
+        gguf.write_gguf(model, tmp_path / "file", dtype="float32", name="mine")
+    assert "Traceback" not in str(error.value)
+    make_sentencepiece(model / "tokenizer.model")
+    gguf.write_gguf(model, tmp_path / "file", dtype="float32", name="mine")
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("warm_converter")
+def test_an_export_has_the_sentencepiece_file_of_the_model(tmp_path: Path) -> None:
+    """transformers does not write it with the tokenizer."""
+    model = make_family(FAMILIES["phi3"], tmp_path / "model")
+    make_sentencepiece(model / "tokenizer.model")
+    run = train(tmp_path, model, **FEW)
+    assert main(["export", str(run), str(tmp_path / "out"), "--format", "gguf"]) == 0
+
+
+@pytest.mark.usefixtures("warm_converter")
+def test_the_output_of_a_converter_that_fails_is_in_a_file(run: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "convert_hf_to_gguf.py").write_text("raise ZeroDivisionError('of its own')")
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(InfrastructureError) as error:
+        patched.setenv("LLAMA_CPP", str(tmp_path))
+        gguf.write_gguf(run("lora"), tmp_path / "file", dtype="float32", name="mine")
+    text = str(error.value)
+    assert "failed: ZeroDivisionError: of its own. Its output is in " in text
+    assert "Traceback" not in text
+    (log,) = re.findall(r"output is in (\S+)\. Set LLAMA_CPP", text)
+    assert "Traceback" in Path(log).read_text()
+    Path(log).unlink()
