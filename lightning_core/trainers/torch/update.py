@@ -99,12 +99,13 @@ class Updater:
                     number, self._model.reference.logprobs(batch, rows)
                 )
             kl_term = objective.kl_terms[number]
-            logprobs, entropy_E = self._forward.logprobs(
-                batch,
-                rows,
-                entropy=algorithm.entropy_weight > 0,
-                others=None if kl_term is None else (kl_term.places_X, kl_term.targets_X),
-            )
+            with self._model.fitting(batch):
+                logprobs, entropy_E = self._forward.logprobs(
+                    batch,
+                    rows,
+                    entropy=algorithm.entropy_weight > 0,
+                    others=None if kl_term is None else (kl_term.places_X, kl_term.targets_X),
+                )
             logprobs_E, logprobs_X = logprobs.tensor_split([len(batch.targets_E)])
             found = objective.loss(number, logprobs_E, entropy_E)
             ce_loss, ce_sum = objective.cross_entropy(number, logprobs_E)
