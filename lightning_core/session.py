@@ -147,7 +147,7 @@ class TrainingSession:
 
     def update(self, rows: Sequence[Row]) -> Mapping[str, float]:
         """rows → new weights; returns the update's metrics."""
-        return self._checkpoints.update(rows)
+        return self._checkpoints.update(rows, self.observers.on_batch)
 
     def record(
         self,

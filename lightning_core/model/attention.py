@@ -38,6 +38,10 @@ _ALIGNED = 128
 """Keys outside of a window are skipped in multiples of this number, so the order of sums does not depend on the queries of a block."""
 
 
+MASK_ELEMENTS = 2**24
+"""Most elements of a mask, and of the masks that are kept. torch copies the one in use, in the type of the queries."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
     """The shape of a model's attention."""
@@ -141,56 +145,105 @@ class TreeAttention:
         self._groups = groups
         self._device = device
         self._prefixes = prefixes
-        self._views: dict[int | None, list[_View]] = {}
+        self._pieces: dict[int | None, list[_Piece]] = {}
+        self._masks: dict[tuple[int | None, int], Tensor] = {}
+        """The masks that are kept, by window and first query."""
+        self._kept = 0
 
     def attend(
         self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor, scaling: float, window: int | None
     ) -> Tensor:
         return _Attend.apply(query_HSD, key_KSD, value_KSD, self, layer, scaling, window)  # type: ignore[no-any-return]
 
-    def blocks(
+    def pieces(
         self, layer: int, window: int | None, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor
-    ) -> Iterator[tuple[Block, Tensor, Tensor, Tensor, Tensor]]:
-        """Each block with its mask, queries [H, s, D], keys and values [K, U, D]."""
-        if window not in self._views:
-            self._views[window] = [self._view(block, window) for block in self._blocks]
-        for view in self._views[window]:
-            block = view.block
-            ranges = seen(block)
-            keys = [key_KSD[:, a:b] for a, b in ranges]
-            values = [value_KSD[:, a:b] for a, b in ranges]
-            if self._prefixes is not None:
-                keys = [k[layer] for k, _ in self._prefixes[block.prefix]] + keys
-                values = [v[layer] for _, v in self._prefixes[block.prefix]] + values
-            query = query_HSD[:, block.start : block.stop]
-            yield block, view.mask, query, _join(keys, view.skipped), _join(values, view.skipped)
+    ) -> Iterator[tuple[_Piece, Tensor | None, Tensor, Tensor, Tensor]]:
+        """Each piece with its mask (see `mask`), queries [H, s, D], keys and values [K, U, D].
 
-    def _view(self, block: Block, window: int | None) -> _View:
+        The mask is None for whole sequences, in which each token attends to all before it.
+        """
+        if window not in self._pieces:
+            self._pieces[window] = self._cut(window)
+        for piece in self._pieces[window]:
+            keys = [key_KSD[:, a:b] for a, b in piece.ranges]
+            values = [value_KSD[:, a:b] for a, b in piece.ranges]
+            if self._prefixes is not None:
+                keys = [k[layer] for k, _ in self._prefixes[piece.prefix]] + keys
+                values = [v[layer] for _, v in self._prefixes[piece.prefix]] + values
+            query = query_HSD[:, piece.start : piece.stop]
+            mask = None if piece.block is None else self._mask(piece, piece.block, window)
+            yield piece, mask, query, _join(keys, piece.skipped), _join(values, piece.skipped)
+
+    def _cut(self, window: int | None) -> list[_Piece]:
+        """The blocks, joined where they need no mask, and cut where their masks would be large."""
+        pieces: list[_Piece] = []
+        for block in self._blocks:
+            ranges, before = seen(block), self._keys_before(block)
+            if self._device.type == "cpu" and block.linear and before == sum(b - a for a, b in block.ancestors):
+                start = ranges[0][0]
+                follows = bool(pieces) and pieces[-1].block is None and pieces[-1].start == start
+                if len(ranges) == 1 and (start == block.start or follows) and _fits(window, block.stop - start):
+                    if follows:
+                        pieces.pop()
+                    pieces.append(_Piece(start, block.stop, None, block.prefix, ranges, 0))
+                    continue
+            keys = before + block.stop - block.start
+            rows = max(1, MASK_ELEMENTS // (self._groups * keys))
+            for start in range(block.start, block.stop, rows):
+                stop = min(start + rows, block.stop)
+                skipped = 0
+                if window is not None:
+                    first = before + int(block.mask_SS[start - block.start : stop - block.start].sum(axis=1).min()) - 1
+                    skipped = max(0, min(before, first - window + 1))
+                    skipped -= skipped % _ALIGNED
+                pieces.append(_Piece(start, stop, block, block.prefix, ranges, skipped))
+        return pieces
+
+    def _keys_before(self, block: Block) -> int:
         before = sum(stop - start for start, stop in block.ancestors)
         if self._prefixes is not None:
             before += sum(keys.shape[2] for keys, _ in self._prefixes[block.prefix])
-        mask = np.pad(block.mask_SS, ((0, 0), (before, 0)), constant_values=True)
-        skipped = 0
+        return before
+
+    def _mask(self, piece: _Piece, block: Block, window: int | None) -> Tensor:
+        """bool [G s, U]. Few are kept for the next layers: all masks together are quadratic in the length of a row."""
+        if (window, piece.start) in self._masks:
+            return self._masks[window, piece.start]
+        before = self._keys_before(block)
+        rows = slice(piece.start - block.start, piece.stop - block.start)
+        own = block.mask_SS[rows]
+        mask = np.ones((len(own), before + own.shape[1] - piece.skipped), dtype=bool)
+        mask[:, -own.shape[1] :] = own
         if window is not None:
             # A token sees itself and all tokens of its path, so their number is its position.
             position_S = before + block.mask_SS.sum(axis=1) - 1
-            position_U = np.concatenate([np.arange(before), position_S])
-            mask &= position_S[:, None] - position_U[None, :] < window
-            skipped = max(0, min(before, int(position_S.min()) - window + 1))
-            skipped -= skipped % _ALIGNED
+            position_U = np.concatenate([np.arange(piece.skipped, before), position_S])
+            mask &= position_S[rows, None] - position_U[None, :] < window
         # The heads of a group are stacked along the queries: grouped-query attention without repeating K and V.
-        tiled = torch.from_numpy(np.tile(mask[:, skipped:], (self._groups, 1))).to(self._device)
-        return _View(block, skipped, tiled)
+        tiled = torch.from_numpy(mask).to(self._device).repeat(self._groups, 1)
+        if self._kept + tiled.numel() <= MASK_ELEMENTS:
+            self._kept += tiled.numel()
+            self._masks[window, piece.start] = tiled
+        return tiled
 
 
-class _View(NamedTuple):
-    """A block as it is seen through one window."""
+class _Piece(NamedTuple):
+    """Queries that are computed together, and the keys that they attend to."""
 
-    block: Block
+    start: int
+    stop: int
+    block: Block | None
+    """The block of the queries; None: a whole sequence of one or several blocks."""
+    prefix: int
+    ranges: tuple[tuple[int, int], ...]
+    """Of the packed sequence; the block's own tokens are last."""
     skipped: int
     """Leading keys that are outside of the window of all queries."""
-    mask: Tensor
-    """bool [G s, U]"""
+
+
+def _fits(window: int | None, tokens: int) -> bool:
+    """Whether a sequence of ``tokens`` is as without ``window``."""
+    return window is None or tokens <= window
 
 
 class _Attend(torch.autograd.Function):
@@ -216,8 +269,8 @@ class _Attend(torch.autograd.Function):
         ctx.tree, ctx.layer, ctx.scaling, ctx.window = tree, layer, scaling, window
         heads, tokens, width = query_HSD.shape
         output_SHD = query_HSD.new_empty(tokens, heads, width)
-        for block, mask, query, keys, values in tree.blocks(layer, window, query_HSD, key_KSD, value_KSD):
-            output_SHD[block.start : block.stop] = _attend_block(query, keys, values, mask, scaling)
+        for piece, mask, query, keys, values in tree.pieces(layer, window, query_HSD, key_KSD, value_KSD):
+            output_SHD[piece.start : piece.stop] = _attend_piece(query, keys, values, mask, scaling)
         return output_SHD
 
     @staticmethod
@@ -225,16 +278,15 @@ class _Attend(torch.autograd.Function):
         (grad_SHD,) = grad_outputs
         inputs: tuple[Tensor, Tensor, Tensor] = ctx.saved_tensors
         grad_query, grad_key, grad_value = (torch.zeros_like(tensor) for tensor in inputs)
-        for block, mask, *parts in ctx.tree.blocks(ctx.layer, ctx.window, *inputs):
+        for piece, mask, *parts in ctx.tree.pieces(ctx.layer, ctx.window, *inputs):
             with torch.enable_grad():
                 leaves = [part.detach().requires_grad_() for part in parts]
-                output = _attend_block(leaves[0], leaves[1], leaves[2], mask, ctx.scaling)
-            gradients = torch.autograd.grad(output, leaves, grad_SHD[block.start : block.stop])
-            grad_query[:, block.start : block.stop] = gradients[0]
-            ranges = seen(block)
+                output = _attend_piece(leaves[0], leaves[1], leaves[2], mask, ctx.scaling)
+            gradients = torch.autograd.grad(output, leaves, grad_SHD[piece.start : piece.stop])
+            grad_query[:, piece.start : piece.stop] = gradients[0]
             # Columns are aligned at the end: a cached prefix comes first, and a window skips leading ones.
-            column = gradients[1].shape[1] - sum(stop - start for start, stop in ranges)
-            for start, stop in ranges:
+            column = gradients[1].shape[1] - sum(stop - start for start, stop in piece.ranges)
+            for start, stop in piece.ranges:
                 first, end = max(0, column), column + stop - start
                 if end > 0:
                     grad_key[:, start + first - column : stop] += gradients[1][:, first:end]
@@ -243,17 +295,26 @@ class _Attend(torch.autograd.Function):
         return grad_query, grad_key, grad_value, None, None, None, None
 
 
-def _attend_block(query_HsD: Tensor, keys_KUD: Tensor, values_KUD: Tensor, mask: Tensor, scaling: float) -> Tensor:
-    """The attention output [s, H, D] of one block's queries."""
+def _attend_piece(
+    query_HsD: Tensor, keys_KUD: Tensor, values_KUD: Tensor, mask: Tensor | None, scaling: float
+) -> Tensor:
+    """The attention output [s, H, D] of one piece's queries."""
     heads, tokens, width = query_HsD.shape
-    output = F.scaled_dot_product_attention(
-        query_HsD.reshape(1, len(keys_KUD), -1, width),
-        keys_KUD.unsqueeze(0),
-        values_KUD.unsqueeze(0),
-        attn_mask=mask,
-        scale=scaling,
-    )
-    return output.view(heads, tokens, width).transpose(0, 1)
+    kv_heads = len(keys_KUD)
+    if mask is None:
+        grouped = (kv_heads, heads // kv_heads, tokens, width)
+        keys, values = (tensor.unsqueeze(1).expand(grouped) for tensor in (keys_KUD, values_KUD))
+        query = query_HsD.reshape(grouped)
+        output = F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scaling)
+    else:
+        output = F.scaled_dot_product_attention(
+            query_HsD.reshape(1, kv_heads, -1, width),
+            keys_KUD.unsqueeze(0),
+            values_KUD.unsqueeze(0),
+            attn_mask=mask,
+            scale=scaling,
+        )
+    return output.reshape(heads, tokens, width).transpose(0, 1)
 
 
 def _join(parts: Sequence[Tensor], skipped: int) -> Tensor:

@@ -40,6 +40,8 @@ class Block:
     """Index of the cached prefix before the block's root."""
     ancestors: tuple[tuple[int, int], ...]
     mask_SS: NDArray[np.bool_]
+    linear: bool = False
+    """Whether the block is known to be a part of one run, so each token attends to all of the block's before it."""
 
 
 def plan_blocks(forest: Forest, *, limit: int = BLOCK_TOKENS) -> list[Block]:
@@ -68,7 +70,8 @@ def plan_blocks(forest: Forest, *, limit: int = BLOCK_TOKENS) -> list[Block]:
                 mask[a:b] = mask[starts[parents[run] + 1] - start - 1]
             mask[a:b, a:b] = np.tri(b - a, dtype=bool)
             run += 1
-        blocks.append(Block(start=start, stop=stop, prefix=prefix, ancestors=ancestors, mask_SS=mask))
+        linear = starts[first + 1] == stop
+        blocks.append(Block(start=start, stop=stop, prefix=prefix, ancestors=ancestors, mask_SS=mask, linear=linear))
 
     stack: list[tuple[list[int], tuple[tuple[int, int], ...], int]] = []
     for prefix, members in groupby(

@@ -68,6 +68,8 @@ class MemoryPlan:
     """Bytes for the keys and values of running responses, including the copies while they grow; 0 if they are not bounded."""
     row_tokens: int
     """Tokens of running responses that fit, without copies; each prompt that several responses share counts once."""
+    most_tokens: int
+    """Tokens of a training pass that fit. Longer ones, of rows that are longer or as configured, recompute their layers."""
     micro_batch_bytes: int
     """Bytes that a training pass of so many tokens needs beside weights, gradients and moments."""
 
@@ -87,7 +89,8 @@ def plan(
 
     ``weights``: bytes that gradients and moments will need; they are allocated by the first step. ``cached``, ``trained``:
     bytes per token; 0 if there is no cache. ``cache_bytes``, ``micro_batch_tokens``: as configured; None to choose.
-    A training pass has at most 4,096 tokens, beyond which it gets no faster, and at least 256. Running responses get at least 4,096
+    A training pass has at most 4,096 tokens, beyond which it gets no faster, and at least 256. A longer row may also use the
+    memory of the cache, which is empty during updates. Running responses get at least 4,096
     tokens. Raises `ConfigError` if the cache does not fit.
     """
     left = max(0, free - weights)
@@ -106,5 +109,6 @@ def plan(
         cache_bytes=cache,
         row_bytes=rows,
         row_tokens=steady_bytes(rows) // cached if cached else 0,
+        most_tokens=max(256, (cache + (left - cache) // 3) // max(1, trained)),
         micro_batch_bytes=tokens * trained,
     )

@@ -38,13 +38,13 @@ class NotebookProgress:
 
     def phase(self, name: str, total: int | None = None) -> None:
         """See `Progress.phase`."""
-        self._pace.phase(name)
+        self._pace.phase(name, total)
         self._phase, self._done, self._total = name, 0, total
         self._update(now=True)
 
     def advance(self, n: int = 1, tokens: int = 0) -> None:
         """See `Progress.advance`."""
-        self._pace.advance(tokens)
+        self._pace.advance(n, tokens)
         self._done += n
         self._update()
 
@@ -72,7 +72,9 @@ class NotebookProgress:
     def _render(self) -> Any:
         lines = [f"… {self._dropped} lines more", *self._lines] if self._dropped else list(self._lines)
         count = "" if self._total is None else f" {self._done}/{self._total}"
-        return self._html(f"<pre>{escape(chr(10).join([*lines, f'{self._phase}{count}']).strip())}</pre>")
+        left = self._pace.phase_left()
+        phase = f"{self._phase}{count}" + (f"  {left}" if left else "")
+        return self._html(f"<pre>{escape(chr(10).join([*lines, phase]).strip())}</pre>")
 
 
 def shown_progress(progress: Progress | bool | None) -> Progress:

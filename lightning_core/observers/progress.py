@@ -39,6 +39,12 @@ class Progress(Protocol):
         ...
 
 
+_LONG_PHASE = 5.0
+"""Seconds after which the time left of a phase is shown."""
+_LINE_EVERY = 20.0
+"""Seconds between lines about a phase."""
+
+
 class SilentProgress:
     """Shows nothing."""
 
@@ -69,11 +75,14 @@ class Pace:
         self._durations: list[float] = []
         self._tokens = self._phase_tokens = 0
         self._sampling_seconds = 0.0
+        self.done, self.total = 0, 0
+        """Units of the running phase; a total of 0 is unknown."""
 
-    def phase(self, name: str) -> None:
-        """End the running phase and start the phase ``name``. Evaluations do not count towards a step."""
+    def phase(self, name: str, total: int | None = None) -> None:
+        """End the running phase and start the phase ``name`` of ``total`` units. Evaluations do not count towards a step."""
         self._end_phase()
         self._in_step = not name.startswith("eval")
+        self.done, self.total = 0, total or 0
 
     def _end_phase(self) -> None:
         now = self._clock()
@@ -85,9 +94,17 @@ class Pace:
             self._tokens += self._phase_tokens
         self._phase_began, self._phase_tokens, self._in_step = now, 0, False
 
-    def advance(self, tokens: int) -> None:
-        """Add ``tokens`` to those sampled in the running phase."""
+    def advance(self, n: int, tokens: int) -> None:
+        """``n`` units of the running phase are done, with ``tokens`` sampled tokens."""
+        self.done += n
         self._phase_tokens += tokens
+
+    def phase_left(self) -> str:
+        """The time left of a long phase, such as ``1m35s left``; empty at its start and end, and if its units are not known."""
+        seconds, units = self._clock() - self._phase_began, self.total - self.done
+        if seconds < _LONG_PHASE or not self.done or units <= 0:
+            return ""
+        return f"{format_seconds(seconds / self.done * units)} left"
 
     def live_tokens_per_second(self) -> float:
         """Tokens per second of the running phase."""
@@ -126,17 +143,25 @@ def format_seconds(seconds: float) -> str:
 
 
 class PlainProgress:
-    """One line per step, for logs and CI."""
+    """One line per step, and lines about phases that take long, for logs and CI."""
 
     def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream or sys.stderr
+        self._clock = clock
         self._pace = Pace(clock)
+        self._name = ""
+        self._line_at = clock()
 
     def phase(self, name: str, total: int | None = None) -> None:
-        self._pace.phase(name)
+        self._pace.phase(name, total)
+        self._name = name
+        self._line_at = self._clock() + _LINE_EVERY
 
     def advance(self, n: int = 1, tokens: int = 0) -> None:
-        self._pace.advance(tokens)
+        self._pace.advance(n, tokens)
+        if self._clock() >= self._line_at and (left := self._pace.phase_left()):
+            self._line_at = self._clock() + _LINE_EVERY
+            self.message(f"{self._name} {self._pace.done}/{self._pace.total}  {left}")
 
     def step(self, step: int, total_steps: int, metrics: Mapping[str, float]) -> None:
         self.message(step_line(step, total_steps, metrics, *self._pace.step(total_steps - step)))
@@ -167,15 +192,18 @@ class LiveProgress:
         self._bars.start()
 
     def phase(self, name: str, total: int | None = None) -> None:
-        self._pace.phase(name)
+        self._pace.phase(name, total)
         self._bars.remove_task(self._phase)
         self._phase = self._bars.add_task(name, total=total, note="")
 
     def advance(self, n: int = 1, tokens: int = 0) -> None:
-        self._pace.advance(tokens)
+        self._pace.advance(n, tokens)
         rate = self._pace.live_tokens_per_second() if tokens else 0.0
-        if rate:
-            self._bars.update(self._phase, advance=n, note=f"{rate:,.0f} tokens/s")
+        notes = [f"{rate:,.0f} tokens/s"] if rate else []
+        if left := self._pace.phase_left():
+            notes.append(left)
+        if notes:
+            self._bars.update(self._phase, advance=n, note="  ".join(notes))
         else:
             self._bars.update(self._phase, advance=n)
 

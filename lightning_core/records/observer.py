@@ -56,10 +56,10 @@ class Observer(Protocol):
         """The first step is next. ``recorded``: what the earlier steps of a resumed run recorded; the next ones are added to it."""
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """A phase of ``total`` rollouts starts (None: unknown)."""
+        """A phase of ``total`` rollouts, or micro-batches of an update, starts (None: unknown)."""
 
     def advance(self, tokens: int) -> None:
-        """A rollout of the phase ended, the last attempt at its task, in which the models sampled ``tokens``."""
+        """A rollout of the phase ended, the last attempt at its task, in which the models sampled ``tokens``; or a micro-batch."""
 
     def message(self, text: str) -> None:
         """Show ``text`` to the user."""
@@ -130,6 +130,13 @@ class Observers:
         self._shared.add(trace)
         tokens = sum(len(call.output_ids) for call in trace.calls if call.output_ids is not None)
         self._each(lambda observer: observer.advance(tokens))
+
+    def on_batch(self, done: int, total: int) -> None:
+        """``done`` of the ``total`` micro-batches of a step's updates are done; 0 starts the phase."""
+        if done:
+            self._each(lambda observer: observer.advance(0))
+        else:
+            self.phase("update", total)
 
     def message(self, text: str) -> None:
         self._each(lambda observer: observer.message(text))

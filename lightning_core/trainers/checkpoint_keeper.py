@@ -14,7 +14,7 @@ from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step,
 from lightning_core.records.results import held_out_rewards
 from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import Interrupted, uninterrupted
-from lightning_core.trainers import Learner
+from lightning_core.trainers import Learner, OnBatch, ignore_batches
 from lightning_core.transitions import Row
 
 logger = logging.getLogger(__name__)
@@ -33,11 +33,11 @@ class CheckpointKeeper:
         self._is_whole_step = True
         """Whether the weights are those of recorded steps."""
 
-    def update(self, rows: Sequence[Row]) -> Mapping[str, float]:
+    def update(self, rows: Sequence[Row], on_batch: OnBatch = ignore_batches) -> Mapping[str, float]:
         """See `Learner.step`. The caller records the step and calls `recorded`."""
         self._is_whole_step = False
         try:
-            return self._learner.step(rows)
+            return self._learner.step(rows, on_batch)
         except InfrastructureError:  # the weights may have changed
             raise
         except Exception:

@@ -19,7 +19,7 @@ from lightning_core.chat.chat import Chat
 from lightning_core.records.store import CallCredit, RolloutRecord, Store
 from lightning_core.signals.information_gain.gains import ANSWER_LOGPROBS
 from lightning_core.trace import BASE, LOGPROBS_AFTER, POLICY, Floats
-from lightning_core.trainers import Trainer, open_run
+from lightning_core.trainers import OnBatch, Trainer, ignore_batches, open_run
 from lightning_core.transitions import Candidates
 from tests.baselines.model import FastByteTokenizer, SeededBackend, logprobs, numbers
 
@@ -65,7 +65,7 @@ class HashLearner:
         chat = Chat(FastByteTokenizer())
         self.chats: Mapping[str, Chat] = dict.fromkeys([*names, BASE], chat)
 
-    def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
+    def step(self, rows: Sequence[Row], on_batch: OnBatch = ignore_batches) -> Mapping[str, float]:
         self.rows.append(list(rows))
         self.targets.append({})
         self.steps += 1

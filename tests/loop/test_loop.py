@@ -1,6 +1,8 @@
 """The whole loop on a tiny random model: real endpoint, real client, real updates."""
 
 import contextvars
+import io
+import itertools
 import json
 import signal
 from pathlib import Path
@@ -14,7 +16,7 @@ from lightning_core import fit, load_config
 from lightning_core.capture import scope
 from lightning_core.errors import ConfigError, InfrastructureError, RewardError, TrainingError
 from lightning_core.loop import evaluate
-from lightning_core.observers.progress import SilentProgress
+from lightning_core.observers.progress import PlainProgress, SilentProgress
 from lightning_core.records.store import Store
 from lightning_core.trace import LOGPROBS_AFTER, OUTPUT_IDS
 from lightning_core.trainers.torch.scorer import RowScorer
@@ -263,6 +265,29 @@ def test_a_dead_upstream_stops_the_run_with_its_reason(model: Path, tmp_path: Pa
         match=r"all 16 rollouts had an infrastructure failure; the first:.*could not reach http://127.0.0.1:9",
     ):
         fit(config=load_config(config))
+
+
+def test_a_long_update_shows_its_micro_batches_and_the_time_left(model: Path, tmp_path: Path):
+    """Each look at the clock is a minute later."""
+    rewards, minutes, stream = itertools.count(), itertools.count(), io.StringIO()
+
+    def solve(task: dict[str, Any]) -> float:
+        bandit.talk(task["prompt"])
+        return float(next(rewards))
+
+    config = settings(
+        model,
+        tmp_path,
+        tasks={"eval": None},
+        rollouts={"tasks_per_step": 1, "group_size": 4},
+        trainer={"steps": 1, "micro_batch_tokens": 8},
+    )
+    progress = PlainProgress(stream, clock=lambda: 60.0 * next(minutes))
+    batches = int(fit(solve, config=load_config(config), progress=progress).metrics[0]["micro_batches"])
+    lines = [line.split() for line in stream.getvalue().splitlines() if line.startswith("update ")]
+    assert batches > 1
+    assert [words[1] for words in lines] == [f"{done}/{batches}" for done in range(1, batches)]
+    assert all(words[-1] == "left" for words in lines)
 
 
 def test_a_nan_reward_names_its_task(model: Path, tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from lightning_core.errors import TrainingError
+from lightning_core.model import attention
 from lightning_core.model.attention import NAME, TreeAttention
 from lightning_core.model.compute import choose_path
 from lightning_core.model.forest import Forest, plan_blocks
@@ -83,3 +85,74 @@ def test_prefixes_of_several_roots() -> None:
             query[:, start:stop], keys, values, attn_mask=mask, scale=0.5
         )
         torch.testing.assert_close(found[start:stop], expected.transpose(0, 1), atol=1e-5, rtol=0)
+
+
+LINEAR = Forest(lengths=[300], parents=[-1])
+BRANCHED = Forest(lengths=[300, 20, 270, 10, 300], parents=[-1, 0, 0, 2, -1])
+
+
+@pytest.mark.parametrize("window", [None, 100, 280])
+@pytest.mark.parametrize("forest", [LINEAR, BRANCHED])
+@pytest.mark.parametrize("elements", [None, 30_000])
+def test_attention_and_its_gradients_are_those_of_a_dense_mask(
+    forest: Forest, window: int | None, elements: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``elements``: the limit of a mask, below which blocks are cut."""
+    if elements is not None:
+        monkeypatch.setattr(attention, "MASK_ELEMENTS", elements)
+    size, groups = sum(forest.lengths), 2
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(heads, size, 8, generator=generator, requires_grad=True) for heads in (4, 2, 2))
+    gradient = torch.randn(size, 4, 8, generator=generator)
+    tree = TreeAttention(plan_blocks(forest), groups=groups, device=torch.device("cpu"))
+    found = tree.attend(0, query, key, value, 0.5, window)
+    keys, values = (tensor.repeat_interleave(groups, 0) for tensor in (key, value))
+    mask = _dense(forest, window)
+    expected = torch.nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=0.5)
+    torch.testing.assert_close(found, expected.transpose(0, 1), atol=2e-6, rtol=0)
+    inputs = (query, key, value)
+    for own, dense in zip(
+        torch.autograd.grad(found, inputs, gradient),
+        torch.autograd.grad(expected.transpose(0, 1), inputs, gradient),
+        strict=True,
+    ):
+        torch.testing.assert_close(own, dense, atol=1e-5, rtol=0)
+
+
+def _dense(forest: Forest, window: int | None) -> torch.Tensor:
+    """bool [S, S], from the ancestors of each token."""
+    mask = torch.zeros(sum(forest.lengths), sum(forest.lengths), dtype=torch.bool)
+    stops: list[int] = []
+    for length, parent in zip(forest.lengths, forest.parents, strict=True):
+        start = stops[-1] if stops else 0
+        stops.append(start + length)
+        if parent >= 0:
+            mask[start : start + length] = mask[stops[parent] - 1]
+        mask[start : start + length, start : start + length] = torch.ones(length, length).tril().bool()
+    position = mask.sum(dim=1)
+    return mask if window is None else mask & (position[:, None] - position[None, :] < window)
+
+
+def test_a_long_row_needs_no_mask_and_a_long_tree_no_large_masks() -> None:
+    groups, tokens = 7, 32_768
+    assert _masks([tokens], [-1], groups, window=None) == [0]
+    assert max(_masks([tokens], [-1], groups, window=4096)) <= 16 * 2**20
+    largest = _masks([tokens - 600, 300, 300], [-1, 0, 0], groups, window=None)
+    assert 0 < max(largest) <= 16 * 2**20
+
+
+def _masks(lengths: list[int], parents: list[int], groups: int, *, window: int | None) -> list[int]:
+    """The bytes of the masks of a forest's pieces, one head of two numbers; the memory that all keep is small."""
+    tree = TreeAttention(
+        plan_blocks(Forest(lengths=lengths, parents=parents)), groups=groups, device=torch.device("cpu")
+    )
+    query, key = torch.zeros(groups, sum(lengths), 2), torch.zeros(1, sum(lengths), 2)
+    sizes: list[int] = []
+    kept: list[weakref.ref[torch.Tensor]] = []
+    for _, mask, *_ in tree.pieces(0, window, query, key, key):
+        sizes.append(0 if mask is None else mask.nbytes)
+        kept += [] if mask is None else [weakref.ref(mask)]
+        mask = None
+    alive = [mask for reference in kept if (mask := reference()) is not None]
+    assert sum(mask.nbytes for mask in alive) <= 16 * 2**20
+    return sizes

@@ -42,6 +42,12 @@ def test_memory_is_divided(free: int, configured: dict[str, int], expected: tupl
     assert (found.cache_tokens, found.row_tokens, found.micro_batch_tokens) == expected
 
 
+def test_a_long_row_may_use_the_memory_of_the_cache_before_its_layers_are_recomputed() -> None:
+    settings = {"weights": 2 * GIB, "cached": 45_000, "trained": 2**20, "cache_bytes": None, "micro_batch_tokens": None}
+    assert plan(8 * GIB, **settings).most_tokens == 2 * 1536
+    assert plan(GIB, **settings).most_tokens == 256
+
+
 def test_a_cache_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"trainer\.cache_gb: a cache of 7\.0 GB .* 6\.0 GB of memory are free"):
         plan(8 * GIB, weights=2 * GIB, cached=45_000, trained=2**20, cache_bytes=7 * GIB, micro_batch_tokens=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,21 @@ def test_less_is_kept(tmp_path: Path, trainers: list[TorchTrainer]) -> None:
     usual = make(trainers, model)
     frugal = make(trainers, model, gradient_checkpointing=True)
     assert kept_bytes(frugal) < kept_bytes(usual) / 3
+
+
+def test_a_pass_that_does_not_fit_the_memory_keeps_less_and_has_the_same_gradients(
+    tmp_path: Path, trainers: list[TorchTrainer]
+) -> None:
+    model = make_tiny_model(tmp_path, layers=8)
+    usual, short = (make(trainers, model, grad_clip=1e9) for _ in range(2))
+    short.model.memory = replace(short.model.memory, most_tokens=8)
+    rows = sampled_rows(usual)
+    expected, found = gradients(usual, rows), gradients(short, rows)
+    for name, grad in expected.items():
+        torch.testing.assert_close(found[name], grad, atol=1e-7, rtol=1e-5)
+    assert kept_bytes(short) < kept_bytes(usual) / 3
+    short.model.memory = usual.model.memory
+    assert kept_bytes(short) > kept_bytes(usual) / 3
 
 
 def test_dropout_stays_off_and_sampling_as_it_was() -> None:

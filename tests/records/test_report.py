@@ -309,6 +309,29 @@ def test_the_time_left_counts_steps_and_nothing_else(live: bool) -> None:
     progress.close()
 
 
+@pytest.mark.parametrize("live", [False, True], ids=["plain", "live"])
+def test_a_long_phase_shows_the_time_left(live: bool) -> None:
+    stream, tick = io.StringIO(), [0.0]
+    console = Console(file=stream, force_terminal=True, width=100)
+
+    def clock() -> float:
+        return tick[0]
+
+    progress = LiveProgress(console, clock=clock) if live else PlainProgress(stream, clock=clock)
+    progress.phase("update", 8)
+    for _ in range(6):
+        tick[0] += 15
+        progress.advance()
+    progress.close()  # a live display shows its last state
+    assert "30s left" in stream.getvalue()
+    if not live:  # one line in 20 seconds at most
+        assert stream.getvalue().splitlines() == [
+            "update 2/8  1m30s left",
+            "update 4/8  1m00s left",
+            "update 6/8  30s left",
+        ]
+
+
 def test_silent_progress_and_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
     drive(SilentProgress(), [0.0])
     assert isinstance(show_progress(io.StringIO()), PlainProgress)

@@ -14,6 +14,7 @@ from lightning_core import Row, load_config
 from lightning_core.errors import InfrastructureError, TrainingError
 from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import Interrupted, interruptible
+from lightning_core.trainers import OnBatch, ignore_batches
 from lightning_core.trainers.checkpoint_keeper import CheckpointKeeper
 from tests.baselines.wiring import HashLearner
 from tests.loop.test_endings import default_handlers
@@ -26,10 +27,10 @@ class Failing(HashLearner):
     error: Exception | None = None
     signalled: bool = False
 
-    def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
+    def step(self, rows: Sequence[Row], on_batch: OnBatch = ignore_batches) -> Mapping[str, float]:
         if self.steps and self.error is not None:
             raise self.error
-        return super().step(rows)
+        return super().step(rows, on_batch)
 
     def save(self, folder: Path) -> None:
         if self.signalled:

@@ -126,7 +126,8 @@ class InvariantTree(TreeAttention):
     ) -> Tensor:
         heads, tokens, width = query_HSD.shape
         output_SHD = query_HSD.new_empty(tokens, heads, width)
-        for block, mask, query, keys, values in self.blocks(layer, window, query_HSD, key_KSD, value_KSD):
+        for piece, mask, query, keys, values in self.pieces(layer, window, query_HSD, key_KSD, value_KSD):
+            assert mask is not None, "`plan_runs` makes no linear blocks"
             kv_heads, rows = len(keys), len(mask)
             more = (0, 0, 0, max(0, self._least - rows))
             columns = (0, 0, 0, -keys.shape[1] % WIDTH)
@@ -134,7 +135,7 @@ class InvariantTree(TreeAttention):
             bias = F.pad(torch.zeros(bias.shape, device=mask.device).masked_fill_(~bias, -torch.inf), more)
             scaled = F.pad((query.float() * scaling).reshape(kv_heads, rows, width), more)
             output = attend(scaled, F.pad(keys, columns), F.pad(values, columns), bias)[:, :rows]
-            output_SHD[block.start : block.stop] = output.reshape(heads, -1, width).transpose(0, 1)
+            output_SHD[piece.start : piece.stop] = output.reshape(heads, -1, width).transpose(0, 1)
         return output_SHD
 
 

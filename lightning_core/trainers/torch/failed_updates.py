@@ -13,6 +13,7 @@ import torch
 from lightning_core.errors import NonFiniteError, OutOfMemoryError, TrainingError, plural
 from lightning_core.model.out_of_memory import is_out_of_memory
 from lightning_core.records.failures import failure_of
+from lightning_core.trainers import OnBatch
 from lightning_core.trainers.torch.checkpoint import Checkpoint
 from lightning_core.trainers.torch.mini_batches import MiniBatch, step_metrics
 from lightning_core.trainers.torch.policy_model import PolicyModel
@@ -58,7 +59,7 @@ class UndoneUpdates:
                 *(micro_batch_tokens, before),
             )
 
-    def step(self, rows: Sequence[Row], step: int) -> Mapping[str, float]:
+    def step(self, rows: Sequence[Row], step: int, on_batch: OnBatch) -> Mapping[str, float]:
         """The metrics of the updates on ``rows``. ``step``: the number of steps before this one.
 
         Updates that do not fit the memory are repeated with smaller micro-batches, which later steps keep. Updates whose loss or
@@ -69,7 +70,7 @@ class UndoneUpdates:
         while True:
             parts = self._updater.mini_batches(rows, step)
             try:
-                metrics = self._update(parts, step)
+                metrics = self._update(parts, step, on_batch)
             except NonFiniteError as error:
                 return self._skip(parts, error, step)
             except Exception as error:
@@ -85,7 +86,7 @@ class UndoneUpdates:
             repeated += 1
             self._shrink(parts, problem, step)
 
-    def _update(self, parts: Sequence[MiniBatch], step: int) -> Mapping[str, float]:
+    def _update(self, parts: Sequence[MiniBatch], step: int, on_batch: OnBatch) -> Mapping[str, float]:
         optimizer = self._updater.optimizer
         with ExitStack() as undo:
             if self._updater.updates_per_step * len(parts) > 1:
@@ -94,7 +95,7 @@ class UndoneUpdates:
             elif not optimizer.moments():  # the first update allocates them, before it changes the weights
                 undo.callback(optimizer.restore, {})
             undo.callback(self._model.tuning.zero_grad)
-            metrics = self._updater.step(parts, step)
+            metrics = self._updater.step(parts, step, on_batch)
             undo.pop_all()
         return metrics
 

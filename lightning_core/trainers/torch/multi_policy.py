@@ -25,6 +25,7 @@ from lightning_core.records.json_file import read_json
 from lightning_core.records.manifest import write_manifest
 from lightning_core.rollouts.signal import TokenScorer
 from lightning_core.trace import BASE, Floats
+from lightning_core.trainers import OnBatch, ignore_batches
 from lightning_core.trainers.torch.build import load_policy, open_backend
 from lightning_core.trainers.torch.policy_model import PolicyModel
 from lightning_core.trainers.torch.proof import prove_once
@@ -127,7 +128,7 @@ class MultiPolicyTrainer:
         """See `Trainer.chats`."""
         return self._chats
 
-    def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
+    def step(self, rows: Sequence[Row], on_batch: OnBatch = ignore_batches) -> Mapping[str, float]:
         """See `Learner.step`. Each policy is updated on its own rows.
 
         A policy without rows keeps its weights and version.
@@ -150,7 +151,7 @@ class MultiPolicyTrainer:
                 if name != learning[-1]:
                     # A later policy can fail after this one has changed.
                     undo.callback(trainer.restore, trainer.state().copy())
-                metrics |= self._named(name, {**trainer.step(own[name]), "version": trainer.version})
+                metrics |= self._named(name, {**trainer.step(own[name], on_batch), "version": trainer.version})
             undo.pop_all()
             self._steps += 1
         return metrics

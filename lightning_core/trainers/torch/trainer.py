@@ -12,6 +12,7 @@ import torch
 from lightning_core.backends.torch.engine import TorchBackend
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.trainer import TrainerSection
+from lightning_core.trainers import OnBatch, ignore_batches
 from lightning_core.trainers.torch import checkpoint
 from lightning_core.trainers.torch.failed_updates import UndoneUpdates
 from lightning_core.trainers.torch.policy_model import PolicyModel
@@ -56,7 +57,7 @@ class TorchTrainer:
         with self.backend.pause(), self.model.tuning.active():
             yield
 
-    def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
+    def step(self, rows: Sequence[Row], on_batch: OnBatch = ignore_batches) -> Mapping[str, float]:
         """See `Learner.step`.
 
         Rows whose advantages are all 0 cost nothing, but count in the means of the loss.
@@ -64,7 +65,7 @@ class TorchTrainer:
         self.check(rows)
         with self.paused():
             self.backend.forget(self.model.name)
-            metrics = self._updates.step(rows, self.version)
+            metrics = self._updates.step(rows, self.version, on_batch)
             self.version += 1
             self.backend.versions[self.model.name] = self.version
         return metrics

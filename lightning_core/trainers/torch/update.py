@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 
 import torch
 
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.build_rules import checked_loss
 from lightning_core.config.trainer import TrainerSection
+from lightning_core.trainers import OnBatch
 from lightning_core.trainers.torch.finite import finite_loss
 from lightning_core.trainers.torch.mini_batches import (
     CROSS_ENTROPY,
@@ -58,13 +60,19 @@ class Updater:
                 found.append(MiniBatch(rows=part, batches=batches, objective=objective))
         return found
 
-    def step(self, parts: Sequence[MiniBatch], step: int) -> Mapping[str, float]:
+    def step(self, parts: Sequence[MiniBatch], step: int, on_batch: OnBatch) -> Mapping[str, float]:
         """Make the updates of a step, whose mini-batches are ``parts``; returns its metrics. ``step``: as for `update`."""
+        total = self.updates_per_step * sum(len(part.batches) for part in parts)
+        done = count()
+        on_batch(next(done), total)
         if self.algorithm.importance is not None:
             for part in parts[1:]:  # the proximal policy is the policy at the start of the step
                 self.precompute_logprobs(part)
         order = list(parts) * self.updates_per_step
-        updates = [self.update(part, step, compare=number == 0) for number, part in enumerate(order)]
+        updates = [
+            self.update(part, step, compare=number == 0, on_batch=lambda: on_batch(next(done), total))
+            for number, part in enumerate(order)
+        ]
         return step_metrics(parts, updates)
 
     @torch.no_grad()
@@ -72,8 +80,8 @@ class Updater:
         """Give the objective of ``part`` all of its logprobs under the current weights."""
         part.objective.precompute_logprobs([self._forward.logprobs(batch, part.rows)[0] for batch in part.batches])
 
-    def update(self, part: MiniBatch, step: int, *, compare: bool) -> Update:
-        """Update the weights once. ``step``: the number of steps before this one.
+    def update(self, part: MiniBatch, step: int, *, compare: bool, on_batch: Callable[[], None]) -> Update:
+        """Update the weights once. ``step``: the number of steps before this one. ``on_batch``: called after each micro-batch.
 
         ``compare``: the weights are still the sampler's, so both must compute the same logprobs.
         Raises `ProofError`, `TrainingError` if they do not, or `NonFiniteError`; the weights are unchanged then.
@@ -91,12 +99,13 @@ class Updater:
                     number, self._model.reference.logprobs(batch, rows)
                 )
             kl_term = objective.kl_terms[number]
-            logprobs, entropy_E = self._forward.logprobs(
-                batch,
-                rows,
-                entropy=algorithm.entropy_weight > 0,
-                others=None if kl_term is None else (kl_term.places_X, kl_term.targets_X),
-            )
+            with self._model.fitting(batch):
+                logprobs, entropy_E = self._forward.logprobs(
+                    batch,
+                    rows,
+                    entropy=algorithm.entropy_weight > 0,
+                    others=None if kl_term is None else (kl_term.places_X, kl_term.targets_X),
+                )
             logprobs_E, logprobs_X = logprobs.tensor_split([len(batch.targets_E)])
             found = objective.loss(number, logprobs_E, entropy_E)
             ce_loss, ce_sum = objective.cross_entropy(number, logprobs_E)
@@ -111,6 +120,7 @@ class Updater:
             self._tuning.collect_grad()
             sums.update(found.sums)
             maxima = {name: max(value, maxima.get(name, value)) for name, value in found.maxima.items()}
+            on_batch()
         if compare:
             prove_sampler(sums["logprob_difference_mean"] / part.tokens, self._settings.max_logprob_difference)
         return Update(

@@ -14,6 +14,7 @@ from lightning_core.backends.vllm.server import serve_vllm
 from lightning_core.errors import ConfigError, InfrastructureError, describe
 from lightning_core.model.source import resolve_model
 from lightning_core.trace import POLICY
+from lightning_core.trainers import OnBatch, ignore_batches
 from lightning_core.trainers.torch.scorer import RowScorer
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
@@ -76,9 +77,9 @@ class VllmTrainer:
         """See `Trainer.backend`."""
         return self._backend
 
-    def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
+    def step(self, rows: Sequence[Row], on_batch: OnBatch = ignore_batches) -> Mapping[str, float]:
         """See `Learner.step`. Raises `InfrastructureError` if the server does not get or rejects the new weights."""
-        metrics = self._trainer.step(rows)
+        metrics = self._trainer.step(rows, on_batch)
         started = time.monotonic()
         try:
             self._push()
