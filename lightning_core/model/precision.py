@@ -70,7 +70,9 @@ def exact_products() -> Generator[None]:
 def float32_layers(model: Any) -> Generator[bool]:
     """Compute the layers of ``model`` in float32 for weights of any type; differentiable.
 
-    Yields whether they are; not if the type is another and the model has no layers that can be found. Two computations can then be compared without the rounding of bfloat16, which hides differences. Weights are copied one
+    Yields whether they are: not if the weights have another type and the layers cannot be found.
+
+    Two computations can then be compared without the rounding of bfloat16, which hides differences. Weights are copied one
     layer at a time, and again in the backward pass. Embeddings and output layer keep their type.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer

@@ -141,7 +141,9 @@ def make_manager(options: Any, client: Any) -> Any:
     )
     (options.scratch / "config.yaml").write_text(dump_config(config))
     derived = translate(config, model=model, max_context=2048, folder=options.scratch, working_dir=Path.cwd())
-    return LightningManager.create(config=compose_config(derived, defaults(config, max_context=2048), {}), llm_client=client)
+    return LightningManager.create(
+        config=compose_config(derived, defaults(config, max_context=2048), {}), llm_client=client
+    )
 
 
 def measure(manager: Any, options: Any, waiting: Any) -> dict[str, Any]:

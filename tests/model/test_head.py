@@ -337,7 +337,9 @@ def test_weights_whose_gradient_needs_more_than_the_hidden_states_are_refused(dt
     with torch.inference_mode(False):
         model = Bigrams(LlamaConfig(**SMALL)).eval().to(dtype)
         geometry = choose_path(model).geometry
-    with pytest.raises(TrainingError, match=r"the embedded engine cannot train it; the gradient of 'table.weight' would be wrong"):
+    with pytest.raises(
+        TrainingError, match=r"the embedded engine cannot train it; the gradient of 'table.weight' would be wrong"
+    ):
         OutputHead(model, geometry)
     model.table.requires_grad_(False)
     OutputHead(model, geometry)

@@ -222,6 +222,4 @@ def test_vine_is_unbiased_with_forks_of_forks():
         for name, (value, probability) in sampled.items():
             gradient[name] += weight * found[name] * (value - probability)
     first, second, third = (p * q * r * (1 - own) for own in (p, q, r))
-    assert gradient == pytest.approx(
-        {"o0": first, "o1": second, "o2": third, "f1": second, "f2": third, "h2": third}
-    )
+    assert gradient == pytest.approx({"o0": first, "o1": second, "o2": third, "f1": second, "f2": third, "h2": third})

@@ -240,7 +240,9 @@ def test_the_schedule_mini_batches_and_decay_have_verls_names(tmp_path: Path) ->
     optim = {key.rpartition(".")[2]: value for key, value in keys.items() if key.startswith(f"{actor}.optim.")}
     wanted = {"lr_scheduler_type": "cosine", "min_lr_ratio": 0.1, "lr_warmup_steps": 3, "weight_decay": 0.1}
     assert {key: optim[key] for key in wanted} == wanted
-    assert defaults(found, max_context=1024)[f"{actor}.optim.optimizer_impl"] == "lightning_core.trainers.verl.optimizer"
+    assert (
+        defaults(found, max_context=1024)[f"{actor}.optim.optimizer_impl"] == "lightning_core.trainers.verl.optimizer"
+    )
     assert f"{actor}.optim.optimizer_impl" not in defaults(config(), max_context=1024)
 
 

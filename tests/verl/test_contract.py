@@ -331,7 +331,9 @@ def test_constraints_are_refused_where_the_trainer_cannot_apply_them(
 ) -> None:
     config = load_config({"policy": {"model": "m"}, "trainer": {"name": "verl", "verl": own}})
     derived = translate(config, model="m", max_context=1024, folder=tmp_path, working_dir=tmp_path)
-    assert why in (why_unconstrained(compose_config(derived, defaults(config, max_context=1024), config.trainer.verl)) or "")
+    assert why in (
+        why_unconstrained(compose_config(derived, defaults(config, max_context=1024), config.trainer.verl)) or ""
+    )
 
 
 def calls(source: str) -> Iterator[ast.Call]:

@@ -26,7 +26,6 @@ from lightning_core.trainers.torch.forward import Forward
 from lightning_core.trainers.torch.packing import pack_rows, pad_rows
 from lightning_core.transitions import Row
 
-
 _ROUNDED = 0.25
 """The largest mean difference in nats that bfloat16 can explain: the demo model's logprobs differ by 0.07."""
 _EXACT = 5e-3
