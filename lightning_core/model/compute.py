@@ -119,7 +119,8 @@ def _check_causal(model: Any, tokens: Tensor) -> None:
         raise TrainingError(_not_finite(model))
     second = model(input_ids=torch.cat([tokens[:12], tokens[20:]])[None], use_cache=False).logits[0].float()
     error = float((second[:12] - first[:12]).abs().mean() / first[:12].std())
-    if not error < (1e-3 if model.dtype == torch.float32 else 0.05):
+    # Both passes have as many tokens, so rounding hardly differs even in bfloat16: measured is 0.
+    if not error < (1e-3 if model.dtype == torch.float32 else 5e-3):
         raise TrainingError(
             f"the logits of {type(model).__name__} depend on later tokens, so it cannot be sampled token by token; "
             "use a causal language model"

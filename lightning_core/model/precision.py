@@ -67,8 +67,10 @@ def exact_products() -> Generator[None]:
 
 
 @contextmanager
-def float32_layers(model: Any) -> Generator[None]:
+def float32_layers(model: Any) -> Generator[bool]:
     """Compute the layers of ``model`` in float32 for weights of any type; differentiable.
+
+    Yields whether they are: not if the weights have another type and the layers cannot be found.
 
     Two computations can then be compared without the rounding of bfloat16, which hides differences. Weights are copied one
     layer at a time, and again in the backward pass. Embeddings and output layer keep their type.
@@ -86,7 +88,7 @@ def float32_layers(model: Any) -> Generator[None]:
     for layer in layers:
         layer.forward = partial(_in_float32, _Call(layer))
     try:
-        yield
+        yield bool(layers) or model.dtype == torch.float32
     finally:
         for layer in layers:
             del layer.forward

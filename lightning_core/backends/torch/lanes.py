@@ -14,7 +14,14 @@ from lightning_core.model.adapters import Adapters
 from lightning_core.model.compute import ComputePlan
 
 
-def make_lane(model: Any, path: ComputePlan, adapters: Adapters | None = None, *, deterministic: bool = False, dtype: torch.dtype | None = None) -> Lane:
+def make_lane(
+    model: Any,
+    path: ComputePlan,
+    adapters: Adapters | None = None,
+    *,
+    deterministic: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Lane:
     """The lane for a model on ``path``. ``adapters``: the adapters of ``model``, if it has any. ``dtype``: see `TreeLane`.
 
     ``deterministic``: its rows do not depend on each other, to the bit. Raises `TrainingError` if this machine cannot compute so.
