@@ -78,11 +78,10 @@ def read_evaluation(data: Mapping[str, Any]) -> EvaluationSummary:
     """The summary that ``dataclasses.asdict`` made ``data`` of, as JSON has it."""
     usage, interval = data["usage"], data["reward_ci95"]
     models = [ModelUsage(**one) for one in usage["models"]]
-    return EvaluationSummary(
-        **{
-            **data,
-            "reward_ci95": None if interval is None else tuple(interval),
-            "pass_rates": tuple(PassRate(**one) for one in data["pass_rates"]),
-            "usage": Usage(rollouts=usage["rollouts"], models=models, all=ModelUsage(**usage["all"])),
-        }
-    )
+    values: dict[str, Any] = {
+        **data,
+        "reward_ci95": None if interval is None else tuple(interval),
+        "pass_rates": tuple(PassRate(**one) for one in data["pass_rates"]),
+        "usage": Usage(rollouts=usage["rollouts"], models=models, all=ModelUsage(**usage["all"])),
+    }
+    return EvaluationSummary(**values)
