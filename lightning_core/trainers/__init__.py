@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from lightning_core.errors import MissingExtra
+from lightning_core.trainers.threads import let_threads_sleep
 
 if TYPE_CHECKING:  # the configuration loads this module
     from lightning_core.backends.backend import Backend
@@ -101,12 +101,3 @@ def make_trainer(config: Config, *, samples: bool = True) -> Trainer:
             raise
         raise MissingExtra(error.name, "torch", "the embedded trainer") from error
     return module.make_torch_trainer(config, samples=samples)
-
-
-def let_threads_sleep() -> None:
-    """Let OpenMP's threads, and those of processes started from here, sleep while they wait for each other, unless the user chose.
-
-    By default they spin. With other load on the machine (an agent's tools, a browser) a step was measured to be 4 to 30 times slower.
-    torch reads the variable once, when it is loaded.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

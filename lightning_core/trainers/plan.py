@@ -10,7 +10,7 @@ from typing import NamedTuple
 from lightning_core.config import Config
 from lightning_core.records.observer import Observers
 from lightning_core.rollouts.prepare import Inputs
-from lightning_core.trainers import let_threads_sleep
+from lightning_core.trainers.threads import let_threads_sleep
 
 let_threads_sleep()  # before the agent or a trainer loads torch
 

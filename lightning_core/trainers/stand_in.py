@@ -12,7 +12,7 @@ from lightning_core.config import Config
 from lightning_core.config.resolve import policy_settings
 from lightning_core.errors import ConfigError
 from lightning_core.trace import BASE
-from lightning_core.trainers import Trainer, make_trainer
+from lightning_core.trainers import OnBatch, Trainer, ignore_batches, make_trainer
 from lightning_core.transitions import Row
 
 _PROVISIONAL = "ok"
@@ -22,7 +22,7 @@ _PROVISIONAL = "ok"
 class _NoWeights:
     """A learner without weights, which only ends."""
 
-    def step(self, rows: Sequence[Row]) -> Mapping[str, float]:
+    def step(self, rows: Sequence[Row], on_batch: OnBatch = ignore_batches) -> Mapping[str, float]:
         self._refuse()
 
     def scorer(self, model: str) -> NoReturn:

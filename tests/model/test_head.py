@@ -27,6 +27,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from lightning_core.errors import TrainingError
 from lightning_core.model.compute import choose_path
 from lightning_core.model.head import PART, OutputHead, linear_logprobs
+from lightning_core.model.untied import is_tied
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.trainers.test_torch_trainer import assert_same, gradients, make, plain_loss, sampled_rows
 
@@ -283,7 +284,7 @@ def test_gradients_of_a_tied_layer_add_up_with_those_of_the_embeddings(
 ) -> None:
     monkeypatch.setitem(PART, "cpu", 1)
     trainer = make(trainers, tiny_llama, grad_clip=1e9)
-    assert trainer.model.tied
+    assert is_tied(trainer.model.network)
     rows = sampled_rows(trainer)
     assert_same(gradients(trainer, rows), plain_loss(tiny_llama, rows))
 

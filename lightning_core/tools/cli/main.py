@@ -33,7 +33,7 @@ from lightning_core.tools.cli import view as cli_view
 from lightning_core.tools.cli.arguments import DEFAULT_CONFIG, check_overrides, default_config, split_sources
 from lightning_core.tools.cli.border import run_command
 from lightning_core.tools.cli.messages import say
-from lightning_core.trainers import let_threads_sleep
+from lightning_core.trainers.threads import let_threads_sleep
 
 if TYPE_CHECKING:
     from lightning_core.config import Config

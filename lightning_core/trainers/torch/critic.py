@@ -106,7 +106,9 @@ class TorchCritic:
     def __init__(self, trainer: TorchTrainer, config: CriticSection) -> None:
         """``trainer``: the policy's. Its checkpoints have the critic from now on."""
         self._trainer = trainer
-        self._head = ValueHead(trainer.model.width, config, trainer.model.device)
+        self._head = ValueHead(
+            trainer.model.network.get_output_embeddings().weight.shape[1], config, trainer.model.device
+        )
         trainer.also_saved["critic"] = self._head
 
     def values(self, transitions: Sequence[Transition]) -> Mapping[str, float]:

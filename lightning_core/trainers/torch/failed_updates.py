@@ -89,7 +89,7 @@ class UndoneUpdates:
     def _update(self, parts: Sequence[MiniBatch], step: int, on_batch: OnBatch) -> Mapping[str, float]:
         optimizer = self._updater.optimizer
         with ExitStack() as undo:
-            if self._updater.updates_per_step * len(parts) > 1:
+            if self._updater.algorithm.updates_per_step * len(parts) > 1:
                 # A later update can fail after earlier ones have changed the weights.
                 undo.callback(self._restore, self._state().copy())
             elif not optimizer.moments():  # the first update allocates them, before it changes the weights

@@ -17,10 +17,8 @@ from lightning_core.config.resolve import PolicySettings
 from lightning_core.config.trainer import TrainerSection
 from lightning_core.model.compute import ComputePlan
 from lightning_core.model.load import LoadedModel
-from lightning_core.model.merge import layers_of, unmergeable
 from lightning_core.model.recompute import recomputing
 from lightning_core.model.source import number_of_weights
-from lightning_core.model.untied import is_tied
 from lightning_core.trace import POLICY
 from lightning_core.trainers.learning_rate import learning_rate
 from lightning_core.trainers.torch.build import load_policy, notes, plan_memory, tune_policy
@@ -124,29 +122,9 @@ class PolicyModel:
         return self.loaded.device
 
     @property
-    def dtype(self) -> str:
-        """The dtype of the weights, such as ``bfloat16``."""
-        return str(self.network.dtype).removeprefix("torch.")
-
-    @property
     def vocabulary(self) -> int:
         """Number of tokens that the model has logits for."""
         return self.network.get_output_embeddings().weight.shape[0]
-
-    @property
-    def width(self) -> int:
-        """Size of a hidden state."""
-        return self.network.get_output_embeddings().weight.shape[1]
-
-    @property
-    def tied(self) -> bool:
-        """Whether the output layer shares its weights with the embeddings."""
-        return is_tied(self.network)
-
-    @property
-    def unmergeable(self) -> str | None:
-        """The reason the policy cannot be written as one model, or None. See `unmergeable`."""
-        return unmergeable(self.network, layers_of(self.tuning.parameters)) if self.settings.lora else None
 
     @property
     def fingerprint(self) -> dict[str, Any]:

@@ -45,11 +45,6 @@ class Updater:
         self._seed = seed
         self.optimizer = MasterOptimizer(model.tuning, settings, model.learning_rate)
 
-    @property
-    def updates_per_step(self) -> int:
-        """Number of updates of a step for each of its mini-batches."""
-        return self.algorithm.updates_per_step
-
     def mini_batches(self, rows: Sequence[Row], step: int) -> list[MiniBatch]:
         """The mini-batches of ``rows`` that have a gradient, in the order of their updates."""
         found: list[MiniBatch] = []
@@ -62,13 +57,13 @@ class Updater:
 
     def step(self, parts: Sequence[MiniBatch], step: int, on_batch: OnBatch) -> Mapping[str, float]:
         """Make the updates of a step, whose mini-batches are ``parts``; returns its metrics. ``step``: as for `update`."""
-        total = self.updates_per_step * sum(len(part.batches) for part in parts)
+        total = self.algorithm.updates_per_step * sum(len(part.batches) for part in parts)
         done = count()
         on_batch(next(done), total)
         if self.algorithm.importance is not None:
             for part in parts[1:]:  # the proximal policy is the policy at the start of the step
                 self.precompute_logprobs(part)
-        order = list(parts) * self.updates_per_step
+        order = list(parts) * self.algorithm.updates_per_step
         updates = [
             self.update(part, step, compare=number == 0, on_batch=lambda: on_batch(next(done), total))
             for number, part in enumerate(order)

@@ -12,7 +12,9 @@ from lightning_core.backends.vllm.api import CPU_ARGS
 from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.backends.vllm.server import serve_vllm
 from lightning_core.errors import ConfigError, InfrastructureError, describe
+from lightning_core.model.merge import layers_of, unmergeable
 from lightning_core.model.source import resolve_model
+from lightning_core.model.untied import is_tied
 from lightning_core.trace import POLICY
 from lightning_core.trainers import OnBatch, ignore_batches
 from lightning_core.trainers.torch.scorer import RowScorer
@@ -37,7 +39,8 @@ class VllmTrainer:
         self._untied = False
         with ExitStack() as stack:
             stack.callback(trainer.close)
-            if reason := trainer.model.unmergeable:
+            adapted = layers_of(trainer.model.tuning.parameters) if trainer.model.settings.lora else ()
+            if adapted and (reason := unmergeable(trainer.model.network, adapted)):
                 raise ConfigError(
                     f"policy.backend: vllm needs adapters merged into the weights, and {reason}; use policy.backend: torch, "
                     "policy.tuning: full, or other policy.lora.target_modules"
@@ -47,7 +50,7 @@ class VllmTrainer:
             constraints = trainer.model.loaded.constraints
             self._backend = VllmBackend(server, model=POLICY, max_context=limit, constraints=constraints)
             stack.callback(self._backend.close)
-            if self._backend.served.device == "cpu" and trainer.model.tied and not self._untied:
+            if self._backend.served.device == "cpu" and is_tied(trainer.model.network) and not self._untied:
                 raise ConfigError(
                     f"the vLLM server {server} runs on a CPU, where it cannot replace the weights of an output layer "
                     f"that is tied to the embeddings, as in {trainer.model.settings.model!r}; leave policy.vllm.url out: a "
@@ -65,11 +68,12 @@ class VllmTrainer:
             model = resolve_model(trainer.model.settings.model)
             if trainer.model.device.type == "cpu":
                 args = (*CPU_ARGS, *args)
-                if trainer.model.tied:
+                if is_tied(trainer.model.network):
                     self._untied = True
                     model = folder
                     trainer.save_pretrained(Path(folder), untied=True)
-            with serve_vllm(model, dtype=trainer.model.dtype, max_context=max_context, args=args) as url:
+            dtype = str(trainer.model.network.dtype).removeprefix("torch.")
+            with serve_vllm(model, dtype=dtype, max_context=max_context, args=args) as url:
                 yield url
 
     @property
