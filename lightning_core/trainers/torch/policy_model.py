@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from lightning_core.config.trainer import TrainerSection
 from lightning_core.model.compute import ComputePlan
 from lightning_core.model.load import LoadedModel
 from lightning_core.model.merge import layers_of, unmergeable
-from lightning_core.model.recompute import recomputing
 from lightning_core.model.untied import is_tied
 from lightning_core.trace import POLICY
 from lightning_core.trainers.torch.build import load_policy, notes, plan_memory, tune_policy
@@ -158,12 +156,6 @@ class PolicyModel:
         """The micro-batches of the rows ``chosen``."""
         pack = pad_rows if self.path.geometry is None else pack_rows
         return pack(rows, chosen, budget=self.memory.micro_batch_tokens)
-
-    def fitting(self, batch: PackedBatch) -> AbstractContextManager[None]:
-        """For the forward pass of ``batch``: its layers are recomputed in the backward pass if it does not fit the memory otherwise."""
-        padded = len(batch.places) * max(len(places) for places in batch.places)
-        tokens = padded if self.path.geometry is None else len(batch.token_ids_S)
-        return recomputing(self.network) if tokens > self.memory.most_tokens else nullcontext()
 
     def write(self, folder: Path, *, earlier: Path | None) -> str:
         """See `write_weights`."""

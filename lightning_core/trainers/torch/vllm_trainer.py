@@ -14,7 +14,7 @@ from lightning_core.backends.vllm.server import serve_vllm
 from lightning_core.errors import ConfigError, InfrastructureError, describe
 from lightning_core.model.source import resolve_model
 from lightning_core.trace import POLICY
-from lightning_core.trainers import OnBatch, ignore_batches
+from lightning_core.trainers.micro_batches import OnBatch, ignore_batches
 from lightning_core.trainers.torch.scorer import RowScorer
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row
