@@ -158,7 +158,7 @@ class TreeAttention:
     def pieces(
         self, layer: int, window: int | None, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor
     ) -> Iterator[tuple[_Piece, Tensor | None, Tensor, Tensor, Tensor]]:
-        """Each piece with its mask (see `mask`), queries [H, s, D], keys and values [K, U, D].
+        """Each piece with its mask, bool [G s, U], queries [H, s, D], keys and values [K, U, D].
 
         The mask is None for whole sequences, in which each token attends to all before it.
         """
@@ -178,15 +178,13 @@ class TreeAttention:
         """The blocks, joined where they need no mask, and cut where their masks would be large."""
         pieces: list[_Piece] = []
         for block in self._blocks:
+            sequence = self._sequence(block, pieces[-1] if pieces else None, window)
+            if sequence is not None:
+                if sequence.start < block.start:
+                    pieces.pop()
+                pieces.append(sequence)
+                continue
             ranges, before = seen(block), self._keys_before(block)
-            if self._device.type == "cpu" and block.linear and before == sum(b - a for a, b in block.ancestors):
-                start = ranges[0][0]
-                follows = bool(pieces) and pieces[-1].block is None and pieces[-1].start == start
-                if len(ranges) == 1 and (start == block.start or follows) and _fits(window, block.stop - start):
-                    if follows:
-                        pieces.pop()
-                    pieces.append(_Piece(start, block.stop, None, block.prefix, ranges, 0))
-                    continue
             keys = before + block.stop - block.start
             rows = max(1, MASK_ELEMENTS // (self._groups * keys))
             for start in range(block.start, block.stop, rows):
@@ -198,6 +196,22 @@ class TreeAttention:
                     skipped -= skipped % _ALIGNED
                 pieces.append(_Piece(start, stop, block, block.prefix, ranges, skipped))
         return pieces
+
+    def _sequence(self, block: Block, last: _Piece | None, window: int | None) -> _Piece | None:
+        """The piece of ``block``, joined with the ``last`` one if it continues that; None if it needs a mask.
+
+        It needs none if each token attends to all before it in a contiguous range. On a GPU it always has one: which of its kernels
+        take grouped queries without a mask depends on the type of the numbers.
+        """
+        ranges = seen(block)
+        tokens = ranges[0][1] - ranges[0][0]
+        plain = block.linear and len(ranges) == 1 and self._keys_before(block) == tokens - (block.stop - block.start)
+        if self._device.type != "cpu" or not plain or (window is not None and tokens > window):
+            return None
+        start = ranges[0][0]
+        if start < block.start and (last is None or last.block is not None or last.start != start):
+            return None
+        return _Piece(start, block.stop, None, block.prefix, ranges, 0)
 
     def _keys_before(self, block: Block) -> int:
         before = sum(stop - start for start, stop in block.ancestors)
@@ -239,11 +253,6 @@ class _Piece(NamedTuple):
     """Of the packed sequence; the block's own tokens are last."""
     skipped: int
     """Leading keys that are outside of the window of all queries."""
-
-
-def _fits(window: int | None, tokens: int) -> bool:
-    """Whether a sequence of ``tokens`` is as without ``window``."""
-    return window is None or tokens <= window
 
 
 class _Attend(torch.autograd.Function):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from lightning_core.errors import MissingExtra
+from lightning_core.trainers.micro_batches import OnBatch, ignore_batches
 from lightning_core.trainers.threads import let_threads_sleep
 
 if TYPE_CHECKING:  # the configuration loads this module
@@ -19,14 +20,6 @@ if TYPE_CHECKING:  # the configuration loads this module
     from lightning_core.transitions import Row
 
 
-OnBatch = Callable[[int, int], None]
-"""Called with the number of micro-batches of a step that are done, 0 at its start, and the number of all."""
-
-
-def ignore_batches(done: int, total: int, /) -> None:
-    """An `OnBatch` that does nothing."""
-
-
 class Learner(Protocol):
     """Holds and updates the weights of one policy or several."""
 
@@ -34,7 +27,6 @@ class Learner(Protocol):
         """Update each policy on the ``rows`` that it sampled, and return the step's metrics.
 
         ``on_batch``: called for each micro-batch. It starts again at 0 for each policy, and if the updates are repeated.
-
         A step without rows keeps the weights, and counts. If no row has a gradient, the metrics of an update, such as ``loss`` and
         ``grad_norm``, are missing, as for an update whose loss or gradient is not finite, which is skipped.
         Raises `TrainingError` if the third step in a row would be skipped. After any exception but `InfrastructureError`, which a

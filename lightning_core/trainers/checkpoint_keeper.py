@@ -14,7 +14,8 @@ from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step,
 from lightning_core.records.results import held_out_rewards
 from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import Interrupted, uninterrupted
-from lightning_core.trainers import Learner, OnBatch, ignore_batches
+from lightning_core.trainers import Learner
+from lightning_core.trainers.micro_batches import OnBatch, ignore_batches
 from lightning_core.transitions import Row
 
 logger = logging.getLogger(__name__)

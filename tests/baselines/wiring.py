@@ -19,7 +19,8 @@ from lightning_core.chat.chat import Chat
 from lightning_core.records.store import CallCredit, RolloutRecord, Store
 from lightning_core.signals.information_gain.gains import ANSWER_LOGPROBS
 from lightning_core.trace import BASE, LOGPROBS_AFTER, POLICY, Floats
-from lightning_core.trainers import OnBatch, Trainer, ignore_batches, open_run
+from lightning_core.trainers import Trainer, open_run
+from lightning_core.trainers.micro_batches import OnBatch, ignore_batches
 from lightning_core.transitions import Candidates
 from tests.baselines.model import FastByteTokenizer, SeededBackend, logprobs, numbers
 

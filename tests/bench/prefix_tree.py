@@ -155,8 +155,8 @@ def main() -> None:
         "tree": lambda rows: step_gradients(trainer, rows, packing.pack_rows),
     }
     print(
-        f"{arguments.model}, {trainer.model.network.dtype}, products {torch.get_float32_matmul_precision()}, {torch.get_num_threads()} threads, "
-        f"load {os.getloadavg()[0]:.1f}: {arguments.turns} turns x {arguments.branches} branches, {len(rows)} calls"
+        f"{arguments.model}, {trainer.model.network.dtype}, products {torch.get_float32_matmul_precision()}, "
+        f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}: {arguments.turns} turns x {arguments.branches} branches, {len(rows)} calls"
     )
     tokens: dict[str, int] = {}
     walls: dict[str, float] = {}

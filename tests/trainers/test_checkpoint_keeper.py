@@ -14,8 +14,8 @@ from lightning_core import Row, load_config
 from lightning_core.errors import InfrastructureError, TrainingError
 from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import Interrupted, interruptible
-from lightning_core.trainers import OnBatch, ignore_batches
 from lightning_core.trainers.checkpoint_keeper import CheckpointKeeper
+from lightning_core.trainers.micro_batches import OnBatch, ignore_batches
 from tests.baselines.wiring import HashLearner
 from tests.loop.test_endings import default_handlers
 

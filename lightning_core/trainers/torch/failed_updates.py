@@ -13,7 +13,7 @@ import torch
 from lightning_core.errors import NonFiniteError, OutOfMemoryError, TrainingError, plural
 from lightning_core.model.out_of_memory import is_out_of_memory
 from lightning_core.records.failures import failure_of
-from lightning_core.trainers import OnBatch
+from lightning_core.trainers.micro_batches import OnBatch
 from lightning_core.trainers.torch.checkpoint import Checkpoint
 from lightning_core.trainers.torch.mini_batches import MiniBatch, step_metrics
 from lightning_core.trainers.torch.policy_model import PolicyModel

@@ -25,7 +25,7 @@ from lightning_core.records.json_file import read_json
 from lightning_core.records.manifest import write_manifest
 from lightning_core.rollouts.signal import TokenScorer
 from lightning_core.trace import BASE, Floats
-from lightning_core.trainers import OnBatch, ignore_batches
+from lightning_core.trainers.micro_batches import OnBatch, ignore_batches
 from lightning_core.trainers.torch.build import load_policy, open_backend
 from lightning_core.trainers.torch.policy_model import PolicyModel
 from lightning_core.trainers.torch.proof import prove_once

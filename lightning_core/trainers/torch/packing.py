@@ -148,16 +148,13 @@ def _pack(rows: Sequence[Row], inputs: dict[int, Ints], group: Sequence[tuple[in
         total += len(new)
 
     columns = [np.flatnonzero(rows[index].in_loss) for index, _ in group]
-    place_E = np.concatenate([places[index][where - 1] for (index, _), where in zip(group, columns, strict=True)])
-    temperature_E = np.concatenate(
-        [rows[index].temperatures[where] for (index, _), where in zip(group, columns, strict=True)]
-    )
+    trained = [(index, where) for (index, _), where in zip(group, columns, strict=True)]
+    place_E = np.concatenate([places[index][where - 1] for index, where in trained])
+    temperature_E = np.concatenate([rows[index].temperatures[where] for index, where in trained])
     # Greedy samples have logprobs at temperature 1: see `SamplingParams`.
     temperature_E = np.where(temperature_E == 0, 1.0, temperature_E)
-    targets_E = np.concatenate([rows[index].token_ids[where] for (index, _), where in zip(group, columns, strict=True)])
-    constrained_E = np.concatenate(
-        [_constrained(rows[index])[where] for (index, _), where in zip(group, columns, strict=True)]
-    )
+    targets_E = np.concatenate([rows[index].token_ids[where] for index, where in trained])
+    constrained_E = np.concatenate([_constrained(rows[index])[where] for index, where in trained])
     number_E = np.where(constrained_E, np.cumsum(constrained_E) - 1, -1)
     unique, source_E = np.unique(np.stack([place_E, temperature_E, number_E]), axis=1, return_inverse=True)
     return PackedBatch(
@@ -169,10 +166,8 @@ def _pack(rows: Sequence[Row], inputs: dict[int, Ints], group: Sequence[tuple[in
         constrained_P=unique[2].astype(np.int64),
         source_E=source_E.reshape(-1),
         targets_E=targets_E.astype(np.int64),
-        sampled_E=np.concatenate([rows[index].mask[where] for (index, _), where in zip(group, columns, strict=True)]),
-        cross_entropy_E=np.concatenate(
-            [rows[index].cross_entropy_mask[where] for (index, _), where in zip(group, columns, strict=True)]
-        ),
+        sampled_E=np.concatenate([rows[index].mask[where] for index, where in trained]),
+        cross_entropy_E=np.concatenate([rows[index].cross_entropy_mask[where] for index, where in trained]),
         rows=[index for index, _ in group],
         columns=columns,
         places=[places[index] for index, _ in group],

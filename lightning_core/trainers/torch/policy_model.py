@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from lightning_core.config.resolve import PolicySettings
 from lightning_core.config.trainer import TrainerSection
 from lightning_core.model.compute import ComputePlan
 from lightning_core.model.load import LoadedModel
-from lightning_core.model.recompute import recomputing
 from lightning_core.model.source import number_of_weights
 from lightning_core.trace import POLICY
 from lightning_core.trainers.learning_rate import learning_rate
@@ -140,12 +138,6 @@ class PolicyModel:
         """The micro-batches of the rows ``chosen``."""
         pack = pad_rows if self.path.geometry is None else pack_rows
         return pack(rows, chosen, budget=self.memory.micro_batch_tokens)
-
-    def fitting(self, batch: PackedBatch) -> AbstractContextManager[None]:
-        """For the forward pass of ``batch``: its layers are recomputed in the backward pass if it does not fit the memory otherwise."""
-        padded = len(batch.places) * max(len(places) for places in batch.places)
-        tokens = padded if self.path.geometry is None else len(batch.token_ids_S)
-        return recomputing(self.network) if tokens > self.memory.most_tokens else nullcontext()
 
     def write(self, folder: Path, *, earlier: Path | None) -> str:
         """See `write_weights`."""

@@ -12,7 +12,7 @@ import torch
 from lightning_core.backends.torch.engine import TorchBackend
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.trainer import TrainerSection
-from lightning_core.trainers import OnBatch, ignore_batches
+from lightning_core.trainers.micro_batches import OnBatch, ignore_batches
 from lightning_core.trainers.torch import checkpoint
 from lightning_core.trainers.torch.failed_updates import UndoneUpdates
 from lightning_core.trainers.torch.policy_model import PolicyModel

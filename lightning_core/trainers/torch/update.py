@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
 
 import torch
 
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.build_rules import checked_loss
 from lightning_core.config.trainer import TrainerSection
-from lightning_core.trainers import OnBatch
+from lightning_core.trainers.micro_batches import OnBatch, counting
 from lightning_core.trainers.torch.finite import finite_loss
+from lightning_core.trainers.torch.fitting import fitting
 from lightning_core.trainers.torch.mini_batches import (
     CROSS_ENTROPY,
     FORWARD_KL,
@@ -57,17 +57,12 @@ class Updater:
 
     def step(self, parts: Sequence[MiniBatch], step: int, on_batch: OnBatch) -> Mapping[str, float]:
         """Make the updates of a step, whose mini-batches are ``parts``; returns its metrics. ``step``: as for `update`."""
-        total = self.algorithm.updates_per_step * sum(len(part.batches) for part in parts)
-        done = count()
-        on_batch(next(done), total)
+        report = counting(on_batch, self.algorithm.updates_per_step * sum(len(part.batches) for part in parts))
         if self.algorithm.importance is not None:
             for part in parts[1:]:  # the proximal policy is the policy at the start of the step
                 self.precompute_logprobs(part)
         order = list(parts) * self.algorithm.updates_per_step
-        updates = [
-            self.update(part, step, compare=number == 0, on_batch=lambda: on_batch(next(done), total))
-            for number, part in enumerate(order)
-        ]
+        updates = [self.update(part, step, compare=number == 0, on_batch=report) for number, part in enumerate(order)]
         return step_metrics(parts, updates)
 
     @torch.no_grad()
@@ -90,17 +85,13 @@ class Updater:
         for number, batch in enumerate(part.batches):
             prove_batch(rows, batch, objective.sampled[number])
             if algorithm.kl is not None and number not in objective.references:
-                objective.references[number] = objective.sampled_only(
-                    number, self._model.reference.logprobs(batch, rows)
-                )
+                reference_E = self._model.reference.logprobs(batch, rows)
+                objective.references[number] = objective.sampled_only(number, reference_E)
             kl_term = objective.kl_terms[number]
-            with self._model.fitting(batch):
-                logprobs, entropy_E = self._forward.logprobs(
-                    batch,
-                    rows,
-                    entropy=algorithm.entropy_weight > 0,
-                    others=None if kl_term is None else (kl_term.places_X, kl_term.targets_X),
-                )
+            others = None if kl_term is None else (kl_term.places_X, kl_term.targets_X)
+            entropy = algorithm.entropy_weight > 0
+            with fitting(self._model, batch):
+                logprobs, entropy_E = self._forward.logprobs(batch, rows, entropy=entropy, others=others)
             logprobs_E, logprobs_X = logprobs.tensor_split([len(batch.targets_E)])
             found = objective.loss(number, logprobs_E, entropy_E)
             ce_loss, ce_sum = objective.cross_entropy(number, logprobs_E)

@@ -16,7 +16,7 @@ from lightning_core.model.merge import layers_of, unmergeable
 from lightning_core.model.source import resolve_model
 from lightning_core.model.untied import is_tied
 from lightning_core.trace import POLICY
-from lightning_core.trainers import OnBatch, ignore_batches
+from lightning_core.trainers.micro_batches import OnBatch, ignore_batches
 from lightning_core.trainers.torch.scorer import RowScorer
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from lightning_core.transitions import Row

@@ -1,0 +1,16 @@
+"""Makes the forward passes of long rows fit the memory."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from lightning_core.model.recompute import recomputing
+from lightning_core.trainers.torch.packing import PackedBatch
+from lightning_core.trainers.torch.policy_model import PolicyModel
+
+
+def fitting(model: PolicyModel, batch: PackedBatch) -> AbstractContextManager[None]:
+    """For the forward pass of ``batch``: its layers are recomputed in the backward pass if it does not fit the memory otherwise."""
+    padded = len(batch.places) * max(len(places) for places in batch.places)
+    tokens = padded if model.path.geometry is None else len(batch.token_ids_S)
+    return recomputing(model.network) if tokens > model.memory.most_tokens else nullcontext()
