@@ -52,8 +52,9 @@ class TokenLoss:
     """The loss of some trained tokens, and the sums over them that metrics are computed from."""
 
     loss: Tensor
-    sums: Mapping[str, float]
-    maxima: Mapping[str, float]
+    sums: Mapping[str, Tensor]
+    """Scalars without gradient. They stay on the device, which would wait for each number that is read."""
+    maxima: Mapping[str, Tensor]
 
 
 def policy_loss(tokens: TrainedTokens, algorithm: Algorithm, rule: Loss) -> TokenLoss:
@@ -94,6 +95,6 @@ def policy_loss(tokens: TrainedTokens, algorithm: Algorithm, rule: Loss) -> Toke
         maxima |= {"ratio_max": ratio_E.max(), "logprob_difference_max": difference_E.max()}
     return TokenLoss(
         loss=(losses_E * tokens.weights_E).sum(),
-        sums={name: float(value) for name, value in sums.items()},
-        maxima={name: float(value) for name, value in maxima.items()},
+        sums={name: value.detach() for name, value in sums.items()},
+        maxima={name: value.detach() for name, value in maxima.items()},
     )
