@@ -9,7 +9,8 @@ Dimensions: E trained tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +58,10 @@ class TokenLoss:
     maxima: Mapping[str, Tensor]
 
 
+Measured = tuple[TokenLoss, Mapping[str, Tensor]]
+"""A micro-batch's loss, and the sums of its further terms by metric."""
+
+
 def policy_loss(tokens: TrainedTokens, algorithm: Algorithm, rule: Loss) -> TokenLoss:
     """The loss (see the module's docstring) of E tokens. ``rule``: the loss that ``algorithm`` names."""
     log_ratio_E = tokens.logprobs_E - tokens.old_E
@@ -98,3 +103,23 @@ def policy_loss(tokens: TrainedTokens, algorithm: Algorithm, rule: Loss) -> Toke
         sums={name: value.detach() for name, value in sums.items()},
         maxima={name: value.detach() for name, value in maxima.items()},
     )
+
+
+def read_metrics(
+    measured: Sequence[Measured],
+) -> tuple[Mapping[str, float], Mapping[str, float], Mapping[str, float]]:
+    """Sums, maxima and sums of the further terms over the micro-batches, read from the device at once."""
+    scalars = [
+        value.float()
+        for found, terms in measured
+        for each in (found.sums, found.maxima, terms)
+        for value in each.values()
+    ]
+    numbers = iter(torch.stack(scalars).tolist())
+    sums, maxima, further = Counter[str](), dict[str, float](), Counter[str]()
+    for found, terms in measured:
+        sums.update({name: next(numbers) for name in found.sums})
+        largest = {name: next(numbers) for name in found.maxima}
+        maxima = {name: max(value, maxima.get(name, value)) for name, value in largest.items()}
+        further.update({name: next(numbers) for name in terms})
+    return sums, maxima, further

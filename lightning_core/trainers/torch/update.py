@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.build_rules import checked_loss
 from lightning_core.config.trainer import TrainerSection
 from lightning_core.trainers.torch.finite import finite_loss
-from lightning_core.trainers.torch.loss import TokenLoss
+from lightning_core.trainers.torch.loss import Measured, read_metrics
 from lightning_core.trainers.torch.mini_batches import (
     CROSS_ENTROPY,
     FORWARD_KL,
@@ -84,7 +82,7 @@ class Updater:
         self._tuning.zero_grad()
         if objective.needs_all_logprobs():
             self.precompute_logprobs(part)
-        loss, measured = 0.0, list[tuple[TokenLoss, dict[str, Tensor]]]()
+        loss, measured = 0.0, list[Measured]()
         for number, batch in enumerate(part.batches):
             prove_batch(rows, batch, objective.sampled[number])
             if algorithm.kl is not None and number not in objective.references:
@@ -101,16 +99,16 @@ class Updater:
             logprobs_E, logprobs_X = logprobs.tensor_split([len(batch.targets_E)])
             found = objective.loss(number, logprobs_E, entropy_E)
             ce_loss, ce_sum = objective.cross_entropy(number, logprobs_E)
-            total, terms = found.loss + ce_loss, {CROSS_ENTROPY: ce_sum}
+            total, further = found.loss + ce_loss, {CROSS_ENTROPY: ce_sum}
             if kl_term is not None:
                 divergence, divergence_sum = kl_term(logprobs_X)
                 total = total + divergence
-                terms[FORWARD_KL] = divergence_sum
-            measured.append((found, terms))
+                further[FORWARD_KL] = divergence_sum
+            measured.append((found, further))
             loss += finite_loss(total, logprobs, batch, rows, step)
             total.backward()
             self._tuning.collect_grad()
-        sums, maxima, terms = _read(measured)
+        sums, maxima, terms = read_metrics(measured)
         if compare:
             prove_sampler(sums["logprob_difference_mean"] / part.tokens, self._settings.max_logprob_difference)
         return Update(
@@ -122,23 +120,3 @@ class Updater:
             maxima=maxima,
             terms={name: (terms.get(name, 0.0), count) for name, count in part.tokens_of_terms.items() if count},
         )
-
-
-def _read(
-    measured: Sequence[tuple[TokenLoss, Mapping[str, Tensor]]],
-) -> tuple[Mapping[str, float], Mapping[str, float], Mapping[str, float]]:
-    """Sums, maxima and sums of the further terms over the micro-batches, read from the device at once."""
-    scalars = [
-        value.float()
-        for found, terms in measured
-        for each in (found.sums, found.maxima, terms)
-        for value in each.values()
-    ]
-    numbers = iter(torch.stack(scalars).tolist())
-    sums, maxima, further = Counter[str](), dict[str, float](), Counter[str]()
-    for found, terms in measured:
-        sums.update({name: next(numbers) for name in found.sums})
-        largest = {name: next(numbers) for name in found.maxima}
-        maxima = {name: max(value, maxima.get(name, value)) for name, value in largest.items()}
-        further.update({name: next(numbers) for name in terms})
-    return sums, maxima, further
