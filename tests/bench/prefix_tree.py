@@ -156,7 +156,8 @@ def main() -> None:
     }
     print(
         f"{arguments.model}, {trainer.model.network.dtype}, products {torch.get_float32_matmul_precision()}, "
-        f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}: {arguments.turns} turns x {arguments.branches} branches, {len(rows)} calls"
+        f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}: "
+        f"{arguments.turns} turns x {arguments.branches} branches, {len(rows)} calls"
     )
     tokens: dict[str, int] = {}
     walls: dict[str, float] = {}

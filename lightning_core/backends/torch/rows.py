@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -119,10 +120,6 @@ def sample_next(rows: Sequence[ActiveRow], logits_RV: Tensor) -> None:
     A row whose constraint cannot be followed fails, and the others go on. Raises `TrainingError` for logits that are not finite.
     """
     device = logits_RV.device
-
-    def floats(values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=device)
-
     for index, row in enumerate(rows):
         if row.walk is not None:
             try:
@@ -138,16 +135,18 @@ def sample_next(rows: Sequence[ActiveRow], logits_RV: Tensor) -> None:
             row.drawn = row.random.random()
     tokens_R, logprobs_R = sample_tokens(
         logits_RV,
-        floats([row.params.temperature for row in rows]),
-        floats([row.params.top_p for row in rows]),
-        floats([row.drawn or 0.0 for row in rows]),
+        [row.params.temperature for row in rows],
+        [row.params.top_p for row in rows],
+        torch.tensor([row.drawn or 0.0 for row in rows], dtype=torch.float32, device=device),
     )
-    if not bool(logprobs_R.isfinite().all()):
+    # Read at once: a GPU waits for each transfer. Both are exact in float64.
+    tokens, logprobs = torch.stack([tokens_R.double(), logprobs_R.double()]).tolist()
+    if not all(map(math.isfinite, logprobs)):
         raise TrainingError(
             "the model's logits are not finite, because its weights are not or are too large. Continue from an earlier "
             "checkpoint, with a lower trainer.learning_rate"
         )
-    for row, token, logprob in zip(rows, tokens_R.tolist(), logprobs_R.tolist(), strict=True):
+    for row, token, logprob in zip(rows, map(int, tokens), logprobs, strict=True):
         if row.walk is not None and row.failed is None:
             try:
                 row.walk.accept(token)

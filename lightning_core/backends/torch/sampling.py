@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,11 +12,11 @@ _BLOCK = 256
 
 
 def sample_tokens(
-    logits_RV: Tensor, temperatures_R: Tensor, top_p_R: Tensor, uniforms_R: Tensor
+    logits_RV: Tensor, temperatures: Sequence[float], top_p: Sequence[float], uniforms_R: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Sample one token per row: tokens [R] (int64) and their logprobs [R] (float32).
 
-    The logprobs are those under the distribution that a token is drawn from.
+    The logprobs are those under the distribution that a token is drawn from. No value is read from the device.
 
     ``uniforms_R``: random numbers in [0, 1). The token is the inverse of the cumulative distribution at this number, so a
     row's token depends only on its own logits and number. Temperature 0 takes the most likely token, with its logprob at
@@ -22,19 +24,24 @@ def sample_tokens(
 
     Overwrites ``logits_RV``: with a vocabulary of 50,000, each further tensor of its size costs as much as a layer.
     """
-    greedy_R = temperatures_R == 0
-    inverse_R1 = 1 / torch.where(greedy_R, 1.0, temperatures_R)[:, None]
+    device = logits_RV.device
+    greedy = [temperature == 0 for temperature in temperatures]
+    divisors = [1.0 if temperature == 0 else temperature for temperature in temperatures]
+    inverse_R1 = 1 / torch.tensor(divisors, dtype=torch.float32, device=device)[:, None]
     logits_RV = logits_RV.float()
-    likeliest_R = logits_RV.argmax(dim=-1) if bool(greedy_R.any()) else None
+    likeliest_R = logits_RV.argmax(dim=-1) if any(greedy) else None
     # Shifted so that the maximum is 0: the exponentials below are unnormalized probabilities.
     scores_RV = logits_RV.sub_(logits_RV.amax(dim=-1, keepdim=True)).mul_(inverse_R1)
-    nucleus_R = (top_p_R < 1) & ~greedy_R
-    if bool(nucleus_R.any()):
-        scores_RV[nucleus_R] = _nucleus(scores_RV[nucleus_R], top_p_R[nucleus_R])
+    if nucleus := [
+        row for row, (p, is_greedy) in enumerate(zip(top_p, greedy, strict=True)) if p < 1 and not is_greedy
+    ]:
+        rows_N = torch.tensor(nucleus, device=device)
+        top_p_N = torch.tensor([top_p[row] for row in nucleus], dtype=torch.float32, device=device)
+        scores_RV[rows_N] = _nucleus(scores_RV[rows_N], top_p_N)
     masses_RV = scores_RV.exp_()
     tokens_R1, total_R1 = _invert(masses_RV, uniforms_R[:, None])
     if likeliest_R is not None:
-        tokens_R1 = torch.where(greedy_R, likeliest_R, tokens_R1[:, 0])[:, None]
+        tokens_R1 = torch.where(torch.tensor(greedy, device=device), likeliest_R, tokens_R1[:, 0])[:, None]
     return tokens_R1[:, 0], (masses_RV.gather(1, tokens_R1) / total_R1).log()[:, 0]
 
 

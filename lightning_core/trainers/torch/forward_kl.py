@@ -45,7 +45,7 @@ class ForwardKl:
     weights_D: Tensor
     """float32: with `Candidates.weight`."""
 
-    def __call__(self, logprobs_X: Tensor) -> tuple[Tensor, float]:
+    def __call__(self, logprobs_X: Tensor) -> tuple[Tensor, Tensor]:
         """The term, and the sum of the divergences in nats. ``logprobs_X``: the policy's, float32, with gradient."""
         teacher_DK, policy_DK = self.probabilities_DK, logprobs_X.view_as(self.probabilities_DK)
         others_D = (1 - teacher_DK.sum(dim=-1)).clamp_min(0)
@@ -53,7 +53,7 @@ class ForwardKl:
         entropy_D = torch.special.entr(teacher_DK).sum(dim=-1) + torch.special.entr(others_D)
         log_others_D = _log(policy_others_D, bound_D=(others_D / MAX_RATIO).clamp_min(MIN_OTHERS))
         divergences_D = -(teacher_DK * policy_DK).sum(dim=-1) - others_D * log_others_D - entropy_D
-        return (self.weights_D * divergences_D).sum(), float(divergences_D.detach().sum())
+        return (self.weights_D * divergences_D).sum(), divergences_D.detach().sum()
 
 
 def _log(values_D: Tensor, *, bound_D: Tensor) -> Tensor:

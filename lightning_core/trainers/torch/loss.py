@@ -9,7 +9,8 @@ Dimensions: E trained tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,8 +53,13 @@ class TokenLoss:
     """The loss of some trained tokens, and the sums over them that metrics are computed from."""
 
     loss: Tensor
-    sums: Mapping[str, float]
-    maxima: Mapping[str, float]
+    sums: Mapping[str, Tensor]
+    """Scalars without gradient. They stay on the device, which would wait for each number that is read."""
+    maxima: Mapping[str, Tensor]
+
+
+Measured = tuple[TokenLoss, Mapping[str, Tensor]]
+"""A micro-batch's loss, and the sums of its further terms by metric."""
 
 
 def policy_loss(tokens: TrainedTokens, algorithm: Algorithm, rule: Loss) -> TokenLoss:
@@ -94,6 +100,26 @@ def policy_loss(tokens: TrainedTokens, algorithm: Algorithm, rule: Loss) -> Toke
         maxima |= {"ratio_max": ratio_E.max(), "logprob_difference_max": difference_E.max()}
     return TokenLoss(
         loss=(losses_E * tokens.weights_E).sum(),
-        sums={name: float(value) for name, value in sums.items()},
-        maxima={name: float(value) for name, value in maxima.items()},
+        sums={name: value.detach() for name, value in sums.items()},
+        maxima={name: value.detach() for name, value in maxima.items()},
     )
+
+
+def read_metrics(
+    measured: Sequence[Measured],
+) -> tuple[Mapping[str, float], Mapping[str, float], Mapping[str, float]]:
+    """Sums, maxima and sums of the further terms over the micro-batches, read from the device at once."""
+    scalars = [
+        value.float()
+        for found, terms in measured
+        for each in (found.sums, found.maxima, terms)
+        for value in each.values()
+    ]
+    numbers = iter(torch.stack(scalars).tolist())
+    sums, maxima, further = Counter[str](), dict[str, float](), Counter[str]()
+    for found, terms in measured:
+        sums.update({name: next(numbers) for name in found.sums})
+        largest = {name: next(numbers) for name in found.maxima}
+        maxima = {name: max(value, maxima.get(name, value)) for name, value in largest.items()}
+        further.update({name: next(numbers) for name in terms})
+    return sums, maxima, further

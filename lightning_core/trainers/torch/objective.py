@@ -110,13 +110,13 @@ class Objective:
         places_R = self._policy[batch]
         return values_E if places_R is None else values_E[places_R]
 
-    def cross_entropy(self, batch: int, logprobs_E: Tensor) -> tuple[Tensor, float]:
+    def cross_entropy(self, batch: int, logprobs_E: Tensor) -> tuple[Tensor, Tensor]:
         """The cross-entropy term of a micro-batch, and the sum of −log policy over its tokens."""
         if not self._cross_entropy:
-            return logprobs_E.new_zeros(()), 0.0
+            return logprobs_E.new_zeros(()), logprobs_E.new_zeros(())
         places_C, weights_C = self._cross_entropy[batch]
         surprisals_C = -logprobs_E[places_C]
-        return (weights_C * surprisals_C).sum(), float(surprisals_C.detach().sum())
+        return (weights_C * surprisals_C).sum(), surprisals_C.detach().sum()
 
     def loss(self, batch: int, logprobs_E: Tensor, entropy_E: Tensor | None = None) -> TokenLoss:
         """The loss of the sampled tokens of a micro-batch, which are all of its tokens E from here on.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -13,6 +12,7 @@ from lightning_core.config.trainer import TrainerSection
 from lightning_core.trainers.micro_batches import OnBatch, counting
 from lightning_core.trainers.torch.finite import finite_loss
 from lightning_core.trainers.torch.fitting import fitting
+from lightning_core.trainers.torch.loss import Measured, read_metrics
 from lightning_core.trainers.torch.mini_batches import (
     CROSS_ENTROPY,
     FORWARD_KL,
@@ -80,8 +80,7 @@ class Updater:
         self._tuning.zero_grad()
         if objective.needs_all_logprobs():
             self.precompute_logprobs(part)
-        loss, sums, maxima = 0.0, Counter[str](), dict[str, float]()
-        terms: dict[str, float] = {CROSS_ENTROPY: 0.0, FORWARD_KL: 0.0}
+        loss, measured = 0.0, list[Measured]()
         for number, batch in enumerate(part.batches):
             prove_batch(rows, batch, objective.sampled[number])
             if algorithm.kl is not None and number not in objective.references:
@@ -95,18 +94,17 @@ class Updater:
             logprobs_E, logprobs_X = logprobs.tensor_split([len(batch.targets_E)])
             found = objective.loss(number, logprobs_E, entropy_E)
             ce_loss, ce_sum = objective.cross_entropy(number, logprobs_E)
-            total = found.loss + ce_loss
-            terms[CROSS_ENTROPY] += ce_sum
+            total, further = found.loss + ce_loss, {CROSS_ENTROPY: ce_sum}
             if kl_term is not None:
                 divergence, divergence_sum = kl_term(logprobs_X)
                 total = total + divergence
-                terms[FORWARD_KL] += divergence_sum
+                further[FORWARD_KL] = divergence_sum
+            measured.append((found, further))
             loss += finite_loss(total, logprobs, batch, rows, step)
             total.backward()
             self._tuning.collect_grad()
-            sums.update(found.sums)
-            maxima = {name: max(value, maxima.get(name, value)) for name, value in found.maxima.items()}
             on_batch()
+        sums, maxima, terms = read_metrics(measured)
         if compare:
             prove_sampler(sums["logprob_difference_mean"] / part.tokens, self._settings.max_logprob_difference)
         return Update(
@@ -116,5 +114,5 @@ class Updater:
             tokens=part.tokens,
             sums=sums,
             maxima=maxima,
-            terms={name: (terms[name], count) for name, count in part.tokens_of_terms.items() if count},
+            terms={name: (terms.get(name, 0.0), count) for name, count in part.tokens_of_terms.items() if count},
         )

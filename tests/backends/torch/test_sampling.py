@@ -15,7 +15,7 @@ def draw(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     count = len(uniforms)
     rows = logits.expand(count, -1).clone()
-    return sample_tokens(rows, torch.full((count,), temperature), torch.full((count,), top_p), uniforms)
+    return sample_tokens(rows, [temperature] * count, [top_p] * count, uniforms)
 
 
 SHORT = {(1.0, 1.0, 3), (1.0, 1.0, 1024), (0.5, 1.0, 256), (1.3, 0.6, 3), (1.3, 0.6, 300)}
@@ -53,7 +53,7 @@ def test_the_ends_of_the_range_meet_tokens_that_are_possible() -> None:
 def test_greedy_rows_in_a_batch_with_sampled_ones() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0], [0.0, 3.0, 1.0]])
     temperatures, uniforms = torch.tensor([0.0, 2.0]), torch.tensor([0.99, 0.99])
-    tokens, logprobs = sample_tokens(logits.clone(), temperatures, torch.ones(2), uniforms)
+    tokens, logprobs = sample_tokens(logits.clone(), temperatures.tolist(), [1.0, 1.0], uniforms)
     assert tokens.tolist() == [1, 2]
     assert logprobs[0].item() == pytest.approx(torch.log_softmax(logits[0], -1)[1].item())
     assert logprobs[1].item() == pytest.approx(torch.log_softmax(logits[1] / 2, -1)[2].item())
