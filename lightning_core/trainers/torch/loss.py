@@ -10,7 +10,7 @@ Dimensions: E trained tokens.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -115,7 +115,7 @@ def read_metrics(
         for each in (found.sums, found.maxima, terms)
         for value in each.values()
     ]
-    numbers = iter(torch.stack(scalars).tolist())
+    numbers: Iterator[float] = iter(torch.stack(scalars).tolist())
     sums, maxima, further = Counter[str](), dict[str, float](), Counter[str]()
     for found, terms in measured:
         sums.update({name: next(numbers) for name in found.sums})
