@@ -46,7 +46,7 @@ def common_pass_rates(
 ) -> tuple[Sequence[PassRate], Sequence[PassRate]]:
     """The `pass_rates` of two evaluations on the tasks that both have rewards for."""
     first, last = ({task: one[task] for task in before if task in after} for one in (before, after))
-    return pass_rates(first, solved=solved), pass_rates(last, solved=solved)
+    return tuple(pass_rates(first, solved=solved)), tuple(pass_rates(last, solved=solved))
 
 
 def _rate(counts: Sequence[tuple[int, int]], k: int) -> PassRate:

@@ -38,8 +38,8 @@ def test_on_a_cpu_half_of_the_layers_are_trained_and_the_run_says_so(tiny_llama:
     assert trainer.model.tuning.layers == (layers + 1) // 2
     assert not [name for name in trainer.model.tuning.parameters if "embed" in name]
     notes = "\n".join(trainer.model.notes)
-    assert "trainer.learning_rate: auto is 5e-05 for " in notes
-    assert f"policy.train_layers: auto is the top {(layers + 1) // 2} layers of this model on cpu" in notes
+    assert "auto: trainer.learning_rate is 5e-05 for " in notes
+    assert f"policy.train_layers is the top {(layers + 1) // 2} layers on cpu" in notes
     assert trainer.model.learning_rate == 5e-5
 
 

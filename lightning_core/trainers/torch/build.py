@@ -122,11 +122,11 @@ def _automatic(policy: PolicySettings, loaded: LoadedModel, tuning: Tuning) -> l
     if policy.learning_rate == "auto":
         weights = number_of_weights(loaded.model)
         rate, adapters = learning_rate("auto", weights, policy.tuning), " with adapters" * (policy.tuning == "lora")
-        found.append(f"trainer.learning_rate: auto is {rate:.2g} for {weights / 1e6:,.3g} million weights{adapters}")
+        found.append(f"trainer.learning_rate is {rate:.2g} for {weights / 1e6:,.3g} million weights{adapters}")
     if policy.train_layers == "auto":
         trained = "all weights" if tuning.layers is None else f"the top {tuning.layers} layers"
-        found.append(f"policy.train_layers: auto is {trained} of this model on {loaded.device.type}")
-    return found
+        found.append(f"policy.train_layers is {trained} on {loaded.device.type}")
+    return [f"auto: {', '.join(found)}"] if found else []
 
 
 def _gib(number: int) -> str:

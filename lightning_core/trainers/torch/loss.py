@@ -58,7 +58,7 @@ class TokenLoss:
     maxima: Mapping[str, Tensor]
 
 
-Measured = tuple[TokenLoss, Mapping[str, Tensor]]
+MeasuredBatch = tuple[TokenLoss, Mapping[str, Tensor]]
 """A micro-batch's loss, and the sums of its further terms by metric."""
 
 
@@ -106,7 +106,7 @@ def policy_loss(tokens: TrainedTokens, algorithm: Algorithm, rule: Loss) -> Toke
 
 
 def read_metrics(
-    measured: Sequence[Measured],
+    measured: Sequence[MeasuredBatch],
 ) -> tuple[Mapping[str, float], Mapping[str, float], Mapping[str, float]]:
     """Sums, maxima and sums of the further terms over the micro-batches, read from the device at once."""
     scalars = [

@@ -12,7 +12,7 @@ from lightning_core.config.trainer import TrainerSection
 from lightning_core.trainers.micro_batches import OnBatch, counting
 from lightning_core.trainers.torch.finite import finite_loss
 from lightning_core.trainers.torch.fitting import fitting
-from lightning_core.trainers.torch.loss import Measured, read_metrics
+from lightning_core.trainers.torch.loss import MeasuredBatch, read_metrics
 from lightning_core.trainers.torch.mini_batches import (
     CROSS_ENTROPY,
     FORWARD_KL,
@@ -80,7 +80,7 @@ class Updater:
         self._tuning.zero_grad()
         if objective.needs_all_logprobs():
             self.precompute_logprobs(part)
-        loss, measured = 0.0, list[Measured]()
+        loss, measured = 0.0, list[MeasuredBatch]()
         for number, batch in enumerate(part.batches):
             prove_batch(rows, batch, objective.sampled[number])
             if algorithm.kl is not None and number not in objective.references:

@@ -18,6 +18,7 @@ from lightning_core.backends.torch.rows import ActiveRow
 from lightning_core.backends.torch.tree_lane import TreeLane
 from lightning_core.model.compute import choose_path
 from lightning_core.model.source import load_model
+from lightning_core.trainers.micro_batches import ignore_batches
 from lightning_core.trainers.torch.factory import open_trainer
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
@@ -112,9 +113,9 @@ def test_an_update_reads_the_device_once_a_micro_batch(tiny_llama: Path, monkeyp
         try:
             batches = trainer._updater.mini_batches(rows, 0)
             with trainer.paused():
-                trainer._updater.step(batches, 0)
+                trainer._updater.step(batches, 0, ignore_batches)
                 with counting(monkeypatch) as work:
-                    trainer._updater.step(batches, 0)
+                    trainer._updater.step(batches, 0, ignore_batches)
             found[len(batches[0].batches)] = work
         finally:
             trainer.close()

@@ -35,7 +35,7 @@ def test_a_healthy_agent_has_no_problem_and_a_plan(with_model: Examine) -> None:
     found = with_model("healthy", trainer={"steps": 3})
     assert problems(found) == []
     assert [f.name for f in found if f.section == "plan"] == [
-        *["model"] * 4, "time of a step", "time of the run", "memory of the run", "checkpoints",
+        *["model"] * 3, "time of a step", "time of the run", "memory of the run", "checkpoints",
     ] or any(f.name == "slow update" for f in found)  # fmt: skip
     (run,) = [f for f in found if f.name == "time of the run"]
     assert run.found.endswith("for 3 steps and 2 evaluations")
