@@ -83,9 +83,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
     rows: list[Row] = []
     step = TorchTrainer.step
 
-    def spy(self: TorchTrainer, batch: Any) -> Any:
+    def spy(self: TorchTrainer, batch: Any, *on_batch: Any) -> Any:
         rows.extend(batch)
-        return step(self, batch)
+        return step(self, batch, *on_batch)
 
     monkeypatch.setattr(TorchTrainer, "step", spy)
     return rows
