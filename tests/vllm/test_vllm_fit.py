@@ -20,7 +20,14 @@ def settings(model: Path, runs: Path, steps: int, **policy: Any) -> dict[str, An
     return {
         "agent": "tests.bandit:solve",
         "tasks": {"train": "tests.bandit:tasks", "eval": "tests.bandit:held_out"},
-        "policy": {"model": str(model), "max_context": 256, "dtype": "float32", "backend": "vllm", **policy},
+        "policy": {
+            "model": str(model),
+            "train_layers": None,
+            "max_context": 256,
+            "dtype": "float32",
+            "backend": "vllm",
+            **policy,
+        },
         "rollouts": {"tasks_per_step": 4, "group_size": 8, "max_tokens": 4, "temperature": 0.9},
         "trainer": {"steps": steps, "learning_rate": 5e-3},
         "run": {"dir": str(runs), "name": "run"},
