@@ -117,7 +117,7 @@ class Policy(Section):
     PyPI)."""
     tuning: Literal["full", "lora"] = "full"
     """`full`: train the weights. `lora`: train low-rank adapters."""
-    train_layers: CountOrAuto | None = "auto"
+    train_layers: CountOrAuto | None = None
     """With `full`: number of transformer layers to train, counted from the top, plus the final norm; null: all weights,
     with the embeddings. `auto`: half of the layers on a CPU; all weights on a GPU, with verl, and for models whose layers
     are not one list."""

@@ -22,9 +22,8 @@ class TrainerSection(Section):
     """End the run after the step in which its rollouts and forks have sampled this many tokens in all, evaluations not
     counted. null: no limit. For comparing credit rules at equal cost."""
     learning_rate: PositiveOrAuto = "auto"
-    """Learning rate of AdamW after warm-up. `auto`: 5e-5 for models of up to 135 million weights, for larger ones
-    inversely proportional to their number, but at least 1e-6; ten times as much with `tuning: lora`. The start of a run
-    prints it."""
+    """Learning rate of AdamW after warm-up. `auto`: 1e-5 for models of up to 135 million weights, for larger ones
+    inversely proportional to their number, but at least 1e-6; 1e-4 with `tuning: lora`. The start of a run prints it."""
     warmup_steps: CountOrZero = 0
     """Number of steps over which the learning rate rises linearly."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -33,7 +32,7 @@ class TrainerSection(Section):
     """With `linear` and `cosine`: the lowest learning rate, as a fraction of `learning_rate`."""
     weight_decay: NotNegative = 0.0
     """Weight decay of AdamW, for matrices only: norms, biases and other vectors are not decayed."""
-    betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.95)
+    betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.999)
     """Betas of AdamW."""
     grad_clip: Positive = 1.0
     """Maximum norm of the gradient; larger gradients are scaled down."""

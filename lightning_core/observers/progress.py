@@ -41,6 +41,8 @@ class Progress(Protocol):
 
 _LONG_PHASE = 5.0
 """Seconds after which the time left of a phase is shown."""
+_SURE = 0.1
+"""The share of a phase that must be done: the first rollouts end late, and the first ends of many together."""
 _LINE_EVERY = 20.0
 """Seconds between lines about a phase."""
 
@@ -102,7 +104,7 @@ class Pace:
     def phase_left(self) -> str:
         """The time left of a long phase, such as ``1m35s left``; empty at its start and end, and if its units are not known."""
         seconds, units = self._clock() - self._phase_began, self.total - self.done
-        if seconds < _LONG_PHASE or not self.done or units <= 0:
+        if seconds < _LONG_PHASE or units <= 0 or self.done < _SURE * self.total:
             return ""
         return f"{format_seconds(seconds / self.done * units)} left"
 

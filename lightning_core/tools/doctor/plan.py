@@ -195,9 +195,7 @@ def slow_update(m: Measured) -> Iterator[Observed]:
     policy, seconds = m.config.policy, (m.seconds_update or 0.0) * m.gradient_share
     if seconds <= m.seconds_rollouts or policy.tuning == "lora":
         return
-    layers = (
-        "set policy.train_layers to half of the layers" if policy.train_layers is None else "lower policy.train_layers"
-    )
+    layers = "set policy.train_layers: auto" if policy.train_layers is None else "lower policy.train_layers"
     yield Observed(
         "info",
         f"the update of the trial takes {_seconds(seconds)} for rows with a gradient, its rollouts {_seconds(m.seconds_rollouts)}",
