@@ -17,7 +17,7 @@ fit(config=load_config(sys.argv[1], sys.argv[2:]), progress=PlainProgress(sys.st
 def settings(model: Path, runs: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     base: dict[str, dict[str, Any]] = {
         "tasks": {"train": "tests.bandit:tasks", "eval": "tests.bandit:held_out"},
-        "policy": {"model": str(model), "train_layers": None, "max_context": 256, "dtype": "float32"},
+        "policy": {"model": str(model), "max_context": 256, "dtype": "float32"},
         "rollouts": {"tasks_per_step": 4, "group_size": 8, "max_tokens": 4, "temperature": 1.0, "executor": "task"},
         "trainer": {"steps": 12, "learning_rate": 5e-3, "checkpoint_every": 2},
         "run": {"dir": str(runs), "name": "run"},

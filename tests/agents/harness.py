@@ -147,7 +147,7 @@ class Agent:
         sections: dict[str, Any] = {
             "tasks": {"train": "tests.bandit:tasks"},
             "agents": {"auxiliary": self.auxiliary},
-            "policy": {"model": str(tiny), "train_layers": None, "dtype": "float32"},
+            "policy": {"model": str(tiny), "dtype": "float32"},
             "rollouts": {
                 "tasks_per_step": 1,
                 "group_size": 2,

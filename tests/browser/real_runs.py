@@ -30,7 +30,7 @@ def settings(runs: Path, model: Path, *, name: str, steps: int, tasks: str = "te
     """A configuration of ``steps`` steps."""
     return {
         "tasks": {"train": tasks},
-        "policy": {"model": str(model), "train_layers": None, "max_context": 512, "dtype": "float32"},
+        "policy": {"model": str(model), "max_context": 512, "dtype": "float32"},
         "rollouts": {"tasks_per_step": 2, "group_size": 4, "max_tokens": 6},
         "trainer": {"steps": steps, "learning_rate": 5e-3},
         "run": {"dir": str(runs), "name": name},

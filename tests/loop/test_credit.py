@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(model: Path, runs: Path, agent: str, **sections: Any) -> Result:
     base: dict[str, dict[str, Any]] = {
         "tasks": {"train": {"source": "tests.bandit:tasks", "args": {"count": 16}}},
-        "policy": {"model": str(model), "train_layers": None, "max_context": 2048, "dtype": "float32"},
+        "policy": {"model": str(model), "max_context": 2048, "dtype": "float32"},
         "rollouts": {"tasks_per_step": 4, "group_size": 4, "max_tokens": 4, "temperature": 1.0, "executor": "task"},
         "trainer": {"steps": 2, "learning_rate": 5e-3},
         "run": {"dir": str(runs), "name": "run"},

@@ -44,7 +44,7 @@ def settings(
 ) -> dict[str, Any]:
     base: dict[str, dict[str, Any]] = {
         "tasks": {"train": {"source": "tests.tools.sft.sft_agents:tasks", "args": {"count": 2}}},
-        "policy": {"model": str(model), "train_layers": None, "max_context": 2048, "dtype": "float32"},
+        "policy": {"model": str(model), "max_context": 2048, "dtype": "float32"},
         "rollouts": {"tasks_per_step": 2, "group_size": 2, "max_tokens": 6, "executor": "task"},
         "algorithm": {"ce": ce},
         "trainer": {"steps": 1, "learning_rate": 3e-3, "checkpoint_every": 0},

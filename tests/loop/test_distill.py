@@ -39,7 +39,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(model: Path, runs: Path, distill: dict[str, Any], **sections: Any) -> dict[str, Any]:
     base: dict[str, dict[str, Any]] = {
         "tasks": {"train": {"source": "tests.bandit:tasks", "args": {"count": 8}}},
-        "policy": {"model": str(model), "train_layers": None, "max_context": 2048, "dtype": "float32"},
+        "policy": {"model": str(model), "max_context": 2048, "dtype": "float32"},
         "rollouts": {"tasks_per_step": 4, "group_size": 16, "max_tokens": 8, "executor": "task"},
         "algorithm": {"distill": distill, "reward_weight": 0.0},
         "trainer": {"steps": 10, "learning_rate": 3e-3, "checkpoint_every": 0},

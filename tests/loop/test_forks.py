@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(model: Path, runs: Path, **sections: Any) -> dict[str, Any]:
     base: dict[str, dict[str, Any]] = {
         "tasks": {"train": {"source": "tests.signals.forked_agents:tasks"}},
-        "policy": {"model": str(model), "train_layers": None, "max_context": 2048, "dtype": "float32"},
+        "policy": {"model": str(model), "max_context": 2048, "dtype": "float32"},
         "credit": {"rewards": "counterfactual", "advantage": "rloo"},
         "rollouts": {
             "tasks_per_step": 2, "group_size": 3, "max_tokens": 4, "executor": "task", "forks": {"points": 2, "samples": 2},

@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(model: Path, runs: Path, agent: str = "chat", **sections: Any) -> dict[str, Any]:
     base: dict[str, dict[str, Any]] = {
         "tasks": {"train": {"source": "tests.loop.search_agents:tasks"}},
-        "policy": {"model": str(model), "train_layers": None, "max_context": 512, "dtype": "float32"},
+        "policy": {"model": str(model), "max_context": 512, "dtype": "float32"},
         "credit": {"rewards": "igpo", "information_gain": {"answer": "gold", "prefix": PREFIX}},
         "rollouts": {"tasks_per_step": 2, "group_size": 3, "max_tokens": 4, "executor": "task"},
         "trainer": {"steps": 1, "learning_rate": 3e-3, "checkpoint_every": 0},

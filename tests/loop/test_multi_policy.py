@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(model: Path, runs: Path, policies: dict[str, Any], **sections: dict[str, Any]) -> dict[str, Any]:
     base: dict[str, dict[str, Any]] = {
         "tasks": {"train": "tests.two_bandits:tasks"},
-        "policy": {"model": str(model), "train_layers": None, "max_context": 256, "dtype": "float32"},
+        "policy": {"model": str(model), "max_context": 256, "dtype": "float32"},
         "credit": {"rewards": "explicit", "group_by": ["task", "agent"]},
         "rollouts": {"tasks_per_step": 4, "group_size": 6, "max_tokens": 4, "executor": "task"},
         "trainer": {"steps": 12, "learning_rate": 5e-3},

@@ -30,7 +30,7 @@ def solve(task):
 CONFIG = """\
 agent: my_agent:solve
 tasks: {train: train.jsonl, eval: eval.jsonl}
-policy: {train_layers: null, model: ./model}
+policy: {model: ./model}
 rollouts: {tasks_per_step: 1, group_size: 2, max_tokens: 6, executor: thread}
 trainer: {steps: 1}
 """

@@ -79,9 +79,7 @@ def _export(trainer: TorchTrainer, source: Path, folder: Path) -> Path:
     """What ``lightning-rl export`` writes of a run's checkpoint."""
     run, out = folder / "run", folder / "export"
     trainer.save(run / "checkpoints" / "step-000001")
-    config = load_config(
-        {"policy": {"model": str(source), "train_layers": None}, "tasks": {"train": "tests.bandit:tasks"}}
-    )
+    config = load_config({"policy": {"model": str(source)}, "tasks": {"train": "tests.bandit:tasks"}})
     (run / "config.yaml").write_text(dump_config(config), encoding="utf-8")
     export(find_trained(run), out, format="hf", dtype="float32")
     return out

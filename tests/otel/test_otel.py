@@ -228,7 +228,7 @@ def test_a_run_sends_what_its_record_holds(tmp_path: Path) -> None:
     with collector() as (url, bodies):
         config = load_config(
             {
-                "policy": {"model": str(model), "train_layers": None, "max_context": 256, "dtype": "float32"},
+                "policy": {"model": str(model), "max_context": 256, "dtype": "float32"},
                 "rollouts": {"max_tokens": 4},
                 "otlp": {"endpoint": url},
             }

@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def metrics_of(model: Path, runs: Path, solve: Any, sections: dict[str, dict[str, Any]]) -> set[str]:
     """The names of one step's metrics."""
     base: dict[str, dict[str, Any]] = {
-        "policy": {"model": str(model), "train_layers": None, "max_context": 2048, "dtype": "float32"},
+        "policy": {"model": str(model), "max_context": 2048, "dtype": "float32"},
         "rollouts": {"tasks_per_step": 1, "group_size": 2, "max_tokens": 4, "executor": "task"},
         "trainer": {"steps": 1, "checkpoint_every": 0},
         "run": {"dir": str(runs)},

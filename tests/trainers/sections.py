@@ -20,7 +20,7 @@ class Parts(TypedDict):
 
 
 def parts(**overrides: Any) -> Parts:
-    """The arguments of `TorchTrainer`, on the CPU unless ``device`` is set, with all weights unless ``train_layers`` is.
+    """The arguments of `TorchTrainer`, on the CPU unless ``device`` is set.
 
     ``overrides``: fields of the sections ``policy``, ``trainer`` and ``lora`` (``lora_rank`` and so on), and of
     `PolicySettings` (``keep_base``); ``algorithm``, ``critic`` and ``seed``. Raises `TypeError` for any other name.
@@ -39,7 +39,7 @@ def parts(**overrides: Any) -> Parts:
     algorithm = overrides.pop("algorithm", Algorithm())
     if overrides:
         raise TypeError(f"unknown settings: {list(overrides)!r}")
-    own["policy"] = {"device": "cpu", "train_layers": None, **own["policy"]}
+    own["policy"] = {"device": "cpu", **own["policy"]}
     # Most tests make up the logprobs of their rows.
     own["trainer"] = {"max_logprob_difference": None, **own["trainer"]}
     # `Sections`, not `Config`: a trainer must reject invalid combinations itself.

@@ -89,7 +89,7 @@ def train(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
             "agent": "tests.verl.graph:solve",
             "tasks": {"train": "tests.verl.graph:tasks", "eval": "tests.verl.graph:tasks", "allow_overlap": True},
             "agents": {"train": ["writer", "reviewer"]},
-            "policy": {"model": str(model), "train_layers": None, "max_context": 512, "dtype": "float32"},
+            "policy": {"model": str(model), "max_context": 512, "dtype": "float32"},
             "rollouts": {"tasks_per_step": 2, "group_size": 4, "max_tokens": 12, "concurrency": 8},
             "eval": {"tasks": 2},
             "trainer": {"name": "verl", "steps": 2, "learning_rate": 1e-3, "rollout_workers": 1, "verl": SETTINGS},

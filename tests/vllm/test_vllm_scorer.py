@@ -71,7 +71,7 @@ def test_a_server_teaches_as_the_same_model_here(
             {
                 "agent": "tests.loop.taught_agents:equal",
                 "tasks": {"train": {"source": "tests.bandit:tasks", "args": {"count": 8}}},
-                "policy": {"model": str(other_model), "train_layers": None, "max_context": 2048, "dtype": "float32"},
+                "policy": {"model": str(other_model), "max_context": 2048, "dtype": "float32"},
                 "rollouts": {"tasks_per_step": 2, "group_size": 4, "max_tokens": 8},
                 "algorithm": {"distill": {"teacher": teacher}, "reward_weight": 0.0},
                 "trainer": {"steps": 2, "learning_rate": 3e-3, "checkpoint_every": 0},

@@ -68,7 +68,7 @@ class Runs:
     ) -> list[Named]:
         """The monitors that a run raises, each with its first step."""
         base: Sections = {
-            "policy": {"model": str(self._model), "train_layers": None, "max_context": 512, "dtype": "float32"},
+            "policy": {"model": str(self._model), "max_context": 512, "dtype": "float32"},
             "rollouts": {"tasks_per_step": 4, "group_size": 8, "max_tokens": 16, "executor": "task"},
             "trainer": {"steps": STEPS, "learning_rate": 1e-3, "checkpoint_every": 0},
             "run": {"dir": str(self._folder), "name": f"run-{len(list(self._folder.iterdir()))}"},

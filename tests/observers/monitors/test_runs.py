@@ -42,7 +42,7 @@ class Messages(SilentProgress):
 
 def settings(model: Path, runs: Path, **sections: dict[str, Any]) -> Any:
     base: dict[str, dict[str, Any]] = {
-        "policy": {"model": str(model), "train_layers": None, "max_context": 256, "dtype": "float32"},
+        "policy": {"model": str(model), "max_context": 256, "dtype": "float32"},
         "rollouts": {"tasks_per_step": 2, "group_size": 2, "max_tokens": 4, "executor": "task"},
         "trainer": {"steps": 4, "checkpoint_every": 0},
         "monitors": {"disable": ["truncation"], "args": {"no_gradient": {"steps": 2}}},

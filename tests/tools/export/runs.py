@@ -29,7 +29,7 @@ def train(folder: Path, model: Path, *, name: str = "run", **sections: dict[str,
     """The folder of a run of two steps on ``model``, with a checkpoint after each and held-out tasks."""
     defaults: dict[str, dict[str, Any]] = {
         "tasks": {"train": "tests.bandit:tasks", "eval": "tests.bandit:held_out"},
-        "policy": {"model": str(model), "train_layers": None, "max_context": 256, "dtype": "float32"},
+        "policy": {"model": str(model), "max_context": 256, "dtype": "float32"},
         "rollouts": {"tasks_per_step": 2, "group_size": 8, "max_tokens": 6, "executor": "task"},
         "trainer": {"steps": 2, "learning_rate": 5e-3, "checkpoint_every": 1},
         "run": {"dir": str(folder), "name": name},

@@ -44,7 +44,7 @@ def settings(model: Path, runs: Path, **sections: Any) -> dict[str, Any]:
             "train": {"source": "tests.tools.sft.sft_agents:tasks", "args": {"count": 8}},
             "eval": {"source": "tests.tools.sft.sft_agents:tasks", "args": {"count": 4, "start": 20}},
         },
-        "policy": {"model": str(model), "train_layers": None, "max_context": 512, "dtype": "float32"},
+        "policy": {"model": str(model), "max_context": 512, "dtype": "float32"},
         "rollouts": {"tasks_per_step": 2, "group_size": 2, "max_tokens": 8, "executor": "task"},
         "trainer": {"steps": 1, "learning_rate": 5e-3, "checkpoint_every": 0},
         "run": {"dir": str(runs)},
