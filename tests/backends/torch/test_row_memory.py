@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import torch
 
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.torch.engine import SampledModel, TorchBackend
+from lightning_core.backends.torch.kv_pool import cached
 from lightning_core.errors import InfrastructureError
 from lightning_core.model.compute import choose_path, plain_path
 from lightning_core.model.memory import steady_bytes
@@ -279,9 +281,9 @@ def test_the_cache_holds_no_more_than_its_tokens(tiny_llama: Path):
         one.sample([long])
         for number in range(3):
             one.sample([long[:40] + tokens(10 + number, 20)])
-        memory = {
-            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-            for node in one.lane._pool.nodes()
-            for tensor in (node.keys, node.values)
-        }
+        with one.engine.pause():  # after the last step, which also removes from the cache
+            memory = {
+                tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+                for tensor in itertools.chain.from_iterable(cached(list(one.lane._pool.nodes())))
+            }
         assert 0 < sum(memory.values()) <= 120 * TOKEN
