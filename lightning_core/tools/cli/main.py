@@ -1,4 +1,4 @@
-"""The command ``lightning-rl``: init, doctor, train, sft, eval, baseline, serve, export, trace, credit, view, runs, completion.
+"""The command ``lightning-rl``: init, doctor, train, sft, eval, baseline, serve, switch, export, trace, credit, view, runs, completion.
 
 Exit codes: see `exits`.
 """
@@ -28,6 +28,7 @@ from lightning_core.tools.cli import init as cli_init
 from lightning_core.tools.cli import runs as cli_runs
 from lightning_core.tools.cli import serve as cli_serve
 from lightning_core.tools.cli import sft as cli_sft
+from lightning_core.tools.cli import switch as cli_switch
 from lightning_core.tools.cli import trace as cli_trace
 from lightning_core.tools.cli import view as cli_view
 from lightning_core.tools.cli.arguments import DEFAULT_CONFIG, check_overrides, default_config, split_sources
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "eval": cli_evaluate.evaluate,
         "baseline": cli_evaluate.baseline,
         "serve": cli_serve.serve,
+        "switch": cli_switch.switch,
         "export": cli_export.export,
         "trace": cli_trace.trace,
         "credit": cli_credit.credit,
@@ -121,6 +123,11 @@ def build_parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve a trained policy, or any model, to OpenAI and Anthropic clients")
     cli_serve.add_options(serve)
 
+    switched = commands.add_parser(
+        "switch", help="show and change the shares of models that answer agents, of a running `serve PLAN.yaml`"
+    )
+    actions = [*cli_switch.add_options(switched)]
+
     export = commands.add_parser(
         "export", help="write a trained policy as a Hugging Face folder, an adapter or a GGUF file"
     )
@@ -136,13 +143,13 @@ def build_parser() -> argparse.ArgumentParser:
     cli_view.add_options(view)
 
     listed = commands.add_parser("runs", help="list the runs in a folder, compare runs, remove runs")
-    actions = cli_runs.add_options(listed)
+    actions += cli_runs.add_options(listed)
 
     completion = commands.add_parser("completion", help="print the completion script of a shell")
     cli_completion.add_options(completion)
 
     for command in (*commands.choices.values(), *actions):
-        if command is not listed:
+        if command not in (listed, switched):
             command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     for command in (doctor, train, supervised, evaluate, baseline, serve, export, show, credit):
         command.add_argument(

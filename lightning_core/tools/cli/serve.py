@@ -1,4 +1,4 @@
-"""``lightning-rl serve``: a trained policy or any model behind a URL."""
+"""``lightning-rl serve``: a trained policy or any model behind a URL, or several models by the plan of a switch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from lightning_core.tools.cli.messages import say
 from lightning_core.tools.cli.numbers import port, whole
 
 if TYPE_CHECKING:
-    from lightning_core.config import Config
+    from lightning_core.endpoint.guard import Tls
 
 API_KEY_ENV = "LIGHTNING_API_KEY"
+ADMIN_KEY_ENV = "LIGHTNING_ADMIN_KEY"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to ``parser``."""
-    parser.add_argument("model", metavar="RUN|MODEL", help="a run's folder, a model's folder, or a model's name")
+    parser.add_argument(
+        "model", metavar="RUN|MODEL|PLAN", help="a run's folder, a model's folder or name, or the YAML file of a switch"
+    )
     parser.add_argument(
         "--checkpoint", metavar="NAME", help="with RUN: such as step-000010, or best (default: the newest)"
     )
@@ -44,26 +47,35 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most requests a minute of one client, by its address; more get status 429 (default: any number)",
     )
+    parser.add_argument(
+        "--admin-key",
+        metavar="KEY",
+        help=f"with PLAN: key of requests that change shares (default: ${ADMIN_KEY_ENV}; if unset, from this machine only)",
+    )
 
 
 def serve(options: argparse.Namespace) -> int:
     """Serve until interrupted or terminated; returns the exit code."""
-    config, checkpoint = _resolve_model(options.model, options.checkpoint, options.overrides)
-    api_key: str | None = options.api_key or os.environ.get(API_KEY_ENV) or None
-    from lightning_core.endpoint.guard import Tls
-    from lightning_core.tools.serving import open_serving
+    from lightning_core.tools.served_model import resolve_served
 
     if (options.tls_cert is None) != (options.tls_key is None):
         given, missing = ("--tls-cert", "--tls-key") if options.tls_key is None else ("--tls-key", "--tls-cert")
         raise ConfigError(f"{given} requires {missing}: expected the files of a certificate and of its private key")
-    tls = None if options.tls_cert is None else Tls(certificate=Path(options.tls_cert), key=Path(options.tls_key))
+    if Path(options.model).suffix in (".yaml", ".yml"):
+        return _serve_plan(options)
+    if options.admin_key is not None:
+        raise ConfigError("--admin-key requires the YAML file of a switch: a single model has no shares to change")
+    config, checkpoint = resolve_served(options.model, options.checkpoint, options.overrides)
+    api_key = _api_key(options)
+    from lightning_core.tools.serving import open_serving
+
     with open_serving(
         config,
         checkpoint=checkpoint,
         host=options.host,
         port=options.port,
         api_key=api_key,
-        tls=tls,
+        tls=_tls(options),
         requests_per_minute=options.requests_per_minute,
     ) as endpoint:
         say(f"serving    {config.policy.model if checkpoint is None else checkpoint}")
@@ -73,41 +85,47 @@ def serve(options: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _resolve_model(model: str, checkpoint: str | None, overrides: Sequence[str]) -> tuple[Config, Path | None]:
-    """The configuration to serve, and the checkpoint to load its weights from, if any."""
-    from lightning_core.config import load_config
+def _serve_plan(options: argparse.Namespace) -> int:
+    from lightning_core.tools.switch.opened import open_switch
+    from lightning_core.tools.switch.plan import read_plan
+    from lightning_core.tools.switch.server import shares_text
 
-    folder = Path(model)
-    if (folder / "config.yaml").is_file():
-        from lightning_core.records.checkpoints import checkpoint_step, choose_checkpoint
-        from lightning_core.records.configs import config_of_step
-        from lightning_core.trainers.own_model import sampling_config
+    if options.checkpoint is not None or options.overrides:
+        found = "--checkpoint" if options.checkpoint is not None else options.overrides[0]
+        raise ConfigError(f"{found} cannot be used with the file of a switch; set it under models in {options.model}")
+    plan = read_plan(Path(options.model))
+    with open_switch(
+        plan,
+        host=options.host,
+        port=options.port,
+        api_key=_api_key(options),
+        admin_key=options.admin_key or os.environ.get(ADMIN_KEY_ENV) or None,
+        tls=_tls(options),
+        requests_per_minute=options.requests_per_minute,
+    ) as switch:
+        root = switch.url.removesuffix("/v1")
+        for name, shares in switch.shares.items():
+            say(f"agent      {name}: {shares_text(shares)}")
+        if plan.default is not None:
+            say(f"others     {plan.default}")
+        for note in switch.notes:
+            say(f"note       {note}")
+        say(f"base URL   {root}/a/AGENT/v1 (OpenAI), {root}/a/AGENT (Anthropic), or {switch.url} for named agents")
+        say(f"metrics    {root}/metrics")
+        say(f"feedback   POST {switch.url}/feedback\nstop       Ctrl-C")
+        wait_for_signal()
+    say("stopped")
+    return exits.OK
 
-        chosen = choose_checkpoint(folder, checkpoint)
-        return sampling_config(load_config(config_of_step(folder, checkpoint_step(chosen)), overrides), chosen)
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"{model!r} is neither a run's folder (config.yaml) nor a model's (config.json); "
-            "to serve a checkpoint, pass its run's folder and --checkpoint"
-        )
-    if not folder.exists() and (folder.parts[:1] == ("runs",) or _has_runs(folder.parent)):
-        raise ConfigError(
-            f"there is no run {model!r}; `lightning-rl runs {folder.parent}` lists those in {str(folder.parent)!r}. Expected a run's "
-            "folder, a model's folder, or a model's name"
-        )
-    if folder.suffix in (".yaml", ".yml"):
-        raise ConfigError(
-            f"{model!r} is a configuration; expected a run's folder such as runs/latest, a model's folder, or a model's name"
-        )
-    if checkpoint is not None:
-        raise ConfigError(f"--checkpoint requires a run's folder; {model!r} is not one")
-    return load_config({"policy": {"model": model}}, overrides), None
+
+def _api_key(options: argparse.Namespace) -> str | None:
+    return options.api_key or os.environ.get(API_KEY_ENV) or None
 
 
-def _has_runs(folder: Path) -> bool:
-    from lightning_core.records.runs import run_folders
+def _tls(options: argparse.Namespace) -> Tls | None:
+    from lightning_core.endpoint.guard import Tls
 
-    return folder != Path() and folder.is_dir() and next(run_folders(folder), None) is not None
+    return None if options.tls_cert is None else Tls(certificate=Path(options.tls_cert), key=Path(options.tls_key))
 
 
 def _usage_text(url: str, models: Sequence[str], *, keyed: bool) -> str:

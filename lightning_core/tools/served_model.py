@@ -1,0 +1,53 @@
+"""The configuration and the checkpoint of a model to serve: of a run, of a folder, or by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lightning_core.config import Config
+
+
+def resolve_served(model: str, checkpoint: str | None, overrides: Sequence[str]) -> tuple[Config, Path | None]:
+    """The configuration to serve, and the checkpoint to load its weights from, if any.
+
+    ``model``: a run's folder, a model's folder, or a model's name. ``overrides``: settings, as ``key=value``. Raises `ConfigError` if
+    there is no such run or checkpoint.
+    """
+    from lightning_core.config import load_config
+
+    folder = Path(model)
+    if (folder / "config.yaml").is_file():
+        from lightning_core.records.checkpoints import checkpoint_step, choose_checkpoint
+        from lightning_core.records.configs import config_of_step
+        from lightning_core.trainers.own_model import sampling_config
+
+        chosen = choose_checkpoint(folder, checkpoint)
+        return sampling_config(load_config(config_of_step(folder, checkpoint_step(chosen)), overrides), chosen)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"{model!r} is neither a run's folder (config.yaml) nor a model's (config.json); "
+            "to serve a checkpoint, pass its run's folder and --checkpoint"
+        )
+    if not folder.exists() and (folder.parts[:1] == ("runs",) or _has_runs(folder.parent)):
+        raise ConfigError(
+            f"there is no run {model!r}; `lightning-rl runs {folder.parent}` lists those in {str(folder.parent)!r}. Expected a run's "
+            "folder, a model's folder, or a model's name"
+        )
+    if folder.suffix in (".yaml", ".yml"):
+        raise ConfigError(
+            f"{model!r} is a configuration; expected a run's folder such as runs/latest, a model's folder, or a model's name"
+        )
+    if checkpoint is not None:
+        raise ConfigError(f"--checkpoint requires a run's folder; {model!r} is not one")
+    return load_config({"policy": {"model": model}}, overrides), None
+
+
+def _has_runs(folder: Path) -> bool:
+    from lightning_core.records.runs import run_folders
+
+    return folder != Path() and folder.is_dir() and next(run_folders(folder), None) is not None

@@ -1,0 +1,307 @@
+"""The HTTP server of a switch: model calls, feedback, shares and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import math
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Self, cast
+
+import uvicorn
+from pydantic_core import PydanticCustomError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from lightning_core.capture.address import Address
+from lightning_core.chat.json_text import show_json
+from lightning_core.dialects import openai_chat
+from lightning_core.endpoint.event_loop import new_event_loop
+from lightning_core.endpoint.guard import Guard, Protection, Tls
+from lightning_core.endpoint.limits import Limits
+from lightning_core.endpoint.receive import connection_class, read_body, read_json
+from lightning_core.endpoint.refusals import credentials, error_response
+from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session
+from lightning_core.errors import ConfigError, InfrastructureError, PolicyRequestError
+from lightning_core.tools.serving import SingleSession, check_access
+from lightning_core.tools.switch.arm import Arm
+from lightning_core.tools.switch.book import Book
+from lightning_core.tools.switch.meters import Meters
+from lightning_core.tools.switch.plan import SwitchPlan, check_shares
+from lightning_core.tools.switch.proxy import Proxy
+from lightning_core.tools.switch.shares import Shares
+
+ADMIN_HEADER = "lightning-admin-key"
+"""Header: the key for requests that change shares."""
+
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+_MOST_BYTES = 1 << 20
+"""Of a request that is no model call."""
+_FROM_FILE = "file"
+"""The reason of a change of shares that was made in the plan's file."""
+
+
+class SwitchServer:
+    """Serves ``plan`` at ``url`` on a thread of its own, as a context manager.
+
+    ``arms``: the servers of the plan's models. ``api_key``: of all requests; None: any, from this machine only. ``admin_key``: of
+    requests that change shares; None: they are accepted from this machine only. Raises `ConfigError` if the address, the TLS files or
+    the folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        plan: SwitchPlan,
+        arms: Mapping[str, Arm],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        api_key: str | None = None,
+        admin_key: str | None = None,
+        tls: Tls | None = None,
+        requests_per_minute: int | None = None,
+    ) -> None:
+        check_access(api_key, host=host, tls=tls)
+        try:
+            self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another host or port") from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        limits = Limits()
+        self.url = f"{'http' if tls is None else 'https'}://{_shown(host)}:{self._socket.getsockname()[1]}/v1"
+        root = Address(rollout=secrets.token_hex(16), span=secrets.token_hex(8))
+        sessions = SingleSession(Session(root=root, routing=Routing(), seed=None), api_key, limits)
+        self._plan = plan
+        self._arms = arms
+        self._sessions = sessions
+        self._admin_key = admin_key
+        self._meters = Meters()
+        self._book = Book(Path(plan.folder))
+        self._proxy = Proxy(plan, arms, self._book, self._meters, sessions, limits)
+        app = Starlette(
+            routes=[
+                Route("/health", self._health, methods=["GET"]),
+                Route("/metrics", self._admitted(self._metrics), methods=["GET"]),
+                Route("/v1/feedback", self._admitted(self._feedback), methods=["POST"]),
+                Route("/v1/switch", self._admitted(self._state), methods=["GET"]),
+                Route("/v1/switch/{agent:path}", self._admitted(self._change), methods=["POST"]),
+                Route("/v1/models", self._admitted(self._models), methods=["GET"]),
+                Route("/{path:path}", self._proxy.respond, methods=_METHODS),
+            ]
+        )
+        protection = Protection(tls=tls, requests_per_minute=requests_per_minute, anonymous=api_key is None)
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                Guard(app, sessions, protection, host, [self.url]),
+                ssl_certfile=None if tls is None else tls.certificate,
+                ssl_keyfile=None if tls is None else tls.key,
+                http=connection_class(limits),
+                h11_max_incomplete_event_size=limits.header_bytes,
+                ws="none",
+                proxy_headers=False,
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                timeout_keep_alive=3600,
+                timeout_graceful_shutdown=10,
+            )
+        )
+        self._loop = new_event_loop(limits.requests)
+        self._thread = threading.Thread(target=self._serve, name="lightning-switch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._book.__enter__()
+        self.notes = self._restore()
+        """What the shares are, where they are not those of the file."""
+        self._thread.start()
+        deadline = time.monotonic() + 30
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                raise InfrastructureError(f"the switch did not start at {self.url}")
+            time.sleep(0.005)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+        self._book.__exit__(*error)
+
+    @property
+    def shares(self) -> dict[str, Mapping[str, float]]:
+        """The shares of each agent now."""
+        return {name: one.arms for name, one in self._proxy.shares.items()}
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._server.serve(sockets=[self._socket]))
+            runner.run(self._proxy.close())
+
+    def _restore(self) -> list[str]:
+        """Continue with the last shares, unless the file has changed since; return a line for each agent whose shares differ from it."""
+        latest, written = self._book.latest_shares(), self._book.latest_shares(why=_FROM_FILE)
+        notes: list[str] = []
+        for name, agent in self._plan.agents.items():
+            arms = dict(agent.arms)
+            last = latest.get(name)
+            if last is not None and written.get(name) == arms and set(last) <= set(self._arms):
+                if last != arms:
+                    notes.append(
+                        f"{name}: {shares_text(last)}, as changed while serving; the file has {shares_text(arms)}"
+                    )
+                arms = last
+            else:
+                self._book.change(name, arms, _FROM_FILE)
+            self._set(name, arms)
+        return notes
+
+    def _set(self, name: str, arms: Mapping[str, float]) -> None:
+        before = self._proxy.shares[name]
+        self._proxy.shares[name] = Shares(arms=dict(arms), shadow=before.shadow, fallback=before.fallback)
+        self._meters.shared(name, dict.fromkeys(before.arms, 0.0) | dict(arms))
+
+    def _admitted(self, respond: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def handle(request: Request) -> Response:
+            try:
+                if self._sessions.find(credentials(request)) is None and not self._has_admin_key(request):
+                    raise PolicyRequestError(UNKNOWN_KEY, status=401)
+                return await respond(request)
+            except PolicyRequestError as error:
+                return error_response(openai_chat, error)
+
+        return handle
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _metrics(self, request: Request) -> Response:
+        return PlainTextResponse(self._meters.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _models(self, request: Request) -> Response:
+        data = [{"id": name, "object": "model", "created": 0, "owned_by": "lightning"} for name in self._arms]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def _state(self, request: Request) -> Response:
+        agents = {
+            name: {"arms": dict(one.arms), "shadow": one.shadow, "fallback": one.fallback}
+            for name, one in self._proxy.shares.items()
+        }
+        return JSONResponse({"agents": agents, "default": self._plan.default, "models": list(self._arms)})
+
+    async def _feedback(self, request: Request) -> Response:
+        body = await _object(request)
+        response, reward, comment = body.get("response"), body.get("reward"), body.get("comment")
+        if not isinstance(response, str) or not response:
+            raise PolicyRequestError(
+                f"response is {show_json(response)}; expected the id of a response", param="response"
+            )
+        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
+            raise PolicyRequestError(f"reward is {show_json(reward)}; expected a number", param="reward")
+        if comment is not None and not isinstance(comment, str):
+            raise PolicyRequestError(f"comment is {show_json(comment)}; expected a text", param="comment")
+        call = self._proxy.find(response) or await asyncio.to_thread(self._book.find, response)
+        if call is None:
+            raise PolicyRequestError(
+                f"response {show_json(response)} was not answered by this switch; expected the id in a response, or its header "
+                "lightning-call",
+                status=404,
+                param="response",
+            )
+        self._book.feedback(call.id, float(reward), comment)
+        self._meters.rewarded(call.agent, call.arm, float(reward))
+        return JSONResponse({"call": call.id, "agent": call.agent, "arm": call.arm})
+
+    async def _change(self, request: Request) -> Response:
+        if not self._is_admin(request):
+            raise PolicyRequestError(
+                f"shares are changed from the machine of the switch, or with its admin key in the header {ADMIN_HEADER}",
+                status=403,
+            )
+        name, body = request.path_params["agent"], await _object(request)
+        if name not in self._proxy.shares:
+            raise PolicyRequestError(
+                f"{show_json(name)} is no key of agents; expected one of {', '.join(self._proxy.shares) or 'none'}",
+                status=404,
+            )
+        arms, why = self._wanted(name, body)
+        previous = dict(self._proxy.shares[name].arms)
+        if arms is None:
+            await asyncio.to_thread(self._book.flush)
+            arms = await asyncio.to_thread(self._book.previous_shares, name, previous)
+            if arms is None or not set(arms) <= set(self._arms):
+                raise PolicyRequestError(f"agent {show_json(name)} has no earlier shares to go back to", status=409)
+        self._set(name, arms)
+        self._book.change(name, arms, why)
+        return JSONResponse({"agent": name, "arms": arms, "previous": previous})
+
+    def _wanted(self, name: str, body: Mapping[str, Any]) -> tuple[dict[str, float] | None, str]:
+        """The shares that ``body`` asks for (None: the previous ones), and the reason to record."""
+        keys = [key for key in ("arms", "promote", "rollback") if body.get(key)]
+        if len(keys) != 1:
+            raise PolicyRequestError(
+                f"found {show_json(dict(body))}; expected one of "
+                '{"arms": {MODEL: SHARE, …}}, {"promote": MODEL} and {"rollback": true}'
+            )
+        if keys == ["rollback"]:
+            return None, "rollback"
+        if keys == ["promote"]:
+            arms: Any = {body["promote"]: 1.0} if isinstance(body["promote"], str) else body["promote"]
+        else:
+            arms = body["arms"]
+        if not isinstance(arms, dict) or not all(
+            isinstance(share, (int, float)) and not isinstance(share, bool) and share >= 0
+            for share in arms.values()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        ):
+            raise PolicyRequestError(
+                f"{keys[0]} is {show_json(body[keys[0]])}; expected shares by model", param=keys[0]
+            )
+        shares = {str(model): float(share) for model, share in cast("dict[Any, Any]", arms).items()}
+        if unknown := [model for model in shares if model not in self._arms]:
+            raise PolicyRequestError(
+                f"there is no model {show_json(unknown[0])}; expected one of {', '.join(self._arms)}",
+                status=404,
+                param=keys[0],
+            )
+        try:
+            check_shares(shares)
+        except PydanticCustomError as error:
+            raise PolicyRequestError(f"agent {show_json(name)}: {error.message()}", param=keys[0]) from None
+        return shares, keys[0]
+
+    def _is_admin(self, request: Request) -> bool:
+        if self._admin_key is not None:
+            return self._has_admin_key(request)
+        with contextlib.suppress(ValueError):
+            return request.client is not None and ipaddress.ip_address(request.client.host).is_loopback
+        return False
+
+    def _has_admin_key(self, request: Request) -> bool:
+        given = request.headers.get(ADMIN_HEADER, "")
+        return self._admin_key is not None and secrets.compare_digest(given.encode(), self._admin_key.encode())
+
+
+def shares_text(arms: Mapping[str, float]) -> str:
+    """``trained 0.1, gpt 0.9``."""
+    return ", ".join(f"{name} {share:g}" for name, share in arms.items())
+
+
+async def _object(request: Request) -> Mapping[str, Any]:
+    value = read_json(await read_body(request, most_bytes=_MOST_BYTES, seconds=Limits().body_seconds))
+    if not isinstance(value, dict):
+        raise PolicyRequestError(f"the request body is {show_json(value)}; expected a JSON object")
+    return cast("Mapping[str, Any]", value)
+
+
+def _shown(host: str) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
