@@ -9,6 +9,7 @@ import yaml
 
 from lightning_core.config import load_config
 from lightning_core.tools.cli.main import parse
+from lightning_core.tools.switch.plan import SwitchPlan
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -42,6 +43,9 @@ def test_python_blocks_run_one_after_the_other(page: Path, tmp_path: Path, monke
 def test_yaml_blocks_are_valid_configurations(page: Path):
     for block in blocks(page, "yaml"):
         data = yaml.safe_load(block)
+        if "models" in data:
+            SwitchPlan.model_validate(data)
+            continue
         load_config(data if "policy" in data else {"policy": {"model": "m"}, **data})
 
 

@@ -37,7 +37,7 @@ CREATE TABLE IF NOT EXISTS changes (at REAL, agent TEXT, arms TEXT, why TEXT);
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnsweredCall:
+class ArmCall:
     """One request to one arm, and its outcome."""
 
     id: str
@@ -71,8 +71,8 @@ class KnownCall(NamedTuple):
     arm: str
 
 
-_COLUMNS = ", ".join(field.name for field in fields(AnsweredCall))
-_PLACES = ", ".join("?" * len(fields(AnsweredCall)))
+_COLUMNS = ", ".join(field.name for field in fields(ArmCall))
+_PLACES = ", ".join("?" * len(fields(ArmCall)))
 
 
 class Book:
@@ -105,7 +105,7 @@ class Book:
         self._thread.join()
         self._database.close()
 
-    def call(self, call: AnsweredCall) -> None:
+    def call(self, call: ArmCall) -> None:
         """Record a call. Does not wait for the disk."""
         self._entries.put((f"INSERT OR REPLACE INTO calls ({_COLUMNS}) VALUES ({_PLACES})", astuple(call)))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from lightning_core.tools.switch.book import AnsweredCall
+from lightning_core.tools.switch.book import ArmCall
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
@@ -45,7 +45,7 @@ class Meters:
             "lightning_share", "Share of the conversations of an agent.", ("agent", "arm"), registry=self.registry
         )
 
-    def answered(self, call: AnsweredCall) -> None:
+    def answered(self, call: ArmCall) -> None:
         """Count ``call``."""
         labels = (call.agent, call.arm, str(call.shadow).lower())
         self._requests.labels(*labels, str(call.status)).inc()

@@ -28,7 +28,7 @@ from lightning_core.endpoint.routing import NamedCalls
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Sessions
 from lightning_core.errors import COUNTED, PolicyRequestError, Repeats, describe
 from lightning_core.tools.switch.arm import Arm, dialect_of_path, requested_model
-from lightning_core.tools.switch.book import AnsweredCall, Book, KnownCall
+from lightning_core.tools.switch.book import ArmCall, Book, KnownCall
 from lightning_core.tools.switch.meters import Meters
 from lightning_core.tools.switch.plan import SwitchPlan
 from lightning_core.tools.switch.shares import Shares, conversation_of
@@ -216,7 +216,7 @@ class Proxy:
         )
         return await self._client.send(request, stream=True)
 
-    def answered(self, call: AnsweredCall) -> None:
+    def answered(self, call: ArmCall) -> None:
         """Record ``call``."""
         self._book.call(call)
         self._meters.answered(call)
@@ -310,7 +310,7 @@ class _Exchange:
             error = error if read is None else None
         self._proxy.busy(self._arm.name, -1)
         self._proxy.answered(
-            AnsweredCall(
+            ArmCall(
                 id=self.id,
                 response=self._named,
                 agent=sent.agent,

@@ -230,7 +230,7 @@ class SwitchServer:
         name, body = request.path_params["agent"], await _object(request)
         if name not in self._proxy.shares:
             raise PolicyRequestError(
-                f"{show_json(name)} is no key of agents; expected one of {', '.join(self._proxy.shares) or 'none'}",
+                f"agent {show_json(name)} is not listed in the plan; expected one of {', '.join(self._proxy.shares) or 'none'}",
                 status=404,
             )
         arms, why = self._wanted(name, body)

@@ -56,7 +56,13 @@ def read_usage(dialect: Dialect, data: bytes, *, streamed: bool) -> ReadResponse
             found = reader.responses()
         else:
             found = dialect.read_response(json.loads(data))
-    except (ValueError, TypeError, KeyError, AttributeError, LookupError):  # another server's response may have any form
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        LookupError,
+    ):  # another server's response may have any form
         return None
     if not found:
         return None

@@ -200,7 +200,9 @@ def test_fallback_shadow_and_rules_that_name_agents(tmp_path: Path, models: dict
         assert caught.value.status_code == 502
         with pytest.raises(openai.NotFoundError, match="names no agent; the agents are writer, critic, lost"):
             ask(client(switch), "hi")
-    rows = {(row.agent, row.arm, row.shadow): (row.calls, row.failed) for row in arm_rows(tmp_path / "switch", Prices())}
+    rows = {
+        (row.agent, row.arm, row.shadow): (row.calls, row.failed) for row in arm_rows(tmp_path / "switch", Prices())
+    }
     assert rows == {
         ("critic", "dead", True): (1, 1),
         ("critic", "small", False): (1, 0),
@@ -251,11 +253,22 @@ def test_a_plan_with_mistakes_is_refused_with_all_of_them(tmp_path: Path):
     with pytest.raises(ConfigError) as caught:
         read_plan(path)
     message = str(caught.value)
-    assert "plan.yaml:2: models.one: found a mapping with the keys 'run', 'base_url', expected one of run, weights and base_url" in message
-    assert "plan.yaml:3: models.two: found a mapping with the keys 'weights', 'api_key_env', expected api_key_env only with base_url" in message
-    assert "plan.yaml:6: agents.writer: found a mapping with the keys 'arms', expected shares that are 1 in all, not 0.5" in message
+    assert (
+        "plan.yaml:2: models.one: found a mapping with the keys 'run', 'base_url', expected one of run, weights and base_url"
+        in message
+    )
+    assert (
+        "plan.yaml:3: models.two: found a mapping with the keys 'weights', 'api_key_env', expected api_key_env only with base_url"
+        in message
+    )
+    assert (
+        "plan.yaml:6: agents.writer: found a mapping with the keys 'arms', expected shares that are 1 in all, not 0.5"
+        in message
+    )
     path.write_text("models:\n  three: {weights: m}\nagents:\n  critic: four\n")
-    with pytest.raises(ConfigError, match=r"plan.yaml:4: agents.critic.arms: there is no model 'four'; expected one of three"):
+    with pytest.raises(
+        ConfigError, match=r"plan.yaml:4: agents.critic.arms: there is no model 'four'; expected one of three"
+    ):
         read_plan(path)
 
 
