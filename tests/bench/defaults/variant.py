@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lightning_core import Config, load_config
 from lightning_core.config import dump_config
+from lightning_core.trainers.learning_rate import learning_rate
 from tests.bench.defaults.suite.agent import HELD_OUT, Agent
 
 MODEL = "smollm2-135m-instruct"
+_WEIGHTS = 134_515_008
 CORES = 2
 """A minute of the budget is a minute of that many cores."""
 MOST_STEPS = 10_000
@@ -55,9 +60,22 @@ def configure(agent: Agent, changes: Sequence[str], *, seed: int, steps: int, fo
 
 
 def basis(agent: Agent) -> str:
-    """A digest of the shipped defaults and of the suites: runs with another one are not compared."""
-    config = dump_config(configure(agent, (), seed=0, steps=1, folder="runs"))
-    return hashlib.sha256(f"{config}{_suites()}".encode()).hexdigest()[:12]
+    """A digest of the shipped defaults and of the suites: runs with another one are not compared.
+
+    A setting that is null or empty by default changes nothing. ``auto`` counts as the learning rate that it is for the model.
+    """
+    config = yaml.safe_load(dump_config(configure(agent, (), seed=0, steps=1, folder="runs")))
+    trainer = config["trainer"]
+    trainer["learning_rate"] = learning_rate(trainer["learning_rate"], _WEIGHTS, "full")
+    return hashlib.sha256(f"{json.dumps(_set(config), sort_keys=True)}{_suites()}".encode()).hexdigest()[:12]
+
+
+def _set(value: Any) -> Any:
+    """``value`` without what is null or empty."""
+    if not isinstance(value, dict):
+        return value
+    kept = {name: _set(one) for name, one in value.items()}
+    return {name: one for name, one in kept.items() if one not in (None, {}, [])}
 
 
 @cache
