@@ -21,6 +21,9 @@ class TrainerSection(Section):
     token_budget: Count | None = None
     """End the run after the step in which its rollouts and forks have sampled this many tokens in all, evaluations not
     counted. null: no limit. For comparing credit rules at equal cost."""
+    minutes: Positive | None = None
+    """End the run after the step in which its steps have taken this long in all, evaluations not counted, also before it was
+    resumed. null: no limit."""
     learning_rate: PositiveOrAuto = "auto"
     """Learning rate of AdamW after warm-up. `auto`: 1e-5 for models of up to 135 million weights, for larger ones
     inversely proportional to their number, but at least 1e-6; 1e-4 with `tuning: lora`. The start of a run prints it."""

@@ -22,7 +22,7 @@ class Display(Observer):
         """``progress``: see `shown_progress`; one that is passed is not closed."""
         self._progress = progress
         self._shown: Progress = SilentProgress()
-        self._budget = config.trainer.token_budget
+        self._limits = config.trainer
 
     def open(self, run: ObservedRun) -> None:
         self._steps = run.steps
@@ -41,7 +41,7 @@ class Display(Observer):
         self._shown.message(text)
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self._shown.step(step, expected_steps(self._steps, self._budget, self._recorded.lines), metrics)
+        self._shown.step(step, expected_steps(self._steps, self._limits, self._recorded.lines), metrics)
 
     def on_evaluation(self, step: int, phase: Phase, evaluation: Evaluation) -> None:
         if phase != "eval_manual" and evaluation.reward is not None:

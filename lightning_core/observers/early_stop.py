@@ -1,4 +1,4 @@
-"""Ends a run early: for its held-out rewards, or for the tokens that it sampled."""
+"""Ends a run early: for its held-out rewards, for the tokens that it sampled, or for the time that it took."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning_core.config import Config
 from lightning_core.config.sections import EarlyStop
+from lightning_core.config.trainer import TrainerSection
 from lightning_core.records.observer import ObservedRun, Observer
 from lightning_core.records.report import Summary
 from lightning_core.records.results import Recorded, held_out_rewards
@@ -37,11 +38,11 @@ class HeldOutStop(Observer):
         return stop_reason(self._rule, list(held_out_rewards(store, "eval").values()), before=before)
 
 
-class TokenBudget(Observer):
-    """Ends a run when ``trainer.token_budget`` is spent."""
+class Budgets(Observer):
+    """Ends a run when ``trainer.token_budget`` or ``trainer.minutes`` is spent."""
 
     def __init__(self, config: Config) -> None:
-        self._budget = config.trainer.token_budget
+        self._limits = config.trainer
 
     def open(self, run: ObservedRun) -> None:
         self._steps = run.steps
@@ -50,10 +51,10 @@ class TokenBudget(Observer):
         self._recorded = recorded
 
     def stop_reason(self) -> str | None:
-        return budget_stop(self._budget, self._recorded.lines)
+        return budget_stop(self._limits, self._recorded.lines)
 
     def summarize(self, summary: Summary, recorded: Recorded) -> Summary:
-        stopped = None if recorded.steps >= self._steps else budget_stop(self._budget, recorded.lines)
+        stopped = None if recorded.steps >= self._steps else budget_stop(self._limits, recorded.lines)
         return replace(summary, stopped=summary.stopped or stopped)
 
 
@@ -85,16 +86,22 @@ def tokens_spent(metrics: Sequence[Mapping[str, Any]]) -> int:
     return sum(int(m.get("tokens_sampled", 0)) + int(m.get("tokens_forked", 0)) for m in metrics)
 
 
-def budget_stop(budget: int | None, metrics: Sequence[Mapping[str, Any]]) -> str | None:
-    """The reason ``trainer.token_budget`` ends the run after steps with these ``metrics``, or None."""
-    if budget is None or (spent := tokens_spent(metrics)) < budget:
-        return None
-    return f"{spent:,} tokens were sampled (trainer.token_budget = {budget:,})"
+def minutes_spent(metrics: Sequence[Mapping[str, Any]]) -> float:
+    """The minutes that the rollouts and updates of steps with these ``metrics`` took."""
+    return sum(m.get("seconds_rollouts", 0.0) + m.get("seconds_update", 0.0) for m in metrics) / 60
 
 
-def expected_steps(total: int, budget: int | None, metrics: Sequence[Mapping[str, Any]]) -> int:
-    """The steps that a run of at most ``total`` has, if the next steps sample as many tokens as those with these ``metrics``."""
-    spent = tokens_spent(metrics)
-    if budget is None or not spent:
-        return total
-    return max(len(metrics), min(total, math.ceil(budget * len(metrics) / spent)))
+def budget_stop(limits: TrainerSection, metrics: Sequence[Mapping[str, Any]]) -> str | None:
+    """The reason a budget of ``limits`` ends the run after steps with these ``metrics``, or None."""
+    if limits.token_budget is not None and (tokens := tokens_spent(metrics)) >= limits.token_budget:
+        return f"{tokens:,} tokens were sampled (trainer.token_budget = {limits.token_budget:,})"
+    if limits.minutes is not None and (minutes := minutes_spent(metrics)) >= limits.minutes:
+        return f"the steps took {minutes:.1f} minutes (trainer.minutes = {limits.minutes:g})"
+    return None
+
+
+def expected_steps(total: int, limits: TrainerSection, metrics: Sequence[Mapping[str, Any]]) -> int:
+    """The steps that a run of at most ``total`` has, if the next steps spend as much of its budgets as those with these ``metrics``."""
+    spent = [(limits.token_budget, tokens_spent(metrics)), (limits.minutes, minutes_spent(metrics))]
+    steps = [math.ceil(budget * len(metrics) / used) for budget, used in spent if budget is not None and used]
+    return max(len(metrics), min([total, *steps]))

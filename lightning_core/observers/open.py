@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from lightning_core.config import Config
 from lightning_core.observers.display import Display
-from lightning_core.observers.early_stop import HeldOutStop, TokenBudget
+from lightning_core.observers.early_stop import Budgets, HeldOutStop
 from lightning_core.observers.monitoring import Monitoring
 from lightning_core.observers.progress import Progress
 from lightning_core.observers.trackers.reporting import Trackers
@@ -14,7 +14,7 @@ from lightning_core.records.observer import Observer, Observers
 
 __all__ = ["Progress", "make_display", "make_observers"]
 
-OBSERVERS: Sequence[Callable[[Config], Observer]] = (HeldOutStop, Monitoring, TokenBudget, Trackers)
+OBSERVERS: Sequence[Callable[[Config], Observer]] = (HeldOutStop, Monitoring, Budgets, Trackers)
 """The observers of every run, after its display. The first reason to stop counts.
 
 Each factory gets the configuration before a folder is created, and raises `ConfigError` or `MissingExtra`.

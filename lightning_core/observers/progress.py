@@ -27,7 +27,7 @@ class Progress(Protocol):
         ...
 
     def step(self, step: int, total_steps: int, metrics: Mapping[str, float]) -> None:
-        """Step ``step`` of ``total_steps`` (from 1) is complete. With ``trainer.token_budget``, ``total_steps`` is an estimate."""
+        """Step ``step`` of ``total_steps`` (from 1) is complete. ``total_steps`` is an estimate if a budget ends the run."""
         ...
 
     def message(self, text: str) -> None:

@@ -125,6 +125,13 @@ def test_a_budget_of_tokens_ends_a_run(model: Path, tmp_path: Path) -> None:
     assert fit(bandit.solve, config=more, eval_tasks=HELD_OUT).summary.steps == len(spent) + 1
 
 
+def test_a_budget_of_minutes_ends_a_run(model: Path, tmp_path: Path) -> None:
+    own = config(model, tmp_path, trainer={"minutes": 1e-9}, eval={"every": 0})
+    result = fit(bandit.solve, config=own, eval_tasks=HELD_OUT)
+    assert result.summary.steps == 1
+    assert (result.summary.stopped or "").endswith("minutes (trainer.minutes = 1e-09)")
+
+
 def found_evaluations(folder: Path) -> dict[tuple[str, int], int]:
     """The number of rollouts of each phase and step, but those of training."""
     with Store(folder / "store.db", read_only=True) as store:

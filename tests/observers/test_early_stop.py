@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_core.config.sections import EarlyStop
+from lightning_core.config.trainer import TrainerSection
 from lightning_core.errors import ConfigError
 from lightning_core.observers.early_stop import budget_stop, expected_steps, stop_reason
 from lightning_core.records.checkpoints import best_checkpoint, checkpoints, choose_checkpoint, mark_best
@@ -68,7 +69,8 @@ def test_the_best_checkpoint_is_a_link_that_moves(tmp_path: Path) -> None:
     [(None, None), (151, None), (150, "150 tokens were sampled (trainer.token_budget = 150)"), (1, "150 tokens")],
 )
 def test_a_budget_of_tokens_counts_rollouts_and_forks(budget: int | None, expected: str | None) -> None:
-    found = budget_stop(budget, [{"tokens_sampled": 60}, {"tokens_sampled": 70, "tokens_forked": 20}])
+    limits = TrainerSection(token_budget=budget)
+    found = budget_stop(limits, [{"tokens_sampled": 60}, {"tokens_sampled": 70, "tokens_forked": 20}])
     assert found is None if expected is None else found is not None and found.startswith(expected)
 
 
@@ -79,5 +81,14 @@ def test_a_budget_of_tokens_counts_rollouts_and_forks(budget: int | None, expect
 def test_a_budget_shortens_the_steps_that_are_expected(total: int, budget: int | None, expected: int) -> None:
     """Two steps sampled 150 tokens, so ten sample 750."""
     steps = [{"tokens_sampled": 60}, {"tokens_sampled": 70, "tokens_forked": 20}]
-    assert expected_steps(total, budget, steps) == expected
-    assert expected_steps(total, budget, []) == total
+    limits = TrainerSection(token_budget=budget)
+    assert expected_steps(total, limits, steps) == expected
+    assert expected_steps(total, limits, []) == total
+
+
+def test_a_budget_of_minutes_counts_rollouts_and_updates() -> None:
+    steps = [{"seconds_rollouts": 40.0, "seconds_update": 20.0}, {"seconds_rollouts": 50.0, "seconds_update": 10.0}]
+    assert budget_stop(TrainerSection(minutes=2.1), steps) is None
+    assert budget_stop(TrainerSection(minutes=2), steps) == "the steps took 2.0 minutes (trainer.minutes = 2)"
+    assert expected_steps(1000, TrainerSection(minutes=10), steps) == 10
+    assert expected_steps(1000, TrainerSection(minutes=10, token_budget=1), steps) == 10, "no tokens are counted yet"

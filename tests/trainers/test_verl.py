@@ -183,6 +183,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "trainer.keep_best: verl keeps the newest checkpoints only",
     ),
     ({"trainer": {"token_budget": 100}}, "trainer.token_budget: verl trains until trainer.steps"),
+    ({"trainer": {"minutes": 10.0}}, "trainer.minutes: verl trains until trainer.steps"),
     ({"eval": {"every": 5, "early_stop": {"reward": 1.0}}}, "eval.early_stop: verl trains until trainer.steps"),
     ({"tasks": {"sampling": "curriculum"}}, "tasks.sampling: found 'curriculum', expected 'uniform': verl reads"),
     ({"trainer": {"threads": 2}}, "trainer.threads: goes with trainer.name: torch only"),

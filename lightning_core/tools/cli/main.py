@@ -1,4 +1,4 @@
-"""The command ``lightning-rl``: init, doctor, train, sft, eval, baseline, serve, switch, export, trace, credit, view, runs, completion.
+"""The command ``lightning-rl``: its parser, and `train`. The other commands have modules of their own.
 
 Exit codes: see `exits`.
 """
@@ -24,6 +24,7 @@ from lightning_core.tools.cli import doctor as cli_doctor
 from lightning_core.tools.cli import evaluate as cli_evaluate
 from lightning_core.tools.cli import exits
 from lightning_core.tools.cli import export as cli_export
+from lightning_core.tools.cli import improve as cli_improve
 from lightning_core.tools.cli import init as cli_init
 from lightning_core.tools.cli import runs as cli_runs
 from lightning_core.tools.cli import serve as cli_serve
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "sft": cli_sft.sft,
         "eval": cli_evaluate.evaluate,
         "baseline": cli_evaluate.baseline,
+        "improve": cli_improve.improve,
         "serve": cli_serve.serve,
         "switch": cli_switch.switch,
         "export": cli_export.export,
@@ -120,6 +122,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     cli_evaluate.add_baseline_options(baseline)
 
+    improve = commands.add_parser(
+        "improve",
+        help="measure, find prompts, fine-tune and train, within a budget, and report what each led to",
+        epilog="Exit code: that of the stage that failed, else 0.",
+    )
+    cli_improve.add_options(improve)
+
     serve = commands.add_parser("serve", help="serve a trained policy, or any model, to OpenAI and Anthropic clients")
     cli_serve.add_options(serve)
 
@@ -151,7 +160,7 @@ def build_parser() -> argparse.ArgumentParser:
     for command in (*commands.choices.values(), *actions):
         if command not in (listed, switched):
             command.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    for command in (doctor, train, supervised, evaluate, baseline, serve, export, show, credit):
+    for command in (doctor, train, supervised, evaluate, baseline, improve, serve, export, show, credit):
         command.add_argument(
             "overrides", metavar="key=value", nargs="*", default=(), help="settings that override the file's"
         )

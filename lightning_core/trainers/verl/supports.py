@@ -41,8 +41,9 @@ def supports(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             yield ("endpoint", key), "with trainer.name: verl every worker has its own endpoint; remove the key"
     if t.schedule == "linear":
         yield ("trainer", "schedule"), "found 'linear', expected 'constant' or 'cosine': verl has no other schedule"
-    if t.token_budget is not None:
-        yield ("trainer", "token_budget"), "verl trains until trainer.steps; remove the key"
+    for key in ("token_budget", "minutes"):
+        if getattr(t, key) is not None:
+            yield ("trainer", key), "verl trains until trainer.steps; remove the key"
     if t.keep_best:
         yield ("trainer", "keep_best"), "verl keeps the newest checkpoints only; use trainer.keep_checkpoints"
     if c.run.grace_seconds:

@@ -1,0 +1,104 @@
+"""``lightning-rl improve``: the road from a provider's model to a trained one, as one command."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from lightning_core.errors import ConfigError
+from lightning_core.tools.cli import exits
+from lightning_core.tools.cli.messages import say
+from lightning_core.tools.cli.numbers import finite, whole
+
+_REPORT = "report.md"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to ``parser``."""
+    parser.add_argument("config", metavar="CONFIG", help="a YAML file; see docs/configuration.md")
+    parser.add_argument("--model", metavar="NAME", help="the provider's model whose score is to be reached")
+    parser.add_argument("--prices", metavar="FILE", help="a YAML file with prices of models")
+    parser.add_argument(
+        "--traces", metavar="SOURCE", action="append", default=[], help="runs or traces for the warm start; repeatable"
+    )
+    parser.add_argument(
+        "--teach",
+        metavar="N",
+        type=whole(0),
+        default=0,
+        help="with --model: let it solve N training tasks for the warm start, if its terms allow it (default: 0)",
+    )
+    parser.add_argument(
+        "--skip", metavar="STAGE", action="append", default=[], help="prompts, warm or train; repeatable"
+    )
+    budget = parser.add_argument_group("budget")
+    budget.add_argument(
+        "--minutes", metavar="N", type=finite, help="of the whole command (default: trainer.steps ends it)"
+    )
+    budget.add_argument("--usd", metavar="X", type=finite, help="for the provider's model; needs --prices")
+    budget.add_argument("--tokens", metavar="N", type=whole(1), help="that training samples (trainer.token_budget)")
+
+
+def improve(options: argparse.Namespace) -> int:
+    """Run the command; returns its exit code."""
+    from lightning_core.config import load_config
+    from lightning_core.records.atomic import write_atomically
+    from lightning_core.records.prices import read_prices
+    from lightning_core.tools.improve.report import report_text
+    from lightning_core.tools.improve.road import Limits, Road
+    from lightning_core.tools.improve.stage import StageFailed
+
+    config = load_config(options.config, options.overrides, needs=("agent", "tasks.train", "tasks.eval"))
+    skip = _skipped(options.skip)
+    if options.teach and options.model is None:
+        raise ConfigError("--teach requires --model, the model that solves the tasks")
+    for name in ("minutes", "usd"):
+        if (value := getattr(options, name)) is not None and value <= 0:
+            raise ConfigError(f"--{name} is {value:g}; expected a number above 0")
+    prices_file = options.prices or config.prices
+    prices = read_prices(prices_file)
+    if options.usd is not None and not prices:
+        raise ConfigError("--usd requires prices of models: --prices FILE, or the setting prices")
+    folder = Path(config.run.dir) / time.strftime("improve-%Y%m%d-%H%M%S")
+    folder.mkdir(parents=True)
+    road = Road(
+        config=config,
+        file=options.config,
+        overrides=[text for text in options.overrides if not text.startswith(("run.dir=", "run.name="))],
+        folder=folder,
+        limits=Limits(minutes=options.minutes, usd=options.usd, tokens=options.tokens),
+        prices=prices,
+        prices_file=prices_file,
+        model=options.model,
+        teach=options.teach,
+        traces=options.traces,
+        skip=skip,
+        say=say,
+    )
+    report = folder / _REPORT
+    road.on_stage = lambda: write_atomically(report, report_text(road))
+    code = exits.OK
+    try:
+        road.walk()
+    except StageFailed as error:
+        say(f"lightning-rl: {error}", error=True)
+        code = error.code
+    finally:
+        if road.stages:
+            with suppress(OSError):
+                road.on_stage()
+            say(f"\nreport: {report}\nruns: lightning-rl view {folder}")
+    if not code:
+        say(report_text(road).partition("## Commands")[0].strip())
+    return code
+
+
+def _skipped(names: list[str]) -> frozenset[str]:
+    from lightning_core.tools.improve.road import STAGES
+
+    known = {stage.partition(" ")[0]: stage for stage in STAGES}
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"--skip {unknown[0]}: expected one of {', '.join(known)}")
+    return frozenset(known[name] for name in names)

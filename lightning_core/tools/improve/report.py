@@ -1,0 +1,91 @@
+"""The report of a road, as Markdown."""
+
+from __future__ import annotations
+
+from lightning_core.records.intervals import Estimate
+from lightning_core.records.usage import format_usd
+from lightning_core.tools.improve.road import Road
+from lightning_core.tools.improve.stage import Stage
+
+_NOTHING = "–"
+
+
+def report_text(road: Road) -> str:
+    """What each stage led to, which policy is the best, and what to do with it."""
+    lines = [f"# {road.folder.name}", "", *_result(road), ""]
+    head = ("stage", "held-out reward", "solved", "against the policy", f"against {road.model or 'the provider'}")
+    head = (*head, "tokens per rollout", "call p50", "USD of 1,000", "minutes")
+    lines += [_row(head), _row(["---"] * len(head)), *(_row(_cells(road, stage)) for stage in road.stages), ""]
+    if road.notes:
+        lines += [*(f"- {note}" for note in road.notes), ""]
+    lines += [
+        "Rewards are means over the held-out tasks with their 95% intervals, differences are paired by task. The best stage was chosen "
+        "by the same tasks, which favors it slightly.",
+        "",
+        "## Commands",
+        "",
+        "```bash",
+        *(stage.command for stage in road.stages),
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _result(road: Road) -> list[str]:
+    best = road.best
+    if best is None or best.result is None:
+        return ["No policy was measured."]
+    over_policy = road.difference(_first(road), best)
+    lines = [f"Best: **{best.name}**, held-out reward {_mean(best)}."]
+    if best is not _first(road) and over_policy is not None:
+        lines.append(f"Gain over the untrained policy: {_difference(over_policy)}.")
+    over = road.difference(road.provider, best)
+    if over is not None:
+        word = "better than" if over.low > 0 else "worse than" if over.high < 0 else "not significantly different from"
+        lines.append(f"It is {word} {road.model}: {_difference(over)}.")
+    if best.folder is not None and (best.folder / "checkpoints").is_dir():
+        lines += ["", f"Serve it: `lightning-rl serve {best.folder}`"]
+    return lines
+
+
+def _first(road: Road) -> Stage | None:
+    return next((stage for stage in road.stages if stage.name == "policy"), None)
+
+
+def _cells(road: Road, stage: Stage) -> list[str]:
+    result = stage.result
+    minutes = f"{stage.minutes:.1f}"
+    if result is None or stage.name == "teacher":
+        return [stage.name, *[_NOTHING] * 7, minutes]
+    usage, first = result.usage, _first(road)
+    tokens = usage.per_rollout(usage.all.input_tokens + usage.all.output_tokens)
+    own = None if stage in (first, road.provider) else road.difference(first, stage)
+    other = None if stage is road.provider else road.difference(road.provider, stage)
+    return [
+        stage.name if stage is not road.provider else f"{stage.name} ({road.model})",
+        _mean(stage),
+        f"{result.solved} of {result.tasks}",
+        _NOTHING if own is None else _difference(own),
+        _NOTHING if other is None else _difference(other),
+        f"{tokens:,.0f}" if usage.all.calls else _NOTHING,
+        f"{usage.all.seconds_p50:.2f} s" if usage.all.calls else _NOTHING,
+        _NOTHING if usage.usd_per_1000 is None else format_usd(usage.usd_per_1000),
+        minutes,
+    ]
+
+
+def _mean(stage: Stage) -> str:
+    assert stage.result is not None
+    interval = stage.result.reward_ci95
+    text = f"{stage.result.reward:.3f}"
+    return text if interval is None else f"{text} [{interval[0]:.3f}, {interval[1]:.3f}]"
+
+
+def _difference(estimate: Estimate) -> str:
+    text = f"{estimate.mean:+.3f}"
+    return text if estimate.interval is None else f"{text} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
+
+
+def _row(cells: list[str] | tuple[str, ...]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,249 @@
+"""The road: the provider's score, the policy's, prompts, a warm start, reinforcement learning; each stage starts from the best so far."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lightning_core.config import Config
+from lightning_core.errors import plural
+from lightning_core.records.checkpoints import checkpoints
+from lightning_core.records.intervals import Estimate
+from lightning_core.records.prices import Prices
+from lightning_core.records.usage import format_usd
+from lightning_core.tools.improve.stage import Stage, run_stage
+from lightning_core.tools.runs.compare import held_out_difference
+
+PROMPTS, WARM, TRAIN = "prompts", "warm start", "train"
+STAGES = (PROMPTS, WARM, TRAIN)
+"""The stages that can be left out."""
+
+_ROUNDS = 3
+"""Parts of the training, each followed by an evaluation and a decision."""
+_PROMPT_SHARE = 0.2
+"""Of the minutes, for the search of prompts."""
+_LEAST_PROMPT_ROLLOUTS = 40
+_ROLLOUTS_OF_PROMPTS = 300
+"""Without a limit of minutes."""
+_WARM_RATE = "1e-4"
+"""Ten times the rate of RL, as measured in docs/sft.md."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a road may spend; None: any amount. A command that has begun is not stopped for `usd`."""
+
+    minutes: float | None = None
+    usd: float | None = None
+    tokens: int | None = None
+    """Tokens that training samples."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Road:
+    """The stages in ``folder``, and the policy that they have led to."""
+
+    config: Config
+    file: str
+    """The configuration's file."""
+    overrides: Sequence[str]
+    folder: Path
+    limits: Limits
+    prices: Prices
+    prices_file: str | None = None
+    model: str | None = None
+    """The provider's model to reach; None: none is measured."""
+    teach: int = 0
+    """Training tasks that the provider's model solves for the warm start."""
+    traces: Sequence[str] = ()
+    """Runs and files of traces for the warm start."""
+    skip: frozenset[str] = frozenset()
+    stages: list[Stage] = field(default_factory=list[Stage])
+    notes: list[str] = field(default_factory=list[str])
+    """Why stages were left out, and how training ended."""
+    provider: Stage | None = None
+    best: Stage | None = None
+    """The stage with the best policy so far."""
+    settings: list[str] = field(default_factory=list[str])
+    """The settings of the best policy so far."""
+    on_stage: Callable[[], None] = lambda: None
+    """Called after each stage."""
+    say: Callable[[str], None]
+    """Prints a line."""
+    _began: float = field(default_factory=time.monotonic)
+
+    def walk(self) -> None:
+        """Run all stages. Raises `StageFailed` if one fails."""
+        if self.model is not None:
+            words = ["baseline", self.file, "--model", self.model, *self._prices(), *self._common()]
+            self.provider = self._run("provider", words)
+        self.best = self._run("policy", ["eval", self.file, *self._common()])
+        for name, run in ((PROMPTS, self._find_prompts), (WARM, self._warm_start), (TRAIN, self._train)):
+            if name in self.skip:
+                self._note(f"{name}: left out, as requested")
+            elif (left := self._minutes_left()) is not None and left <= 0:
+                self._note(f"{name}: left out, the {self.limits.minutes:g} minutes are spent")
+            else:
+                run()
+
+    def difference(self, first: Stage | None, second: Stage | None) -> Estimate | None:
+        """``second - first`` on the held-out tasks, paired; None without two evaluations."""
+        if first is None or second is None or first.folder is None or second.folder is None:
+            return None
+        found = held_out_difference(first.folder, second.folder)
+        return None if found is None else found.difference
+
+    def _find_prompts(self) -> None:
+        budget = self._prompt_rollouts()
+        if budget < _LEAST_PROMPT_ROLLOUTS:
+            self._note(f"{PROMPTS}: left out, there is time for {plural(budget, 'rollout')} only")
+            return
+        file = self.folder / "prompts.yaml"
+        found = self._run(PROMPTS, ["prompts", self.file, "--budget", str(budget), "-o", str(file), *self._common()])
+        if file.is_file():
+            self._adopt(found, [f"prompts={file}"])
+        else:
+            self._note(f"{PROMPTS}: none is better than the agent's own")
+
+    def _warm_start(self) -> None:
+        sources = [*self.traces]
+        phase: list[str] = []
+        if self.teach and self.provider is not None and (taught := self._teacher()) is not None:
+            sources.append(str(taught.folder))
+            phase = ["--phase", "eval_manual"]
+        if not sources:
+            self._note(f"{WARM}: left out, there are no traces: pass --traces, or --model and --teach")
+            return
+        rate = [] if self.config.trainer.learning_rate != "auto" else [f"trainer.learning_rate={_WARM_RATE}"]
+        name = "run.name=warm"
+        words = ["sft", *sources, "-c", self.file, *phase, *self._common(), *self.settings, *rate, name]
+        learned = self._run(WARM, words)
+        assert learned.folder is not None
+        tuned = self._policy_of(learned.folder)
+        if tuned is not None:
+            checked = self._run(f"{WARM}, evaluated", ["eval", self.file, *self._common(), *self.settings, tuned])
+            self._adopt(checked, [tuned])
+
+    def _teacher(self) -> Stage | None:
+        """The provider's model on training tasks, as many as the money allows."""
+        assert self.provider is not None
+        tasks, rate = self.teach, self._usd_per_rollout()
+        if self.limits.usd is not None:
+            if rate is None:
+                self._note(f"{WARM}: the provider's model was not asked, its cost is not known: pass --prices")
+                return None
+            tasks = min(tasks, int((self.limits.usd - self._usd_spent()) / rate))
+            if tasks < 1:
+                self._note(f"{WARM}: the provider's model was not asked, {format_usd(self.limits.usd)} are spent")
+                return None
+        train = self.config.tasks.train
+        assert train is not None
+        source = json.dumps(train.model_dump(mode="json", exclude_none=True))
+        held_out = [f"tasks.eval={source}", f"eval.tasks={tasks}", "eval.samples=1"]
+        assert self.model is not None
+        words = ["baseline", self.file, "--model", self.model, *self._prices(), *self._common(), *held_out]
+        return self._run("teacher", words)
+
+    def _policy_of(self, folder: Path) -> str | None:
+        """The setting that makes the newest checkpoint of the run in ``folder`` the policy; None for an adapter."""
+        newest = checkpoints(folder)[-1]
+        if not (newest / "config.json").is_file():
+            self._note(
+                f"{WARM}: {newest} is an adapter, which RL cannot start from; merge it with `lightning-rl export`"
+            )
+            return None
+        return f"policy.model={newest}"
+
+    def _train(self) -> None:
+        minutes = self._minutes_left()
+        if minutes is not None:
+            # Training is evaluated before and after each round, which takes as long as it did for the policy.
+            minutes -= (_ROUNDS + 1) * next(stage.minutes for stage in self.stages if stage.name == "policy")
+            if minutes <= 0:
+                self._note(f"{TRAIN}: left out, the evaluations would take all of the minutes that are left")
+                return
+        rounds = 1 if minutes is None else _ROUNDS
+        last, start = self.best, self.best
+        for number in range(1, rounds + 1):
+            words = ["train", self.file, *self._common(), *self.settings, "run.name=trained"]
+            if minutes is not None:
+                words.append(f"trainer.minutes={minutes * number / rounds:.4g}")
+            if self.limits.tokens is not None:
+                words.append(f"trainer.token_budget={self.limits.tokens}")
+            trained = self._run(
+                TRAIN if number == 1 else f"{TRAIN}, round {number}", [*words, *["--resume"] * (number > 1)]
+            )
+            ended = self._ended(start, last, trained, is_last=number == rounds)
+            last = trained
+            if ended is not None:
+                self._note(f"{TRAIN}: {ended}")
+                break
+        assert last is not None
+        self._adopt(last, [])
+
+    def _ended(self, start: Stage | None, before: Stage | None, trained: Stage, *, is_last: bool) -> str | None:
+        """The reason that training ends after ``trained``, or None."""
+        over = self.difference(self.provider, trained)
+        if over is not None and over.interval is not None and over.low > 0:
+            return f"ended, the policy is better than {self.model}: {_interval(over)}"
+        if is_last:
+            gain = self.difference(start, trained)
+            return f"ended with the budget; gain {_interval(gain)}" if gain is not None else "ended with the budget"
+        gain = self.difference(before, trained)
+        if gain is not None and gain.mean <= 0:
+            return f"ended, the last round gained nothing: {_interval(gain)}"
+        return None
+
+    def _adopt(self, stage: Stage, settings: Sequence[str]) -> None:
+        """Go on with the policy of ``stage`` if its held-out reward is higher than the best so far."""
+        gain = self.difference(self.best, stage)
+        if gain is not None and gain.mean > 0:
+            self.best = stage
+            keys = {text.partition("=")[0] for text in settings}
+            self.settings = [*(text for text in self.settings if text.partition("=")[0] not in keys), *settings]
+        else:
+            shown = "it has no evaluation" if gain is None else f"its reward is not higher: {_interval(gain)}"
+            self._note(f"{stage.name}: not used, {shown}")
+
+    def _run(self, name: str, words: Sequence[str]) -> Stage:
+        stage = run_stage(name, words, self.folder, self.prices, say=self.say)
+        self.stages.append(stage)
+        self.on_stage()
+        return stage
+
+    def _common(self) -> list[str]:
+        return [*self.overrides, f"run.dir={self.folder}"]
+
+    def _prices(self) -> list[str]:
+        return [] if self.prices_file is None else ["--prices", self.prices_file]
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self.say(f"\n== {text}")
+
+    def _minutes_left(self) -> float | None:
+        limit = self.limits.minutes
+        return None if limit is None else limit - (time.monotonic() - self._began) / 60
+
+    def _prompt_rollouts(self) -> int:
+        assert self.best is not None
+        if self.limits.minutes is None or self.best.result is None:
+            return _ROLLOUTS_OF_PROMPTS
+        per_minute = self.best.result.rollouts / self.best.minutes
+        return min(_ROLLOUTS_OF_PROMPTS, int(per_minute * _PROMPT_SHARE * self.limits.minutes))
+
+    def _usd_spent(self) -> float:
+        return sum(stage.usd or 0.0 for stage in self.stages)
+
+    def _usd_per_rollout(self) -> float | None:
+        assert self.provider is not None
+        result = self.provider.result
+        return None if result is None or self.provider.usd is None else self.provider.usd / max(1, result.rollouts)
+
+
+def _interval(estimate: Estimate) -> str:
+    text = f"{estimate.mean:+.3f}"
+    return text if estimate.interval is None else f"{text} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
