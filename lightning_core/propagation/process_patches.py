@@ -85,7 +85,7 @@ def ensure_patched(integrations: Iterable[str]) -> None:
         _watched.update(new)
     # Without the lock: this may import, and another thread may hold the lock of an import while it waits for this one.
     for name in new:
-        _install_on_import(name)
+        install_on_import(name)
 
 
 def _install(patches: Patches) -> None:
@@ -100,7 +100,7 @@ def _install(patches: Patches) -> None:
     install_ray(patches)
 
 
-def _install_on_import(integration: str) -> None:
+def install_on_import(integration: str) -> None:
     """Install ``integration`` when a host of it is imported, which a worker may never do; at once if it has no hosts."""
     hosts = find_hosts(integration)
     done = False

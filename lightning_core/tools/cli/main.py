@@ -1,4 +1,4 @@
-"""The command ``lightning-rl``: init, doctor, train, sft, eval, baseline, serve, export, trace, credit, view, runs, completion.
+"""The command ``lightning-rl``: init, doctor, train, sft, eval, baseline, serve, record, export, trace, credit, view, runs, completion.
 
 Exit codes: see `exits`.
 """
@@ -25,6 +25,7 @@ from lightning_core.tools.cli import evaluate as cli_evaluate
 from lightning_core.tools.cli import exits
 from lightning_core.tools.cli import export as cli_export
 from lightning_core.tools.cli import init as cli_init
+from lightning_core.tools.cli import record as cli_record
 from lightning_core.tools.cli import runs as cli_runs
 from lightning_core.tools.cli import serve as cli_serve
 from lightning_core.tools.cli import sft as cli_sft
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "eval": cli_evaluate.evaluate,
         "baseline": cli_evaluate.baseline,
         "serve": cli_serve.serve,
+        "record": cli_record.record,
         "export": cli_export.export,
         "trace": cli_trace.trace,
         "credit": cli_credit.credit,
@@ -120,6 +122,14 @@ def build_parser() -> argparse.ArgumentParser:
 
     serve = commands.add_parser("serve", help="serve a trained policy, or any model, to OpenAI and Anthropic clients")
     cli_serve.add_options(serve)
+
+    recorded = commands.add_parser(
+        "record",
+        help="run a program unchanged, and record its model calls as traces",
+        usage="%(prog)s [options] -- PROGRAM [ARGUMENT ...]",
+        epilog="Exit code: that of the program, or 2 for wrong options.",
+    )
+    cli_record.add_options(recorded)
 
     export = commands.add_parser(
         "export", help="write a trained policy as a Hugging Face folder, an adapter or a GGUF file"
