@@ -44,6 +44,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most requests a minute of one client, by its address; more get status 429 (default: any number)",
     )
+    parser.add_argument(
+        "--record", metavar="FOLDER", help="record the messages of all calls as traces in this folder (default: not recorded)"
+    )
+    parser.add_argument(
+        "--record-days", type=whole(1), metavar="N", help="with --record: delete files that were written more than N days ago"
+    )
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -51,12 +57,16 @@ def serve(options: argparse.Namespace) -> int:
     config, checkpoint = _resolve_model(options.model, options.checkpoint, options.overrides)
     api_key: str | None = options.api_key or os.environ.get(API_KEY_ENV) or None
     from lightning_core.endpoint.guard import Tls
+    from lightning_core.tools.record.served import ServedCalls
     from lightning_core.tools.serving import open_serving
 
     if (options.tls_cert is None) != (options.tls_key is None):
         given, missing = ("--tls-cert", "--tls-key") if options.tls_key is None else ("--tls-key", "--tls-cert")
         raise ConfigError(f"{given} requires {missing}: expected the files of a certificate and of its private key")
     tls = None if options.tls_cert is None else Tls(certificate=Path(options.tls_cert), key=Path(options.tls_key))
+    if options.record_days is not None and options.record is None:
+        raise ConfigError("--record-days requires --record: expected the folder of the traces")
+    recorded = None if options.record is None else ServedCalls(Path(options.record), days=options.record_days)
     with open_serving(
         config,
         checkpoint=checkpoint,
@@ -65,10 +75,13 @@ def serve(options: argparse.Namespace) -> int:
         api_key=api_key,
         tls=tls,
         requests_per_minute=options.requests_per_minute,
+        on_call=None if recorded is None else recorded.add,
     ) as endpoint:
         say(f"serving    {config.policy.model if checkpoint is None else checkpoint}")
         say(_usage_text(endpoint.url, endpoint.models, keyed=api_key is not None))
         wait_for_signal()
+    if recorded is not None:
+        say(recorded.close())
     say("stopped")
     return exits.OK
 

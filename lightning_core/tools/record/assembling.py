@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lightning_core import trace as tr
+from lightning_core.capture.recording import call_id
 from lightning_core.tools.record.counts import FOLDER_FULL, UNWRITTEN, RecordCounts
 from lightning_core.tools.record.files import FolderFull, TraceFiles
 from lightning_core.tools.record.spans import CallPlace
@@ -67,7 +68,8 @@ class TraceAssembler:
         else:
             self._put(trace, [span, trace.root()] if span.parent_id == root_of(trace.trace) else [span])
         place = CallPlace(span.trace_id, span.span_id)
-        for name in (span.span_id, span.attributes.get(tr.RESPONSE_ID)):
+        response = span.attributes.get(tr.RESPONSE_ID)
+        for name in (span.span_id, response, None if response is None else call_id(response)):
             if name is not None:
                 self._responses[name] = place
         while len(self._responses) > _MOST_RESPONSES:

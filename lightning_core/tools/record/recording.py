@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from pydantic_core import to_json
 
 from lightning_core.capture.import_hooks import when_imported
-from lightning_core.capture.integration import discover
+from lightning_core.capture.integration import discover, install, uninstall
 from lightning_core.capture.patching import Patches
 from lightning_core.capture.scope import next_sequence
 from lightning_core.capture.spans import listen_ambient
@@ -72,6 +72,7 @@ class Recording:
         self._make_pipeline = partial(_make_pipeline, folder, share, redact, max_mb, names)
         self._units = RecordedUnits(names.selectors)
         self._patches = Patches(lambda: True)
+        self._integrations: frozenset[str] = frozenset()
         self._closed = False
         self._start()
 
@@ -87,7 +88,11 @@ class Recording:
         install_threads(self._patches)
         when_imported(self._patches, "multiprocessing.util", partial(_finish_workers, self))
         for name in discover():
-            install_on_import(name)
+            install_on_import(name, self._integrate)
+
+    def _integrate(self, name: str) -> None:
+        if not self._closed:
+            self._integrations |= install(name)
 
     def close(self) -> None:
         """Stop recording, and write the calls that wait. Safe to call twice."""
@@ -99,6 +104,8 @@ class Recording:
             if _active is self:
                 _active = None
         self._patches.undo()
+        if self._integrations:
+            uninstall(*self._integrations)
         self._units.uninstall()
         listen_ambient(None)
         atexit.unregister(self.close)
