@@ -29,7 +29,11 @@ MESSAGES: list[Any] = [
 TOOLS: list[Any] = [
     {
         "type": "function",
-        "function": {"name": f"tool_{i}", "description": TURN[:200], "parameters": {"type": "object", "properties": {}}},
+        "function": {
+            "name": f"tool_{i}",
+            "description": TURN[:200],
+            "parameters": {"type": "object", "properties": {}},
+        },
     }
     for i in range(4)
 ]
@@ -94,7 +98,9 @@ def main() -> None:
     calls = 2 * options.units
     before, after = statistics.median(plain), statistics.median(recorded)
     print(f"CPU time of a call without recording: {before / calls * 1e3:.2f} ms; with: {after / calls * 1e3:.2f} ms")
-    print(f"ratio {after / before:.3f}; {(after - before) / calls * 1e6:.0f} µs a call, {(after - before) / calls * 100:.2f}% of a call of 1 s")
+    print(
+        f"ratio {after / before:.3f}; {(after - before) / calls * 1e6:.0f} µs a call, {(after - before) / calls * 100:.2f}% of a call of 1 s"
+    )
 
 
 if __name__ == "__main__":

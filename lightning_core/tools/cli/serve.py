@@ -45,10 +45,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="most requests a minute of one client, by its address; more get status 429 (default: any number)",
     )
     parser.add_argument(
-        "--record", metavar="FOLDER", help="record the messages of all calls as traces in this folder (default: not recorded)"
+        "--record",
+        metavar="FOLDER",
+        help="record the messages of all calls as traces in this folder (default: not recorded)",
     )
     parser.add_argument(
-        "--record-days", type=whole(1), metavar="N", help="with --record: delete files that were written more than N days ago"
+        "--record-days",
+        type=whole(1),
+        metavar="N",
+        help="with --record: delete files that were written more than N days ago",
     )
 
 

@@ -124,6 +124,7 @@ class TraceAssembler:
         for trace in self._traces.values():
             self._forget(trace)
         self._traces.clear()
+        self._files.close()
 
     def _find(self, span: SpanRecord) -> _OpenTrace:
         trace = self._traces.get(span.trace_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
@@ -15,8 +16,8 @@ MOST_ITEMS = 10_000
 """Items that can wait."""
 MOST_BYTES = 128 << 20
 """Bytes that can wait, with those of the item that is added."""
-_BATCH = 256
-_PAUSE_SECONDS = 0.05
+_BATCH = 512
+_PAUSE_SECONDS = 0.2
 """Between two batches: more items in a batch cost less."""
 
 
@@ -47,6 +48,13 @@ class BackgroundWork(Generic[T]):
             with outside_rollout():
                 self._thread.start()
         return True
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until no item waits, at most ``seconds``; return whether that is so."""
+        end = time.monotonic() + seconds
+        while self._items and time.monotonic() < end:
+            time.sleep(0.01)
+        return not self._items
 
     def close(self, seconds: float) -> int:
         """Work on the items that wait, for at most ``seconds``; return how many are left."""

@@ -139,9 +139,7 @@ def _decode(response: Callable[..., Any], encoding: str, data: bytes) -> bytes:
     return response(200, headers=[("content-encoding", encoding)], content=data).content
 
 
-async def _await(
-    call: ObservedCall, sent: Awaitable[Any], observer: Observer, note: Callable[[Any], None]
-) -> Any:
+async def _await(call: ObservedCall, sent: Awaitable[Any], observer: Observer, note: Callable[[Any], None]) -> Any:
     with sending(call):
         response = await sent
     observer.guard(lambda: note(response))

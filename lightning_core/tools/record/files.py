@@ -17,7 +17,6 @@ from lightning_core.trace import SpanRecord
 MOST_FILE_BYTES = 64 << 20
 """Size from which new traces go to the next file."""
 _SCAN_SECONDS = 10.0
-_RETENTION_SECONDS = 3600.0
 _NAME = re.compile(r"\d{8}-\d{6}-\d+(?:-\d+)?\.jsonl")
 
 
@@ -38,21 +37,22 @@ class TraceFiles:
         self._days = days
         self._current: Path | None = None
         self._day = ""
+        self._sizes: dict[Path, int] = {}
+        """Of the files that were written to, in bytes."""
+        self._open: tuple[Path, int] | None = None
+        """The file that was written to last, and its descriptor: opening it each time takes longer than writing."""
         self._known_bytes = 0
-        self._scanned = self._cleaned = float("-inf")
+        self._scanned = float("-inf")
 
     def current(self) -> Path:
         """The file for new traces. Raises OSError if there can be none."""
         day = time.strftime("%Y%m%d")
-        current = self._current
-        if current is not None and day == self._day:
-            with suppress(FileNotFoundError):
-                if current.stat().st_size < MOST_FILE_BYTES:
-                    return current
+        if self._current is not None and day == self._day and self._sizes.get(self._current, 0) < MOST_FILE_BYTES:
+            return self._current
         self.folder.mkdir(parents=True, exist_ok=True)
         base, number = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", 1
         path = self.folder / f"{base}.jsonl"
-        while path.exists():
+        while path.exists() or path in self._sizes:
             number += 1
             path = self.folder / f"{base}-{number}.jsonl"
         self._current, self._day = path, day
@@ -60,40 +60,55 @@ class TraceFiles:
 
     def write(self, path: Path, spans: Sequence[SpanRecord]) -> None:
         """Append ``spans`` to ``path`` as one line. Raises `FolderFull`, and OSError, after which the file is as it was before."""
-        self._remove_old()
         line = to_json(spans_to_otlp(spans, service="lightning-record")) + b"\n"
-        if self._most_bytes is not None and self._size() + len(line) > self._most_bytes:
+        self._look_around()
+        if self._most_bytes is not None and self._known_bytes + len(line) > self._most_bytes:
             raise FolderFull
-        # Prompts are private.
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        file, before = self._descriptor(path), self._sizes.setdefault(path, 0)
         try:
-            before = os.fstat(file).st_size
-            try:
-                written = 0
-                while written < len(line):
-                    written += os.write(file, line[written:])
-            except OSError:
-                with suppress(OSError):
-                    os.ftruncate(file, before)  # readers refuse half a line
-                raise
-        finally:
-            os.close(file)
+            written = 0
+            while written < len(line):
+                written += os.write(file, line[written:])
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(file, before)  # readers refuse half a line
+            raise
+        self._sizes[path] = before + len(line)
         self._known_bytes += len(line)
 
-    def _size(self) -> int:
-        if time.monotonic() - self._scanned > _SCAN_SECONDS:
-            self._scanned = time.monotonic()
-            self._known_bytes = sum(size for _, size, _ in recorded_files(self.folder))
-        return self._known_bytes
+    def close(self) -> None:
+        """Close the file that is open."""
+        if self._open is not None:
+            os.close(self._open[1])
+            self._open = None
 
-    def _remove_old(self) -> None:
-        if self._days is None or time.monotonic() - self._cleaned < _RETENTION_SECONDS:
+    def _descriptor(self, path: Path) -> int:
+        if self._open is None or self._open[0] != path:
+            self.close()
+            # Prompts are private.
+            self._open = path, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        return self._open[1]
+
+    def _look_around(self) -> None:
+        """At times, measure the folder, delete old files, and open a deleted file anew."""
+        now = time.monotonic()
+        if now - self._scanned < _SCAN_SECONDS:
             return
-        self._cleaned = time.monotonic()
-        for path, _, modified in recorded_files(self.folder):
-            if modified < time.time() - self._days * 86_400:
-                with suppress(OSError):
-                    path.unlink()
+        self._scanned = now
+        found = recorded_files(self.folder)
+        if self._days is not None:
+            oldest = time.time() - self._days * 86_400
+            for path, _, modified in found:
+                if modified < oldest:
+                    with suppress(OSError):
+                        path.unlink()
+            found = [file for file in found if file[2] >= oldest]
+        self._known_bytes = sum(size for _, size, _ in found)
+        existing = {path for path, _, _ in found}
+        for path in [path for path in self._sizes if path not in existing]:
+            del self._sizes[path]
+            if self._open is not None and self._open[0] == path:
+                self.close()
 
 
 def recorded_files(folder: Path) -> list[tuple[Path, int, float]]:

@@ -34,6 +34,4 @@ def names_of(config: str | Path | None) -> CallNames:
 
     agents = load_config(config).agents
     selectors = {*agents.trained_names, *agents.frozen}
-    return CallNames(
-        selectors=frozenset(selectors), rules=tuple(rule.model_dump(mode="json") for rule in agents.named)
-    )
+    return CallNames(selectors=frozenset(selectors), rules=tuple(rule.model_dump(mode="json") for rule in agents.named))

@@ -111,6 +111,10 @@ class Recording:
         atexit.unregister(self.close)
         self.finish()
 
+    def flush(self, seconds: float = _CLOSE_SECONDS) -> bool:
+        """Wait until all calls so far are written, at most ``seconds``; return whether they are."""
+        return self._work.wait(seconds)
+
     def finish(self) -> None:
         """Write the calls that wait, for at most some seconds."""
         if left := self._work.close(_CLOSE_SECONDS):
@@ -259,7 +263,9 @@ def start_recording(
     recording = Recording(Path(folder).absolute(), share=share, redact=redact, max_mb=max_mb, names=names)
     with _lock:
         if _active is not None:
-            raise ConfigError(f"this process is recorded already, to {str(_active.folder)!r}: close that recording first")
+            raise ConfigError(
+                f"this process is recorded already, to {str(_active.folder)!r}: close that recording first"
+            )
         _active = recording
     recording.install()
     atexit.register(recording.close)

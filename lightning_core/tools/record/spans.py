@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from typing import Any
+
+from pydantic_core import to_json
 
 from lightning_core import trace as tr
 from lightning_core.capture.span_ids import new_span_id
@@ -24,8 +24,11 @@ STATUS = "http.response.status_code"
 FIELDS = ("agent", "model", "host", "messages", "tools", "response", "error")
 """The fields of a call's dictionary."""
 
-_to_json = partial(json.dumps, ensure_ascii=False)
 _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+
+
+def _to_json(value: Any) -> str:
+    return to_json(value).decode()
 
 
 class RedactionError(Exception):

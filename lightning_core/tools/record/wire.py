@@ -68,13 +68,21 @@ def read_call(call: ObservedCall, conversations: Mapping[str, Sequence[Message]]
     if call.status is None or call.status >= 400:
         text = "" if call.status is None else _http_error(call)
         return ReadCall(
-            provider=provider, request=request, responses=(), response_id=None, error=call.error or text or "no response"
+            provider=provider,
+            request=request,
+            responses=(),
+            response_id=None,
+            error=call.error or text or "no response",
         )
     responses, identity, error = _read_response(call, dialect)
     if not responses:
         error = error or call.error or CLOSED
     return ReadCall(
-        provider=provider, request=request, responses=responses, response_id=identity, error=None if responses else error
+        provider=provider,
+        request=request,
+        responses=responses,
+        response_id=identity,
+        error=None if responses else error,
     )
 
 
@@ -90,9 +98,7 @@ def _content(call: ObservedCall) -> bytes:
         raise UnreadableCall(f"with a response that cannot be decoded ({type(error).__name__})") from error
 
 
-def _read_response(
-    call: ObservedCall, dialect: Dialect
-) -> tuple[Sequence[UpstreamResponse], str | None, str | None]:
+def _read_response(call: ObservedCall, dialect: Dialect) -> tuple[Sequence[UpstreamResponse], str | None, str | None]:
     """The responses, the id of the response, and the reason there are none."""
     try:
         content = _content(call)
