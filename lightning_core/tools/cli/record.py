@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def record(options: argparse.Namespace) -> int:
-    """Replace this process by the program; returns only where processes cannot be replaced, or if it cannot be run."""
+    """Replace this process by the program, whose exit code is then that of the command."""
     from lightning_core.tools.record.naming import names_of
     from lightning_core.tools.record.programs import ProgramSettings, environment_for
 
@@ -62,7 +62,7 @@ def record(options: argparse.Namespace) -> int:
     sys.stderr.flush()
     if os.name == "nt":  # `exec` there starts another process, and ends this one
         return subprocess.call(command, env=environment)
-    os.execvpe(command[0], command, environment)
+    return os.execvpe(command[0], command, environment)
 
 
 def _check(options: argparse.Namespace, command: Sequence[str]) -> None:

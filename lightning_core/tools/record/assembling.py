@@ -39,7 +39,7 @@ class _OpenTrace:
             trace_id=self.trace,
             span_id=root_of(self.trace),
             parent_id=None,
-            start_ns=self.start_ns,
+            start_ns=self.start_ns - 1,  # before its children
             end_ns=self.end_ns,
             attributes={tr.TASK_ID: self.trace},
             error=self.error,

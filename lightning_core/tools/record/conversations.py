@@ -45,8 +45,8 @@ def _kept(message: Mapping[str, Any]) -> list[Any]:
     content = message.get("content") or ""
     if isinstance(content, list):
         parts = cast("list[Any]", content)
-        texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
-        content = "".join(texts) if all(isinstance(text, str) for text in texts) else parts
+        texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]  # pyright: ignore
+        content = "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else parts
     calls = [call.get("function") for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
     return [message.get("role"), content, calls]
 

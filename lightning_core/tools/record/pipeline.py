@@ -54,7 +54,7 @@ class RecordPipeline:
                 self._counts.leave_out(error.reason)
             except RedactionError as error:
                 self._counts.leave_out(REDACTION_FAILED, error=error)
-            except Exception as error:  # noqa: BLE001 - a call may have any content
+            except Exception as error:  # a call may have any content
                 if isinstance(item, ObservedCall):
                     self._counts.leave_out(FAILED, error=error)
                 else:

@@ -69,4 +69,5 @@ def _report(recording: Recording, process: int, session: str) -> None:
             path.unlink()
     if sys.stderr is not None:
         with suppress(OSError, ValueError):
-            print(f"lightning-rl record: {recording.summary}", file=sys.stderr, flush=True)
+            sys.stderr.write(f"lightning-rl record: {recording.summary}\n")
+            sys.stderr.flush()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic_core import to_json
 
+from lightning_core.capture.context import is_capturing
 from lightning_core.capture.import_hooks import when_imported
 from lightning_core.capture.integration import discover, install, uninstall
 from lightning_core.capture.patching import Patches
@@ -72,6 +72,7 @@ class Recording:
         self._make_pipeline = partial(_make_pipeline, folder, share, redact, max_mb, names)
         self._units = RecordedUnits(names.selectors)
         self._patches = Patches(lambda: True)
+        self._thread_patches = Patches(is_capturing)
         self._integrations: frozenset[str] = frozenset()
         self._closed = False
         self._start()
@@ -85,7 +86,7 @@ class Recording:
         self._units.install()
         listen_ambient(self.take_span)
         install_observers(self._patches, self)
-        install_threads(self._patches)
+        install_threads(self._thread_patches)
         when_imported(self._patches, "multiprocessing.util", partial(_finish_workers, self))
         for name in discover():
             install_on_import(name, self._integrate)
@@ -103,6 +104,7 @@ class Recording:
             self._closed = True
             if _active is self:
                 _active = None
+        self._thread_patches.undo()
         self._patches.undo()
         if self._integrations:
             uninstall(*self._integrations)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 from pydantic_core import to_json
 
@@ -112,10 +112,10 @@ def find_redaction(name: str) -> Redaction:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ConfigError(f"redact: found {name!r}, expected module:function")
-    found = getattr(import_module(module), attribute, None)
+    found: Any = getattr(import_module(module), attribute, None)
     if not callable(found):
         raise ConfigError(f"redact: {name!r} is not a function")
-    return found
+    return cast("Redaction", found)
 
 
 def _request_attributes(call: ObservedCall, read: ReadCall) -> dict[str, Any]:

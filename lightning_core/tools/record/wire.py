@@ -10,7 +10,7 @@ from typing import Any, cast
 from pydantic_core import from_json
 
 from lightning_core.chat.messages import Message
-from lightning_core.dialects import DIALECTS, gemini
+from lightning_core.dialects import ALL_DIALECTS, DIALECTS, gemini
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.exchange import ChatRequest, UpstreamResponse, stream_error
 from lightning_core.errors import describe, fold
@@ -54,10 +54,10 @@ def read_call(call: ObservedCall, conversations: Mapping[str, Sequence[Message]]
     """
     if call.too_large:
         raise UnreadableCall(TOO_LARGE)
-    dialect, body = _DIALECTS.get(call.route), from_json(call.body)
-    provider = _PROVIDERS.get(call.route, "openai")
-    if dialect is None and call.route.endswith(tuple(f":{method}" for method in gemini.METHODS)):
-        dialect, provider = gemini, "gcp.gemini"
+    body, provider = from_json(call.body), _PROVIDERS.get(call.route, "openai")
+    dialect: Dialect | None = _DIALECTS.get(call.route)
+    if call.route.endswith(tuple(f":{method}" for method in gemini.METHODS)):
+        dialect, provider = ALL_DIALECTS[-1], "gcp.gemini"
         body = gemini.with_url(body, call.path, stream=call.route.endswith(gemini.STREAM))
     if dialect is None:
         raise UnreadableCall(OTHER_FORMAT)
@@ -94,7 +94,7 @@ def _content(call: ObservedCall) -> bytes:
     data = b"".join(call.parts)
     try:
         return data if call.decode is None or not data else call.decode(data)
-    except Exception as error:  # noqa: BLE001 - of a client's decoder; a stream that was closed is incomplete
+    except Exception as error:  # of a client's decoder; a stream that was closed is incomplete
         raise UnreadableCall(f"with a response that cannot be decoded ({type(error).__name__})") from error
 
 

@@ -52,8 +52,8 @@ def main(url: str) -> None:
     child = multiprocessing.get_context("fork").Process(target=chat, args=(url,))
     child.start()
     child.join()
-    print(text)
-    print("to stderr", file=sys.stderr)
+    sys.stdout.write(f"{text}\n")
+    sys.stderr.write("to stderr\n")
     sys.exit(3)
 
 

@@ -119,9 +119,12 @@ CLIENTS: dict[str, Callable[[str], bytes]] = {
 
 
 def test_anthropic_streams_are_recorded_with_their_system_prompt(url: str, tmp_path: Path):
-    with record(tmp_path), anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key="k") as client:
-        with client.messages.stream(model="policy", max_tokens=20, system="brief", messages=user("hi")) as stream:
-            assert "".join(stream.text_stream) == "hello"
+    with (
+        record(tmp_path),
+        anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key="k") as client,
+        client.messages.stream(model="policy", max_tokens=20, system="brief", messages=user("hi")) as stream,
+    ):
+        assert "".join(stream.text_stream) == "hello"
     ((call,),) = (trace.calls for trace in read(tmp_path))
     assert call.messages == ({"role": "system", "content": "brief"}, *user("hi"))
     assert ((call.response or {})["content"], call.finish_reason, call.max_tokens) == ("hello", "stop", 20)
@@ -185,9 +188,11 @@ def test_a_stream_that_the_app_leaves_is_closed_as_ever_and_recorded_as_unfinish
                 return (await anext(aiter(stream))).choices[0].delta.content
 
     def leave_sync() -> str | None:
-        with openai.OpenAI(base_url=server.url, api_key="k") as client:
-            with client.chat.completions.create(model="m", messages=user("hi"), stream=True) as stream:
-                return next(iter(stream)).choices[0].delta.content
+        with (
+            openai.OpenAI(base_url=server.url, api_key="k") as client,
+            client.chat.completions.create(model="m", messages=user("hi"), stream=True) as stream,
+        ):
+            return next(iter(stream)).choices[0].delta.content
 
     server.failure, server.fail_next = StreamingResponse(slow_events(), media_type="text/event-stream"), 1
     with record(tmp_path):

@@ -28,11 +28,12 @@ def _start() -> None:
         from lightning_core.tools.record.programs import start_program
 
         start_program()
-    except Exception as error:  # never in the way of the program
-        print(
-            f"lightning-rl record: this program is not recorded, {sys.executable} could not start it: {type(error).__name__}: {error}",
-            file=sys.stderr,
-        )
+    except Exception as error:  # noqa: BLE001 - never in the way of the program
+        if sys.stderr is not None:
+            sys.stderr.write(
+                f"lightning-rl record: this process is not recorded; {sys.executable} raised {type(error).__name__}: {error}. "
+                "Install lightning-rl for this Python\n"
+            )
 
 
 def _run_next() -> None:
