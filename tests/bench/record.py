@@ -73,33 +73,32 @@ def block(client: OpenAI, units: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--units", type=int, default=100, help="units of work in a block, with two calls each")
-    parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--units", type=int, default=20, help="units of work in a block, with two calls each")
+    parser.add_argument("--blocks", type=int, default=40, help="blocks of each kind")
     options = parser.parse_args()
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    provider = multiprocessing.get_context("spawn").Process(target=provide, args=(theirs,), daemon=True)
-    provider.start()
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    context.Process(target=provide, args=(theirs,), daemon=True).start()
     client = OpenAI(base_url=f"{ours.recv()}/v1", api_key="k")
     plain: list[float] = []
     recorded: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(options.blocks + 1):
             without = block(client, options.units)
-            recording = record(Path(folder))
-            began = time.process_time()
-            block(client, options.units)
-            recording.close()
-            with_it = time.process_time() - began
+            with record(Path(folder)) as recording:
+                began = time.process_time()
+                block(client, options.units)
+                recording.flush()
+                with_it = time.process_time() - began
             assert recording.counts.recorded == 2 * options.units, recording.summary
             if number:  # the first block loads modules
                 plain.append(without)
                 recorded.append(with_it)
     ours.send(None)
     calls = 2 * options.units
-    before, after = statistics.median(plain), statistics.median(recorded)
-    print(f"CPU time of a call without recording: {before / calls * 1e3:.2f} ms; with: {after / calls * 1e3:.2f} ms")
-    more = (after - before) / calls
-    print(f"ratio {after / before:.3f}; {more * 1e6:.0f} µs a call, {more:.2%} of a call of 1 s")
+    before, after = statistics.median(plain) / calls, statistics.median(recorded) / calls
+    print(f"CPU time of a call: {before * 1e3:.2f} ms without recording, {after * 1e3:.2f} ms with it")
+    print(f"ratio {after / before:.3f}; {(after - before) * 1e6:.0f} µs a call, {after - before:.3%} of a call of 1 s")
 
 
 if __name__ == "__main__":
