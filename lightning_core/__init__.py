@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lightning_core.loop import Result, evaluate, fit
     from lightning_core.propagation import launch, rollout
     from lightning_core.signals.forks.replayable import replayable
+    from lightning_core.tools.record import record
     from lightning_core.trace import Call, Trace
     from lightning_core.transitions import Row, Transition, trace_to_transitions, transitions_to_rows
 
@@ -54,6 +55,7 @@ _HOMES = {
     "Transition": "transitions",
     "trainable": "capture.mark",
     "replayable": "signals.forks.replayable",
+    "record": "tools.record",
 }
 
 __all__ = [
@@ -72,6 +74,7 @@ __all__ = [
     "install",
     "launch",
     "load_config",
+    "record",
     "replayable",
     "reward",
     "rollout",

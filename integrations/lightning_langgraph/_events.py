@@ -20,6 +20,7 @@ from lightning_core.capture import (
     record,
     scope,
 )
+from lightning_core.capture.outermost import is_outermost
 from lightning_core.trace import EXECUTION, INTERRUPTED
 from lightning_langchain._events import note_result, tool_attributes
 from lightning_langchain._names import run_name
@@ -117,5 +118,7 @@ def graph_scope(graph: Any, config: Any) -> tuple[str, ScopeKind] | None:
         if (created := agent_name(graph)) is not None:
             return created, "agent"
         own_name = graph_name(graph)
-        return None if own_name is None else (own_name, "node")
+        if own_name is None:  # a run that a program makes is one trace
+            return ("LangGraph", "function") if is_outermost() else None
+        return own_name, "node"
     return None

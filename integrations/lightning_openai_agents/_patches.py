@@ -40,6 +40,7 @@ from agents.mcp import MCPServerSse, MCPServerStdio, MCPServerStreamableHttp
 
 import lightning_openai_agents._events as events
 import lightning_openai_agents._neighbours as neighbours
+from lightning_core.capture.outermost import outermost_run
 from lightning_core.capture.patching import Patches
 from lightning_core.capture.tools import arun_tool
 
@@ -68,7 +69,7 @@ def install(patches: Patches) -> None:
 
 
 async def _run(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    with events.agent_run(args[0] if args else kwargs["starting_agent"]):
+    with outermost_run(), events.agent_run(args[0] if args else kwargs["starting_agent"]):
         return await wrapped(*args, **kwargs)
 
 

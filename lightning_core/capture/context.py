@@ -106,11 +106,22 @@ _unsettled: contextvars.ContextVar[Callable[[], None] | None] = contextvars.Cont
 """Called before the scope is read, if another task may have changed it for this one."""
 
 
+_open_ambient: Callable[[], Scope | None] | None = None
+
+
+def set_ambient(make: Callable[[], Scope | None] | None) -> None:
+    """Call ``make`` for the scope of code that is in none: programs are recorded outside rollouts. None: such code has no scope."""
+    global _open_ambient
+    _open_ambient = make
+
+
 def inherited_scope() -> Scope | None:
     """The scope that this context holds, which may belong to an ended rollout."""
     if (settle := _unsettled.get()) is not None:
         settle()
     scope = current.get()
+    if scope is None and _open_ambient is not None:
+        return _open_ambient()
     return None if scope is Outside.OUTSIDE else scope
 
 

@@ -32,6 +32,7 @@ from lightning_core.trace import SpanRecord
 logger = logging.getLogger(__name__)
 
 _listeners: dict[str, Callable[[SpanRecord], None]] = {}
+_ambient: Callable[[SpanRecord], None] | None = None
 _processors: tuple[SpanProcessor, ...] = ()
 
 
@@ -48,6 +49,12 @@ def stop_listening(rollout: str) -> None:
     _listeners.pop(rollout, None)
 
 
+def listen_ambient(listener: Callable[[SpanRecord], None] | None) -> None:
+    """Call ``listener`` with the spans that belong to no rollout, as those of `context.set_ambient`; None: they are dropped."""
+    global _ambient
+    _ambient = listener
+
+
 def warn_of_late(name: str) -> None:
     """Warn that `deliver` found no rollout for a span of this process."""
     logger.warning("span %r ended after its rollout was closed; it is not part of the trace", name)
@@ -58,7 +65,7 @@ def deliver(record: SpanRecord) -> bool:
 
     It replaces a span with the same id.
     """
-    listener = _listeners.get(record.trace_id)
+    listener = _listeners.get(record.trace_id, _ambient)
     if listener is not None:
         listener(record)
     return listener is not None

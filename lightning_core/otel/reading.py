@@ -36,6 +36,7 @@ def read_traces(source: str | Path | Iterable[SpanRecord | ReadableSpan]) -> lis
     Raises ValueError for any other content.
     """
     spans = _read_file(Path(source)) if isinstance(source, (str, Path)) else [_to_record(span) for span in source]
+    spans = {(span.trace_id, span.span_id): span for span in spans}.values()  # the last one of an id counts
     recorded = {span.trace_id for span in spans if tr.TASK_ID in span.attributes}
     foreign = normalize_spans(span for span in spans if span.trace_id not in recorded)
     by_trace: dict[str, list[SpanRecord]] = {}

@@ -9,7 +9,7 @@ import logging
 import pkgutil
 import sys
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import ModuleType
@@ -85,7 +85,7 @@ def ensure_patched(integrations: Iterable[str]) -> None:
         _watched.update(new)
     # Without the lock: this may import, and another thread may hold the lock of an import while it waits for this one.
     for name in new:
-        _install_on_import(name)
+        install_on_import(name)
 
 
 def _install(patches: Patches) -> None:
@@ -100,8 +100,11 @@ def _install(patches: Patches) -> None:
     install_ray(patches)
 
 
-def _install_on_import(integration: str) -> None:
-    """Install ``integration`` when a host of it is imported, which a worker may never do; at once if it has no hosts."""
+def install_on_import(integration: str, install: Callable[[str], object] = install) -> None:
+    """Install ``integration`` when a host of it is imported, which a worker may never do; at once if it has no hosts.
+
+    ``install``: installs it, and may raise.
+    """
     hosts = find_hosts(integration)
     done = False
 
@@ -113,7 +116,7 @@ def _install_on_import(integration: str) -> None:
         try:
             install(integration)
         except Exception:
-            logger.exception("the integration %r could not be installed in a child process", integration)
+            logger.exception("the integration %r could not be installed", integration)
 
     if not hosts:
         install_once()

@@ -1,4 +1,4 @@
-"""Serves a trained policy through the endpoint of training, without recording calls.
+"""Serves a trained policy through the endpoint of training. Calls are not recorded, unless ``on_call`` gets their spans.
 
 Chat format, wire formats and sampling are as in training. The differences: sampling parameters
 come from the request, no call is forwarded to another server, and memory use is bounded.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import secrets
 from collections import OrderedDict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
@@ -104,6 +104,7 @@ class ServingEndpoint(PolicyEndpoint):
     """Serves ``backend``'s models; ``routing`` has the defaults for sampling parameters.
 
     Requests must contain ``api_key``; None accepts all requests, of this machine. ``requests_per_minute``: of one client, at most.
+    ``on_call``: gets the span of each request to a model when it ends, and must return at once.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class ServingEndpoint(PolicyEndpoint):
         port: int = 0,
         tls: Tls | None = None,
         requests_per_minute: int | None = None,
+        on_call: Callable[[SpanRecord], None] | None = None,
     ) -> None:
         """Raises `ConfigError` if the address or the files of ``tls`` cannot be used, or if other machines need no key."""
         check_access(api_key, host=host, tls=tls)
@@ -142,9 +144,10 @@ class ServingEndpoint(PolicyEndpoint):
             protection=protection,
         )
         self._root = root
+        self._on_call = on_call or _discard
 
     def __enter__(self) -> Self:
-        listen(self._root.rollout, _discard)
+        listen(self._root.rollout, self._on_call)
         return super().__enter__()
 
     def __exit__(self, *error: object) -> None:
@@ -162,6 +165,7 @@ def open_serving(
     api_key: str | None = None,
     tls: Tls | None = None,
     requests_per_minute: int | None = None,
+    on_call: Callable[[SpanRecord], None] | None = None,
 ) -> Generator[ServingEndpoint]:
     """Serve the policy of ``config`` while the body runs.
 
@@ -189,6 +193,7 @@ def open_serving(
             port=port,
             tls=tls,
             requests_per_minute=requests_per_minute,
+            on_call=on_call,
         )
         yield stack.enter_context(endpoint)
 

@@ -136,9 +136,10 @@ def _after_fork_in_child() -> None:
     _lock = threading.Lock()
     _users.clear()
     current = current_rollout()
-    for run in runs.forget_all():
+    known = runs.forget_all()
+    for run in known:
         spans.stop_listening(run.rollout)
-    if current is not None and not current.ended:
+    if current is not None and current in known and not current.ended:
         # Scopes and generators that the fork copied refer to the same object.
         current.__class__ = RemoteRollout
         assert isinstance(current, RemoteRollout)

@@ -25,23 +25,25 @@ def _request(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], 
         _stamped.set(False)
         return wrapped(*args, **kwargs)
     method = args[0] if args else kwargs.get("method")
-    parts = attempt(method, lambda: _arguments(instance, *args, **kwargs), reported=(TypeError, ValueError))
+    parts = attempt(method, lambda: read_arguments(instance, *args, **kwargs), reported=(TypeError, ValueError))
     if parts is None:
         return wrapped(*args, **kwargs)
     method, url, headers, rest = parts
-    to = redirect(method, str(url), headers, _body(rest, headers))
+    to = redirect(method, str(url), headers, body_of(rest, headers))
     if to is None:
         return await_sent(wrapped, args, kwargs)
     session, rest = _copy(instance, to, headers, rest)
     return _send(session, method, to, rest)
 
 
-def _arguments(session: Any, method: str, str_or_url: Any, **rest: Any) -> tuple[str, Any, Any, dict[str, Any]]:
+def read_arguments(session: Any, method: str, str_or_url: Any, **rest: Any) -> tuple[str, Any, Any, dict[str, Any]]:
+    """The method, the whole URL, all headers and the other arguments of ``ClientSession._request``."""
     url = session._build_url(str_or_url).extend_query(rest.get("params") or {})
     return method.upper(), url, session._prepare_headers(rest.get("headers")), rest
 
 
-def _body(rest: dict[str, Any], headers: Any) -> Body | Compressed:
+def body_of(rest: dict[str, Any], headers: Any) -> Body | Compressed:
+    """The body in the arguments of ``ClientSession._request``."""
     if isinstance(given := rest.get("json"), dict):
         return given
     data = rest.get("data")
@@ -61,7 +63,7 @@ def _copy(session: Any, to: Redirection, headers: Any, rest: dict[str, Any]) -> 
     rest = {**rest, "headers": headers, "params": None, "allow_redirects": False}
     middlewares = session._middlewares if rest.get("middlewares") is None else rest["middlewares"]
     if middlewares:
-        rest["middlewares"] = (*middlewares, partial(_send_changed, _body(rest, headers)))
+        rest["middlewares"] = (*middlewares, partial(_send_changed, body_of(rest, headers)))
     if to.run.api_key is not None:
         rest["auth"] = session._default_auth = None
         session._trust_env = False  # otherwise reads credentials from ~/.netrc

@@ -29,16 +29,17 @@ _DESTINATION = ("sni_hostname", "target")
 
 def _send(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     request = args[0] if args else kwargs["request"]
-    with watching(request.method, str(request.url), _own_body(request)):
+    with watching(request.method, str(request.url), own_body(request)):
         return wrapped(*args, **kwargs)
 
 
 def _send_async(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     request = args[0] if args else kwargs["request"]
-    return await_watched(wrapped, args, kwargs, request.method, str(request.url), _own_body(request))
+    return await_watched(wrapped, args, kwargs, request.method, str(request.url), own_body(request))
 
 
-def _own_body(request: Any) -> Body | Compressed:
+def own_body(request: Any) -> Body | Compressed:
+    """The body of a request of httpx."""
     # Private: ``_content`` is set once the body was read or given as a whole; httpx 0.28, httpx2 2.16.
     return seen_body(vars(request).get("_content", UNSEEN), request.headers)
 

@@ -34,13 +34,13 @@ def _urlopen(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], 
         return wrapped(*args, **kwargs)
     headers = _as_text(call["headers"])
     named = {name.lower(): value for name, value in headers.items()}
-    to = redirect(call["method"], _absolute(instance, call["url"]), named, seen_body(call["body"], named))
+    to = redirect(call["method"], absolute_url(instance, call["url"]), named, seen_body(call["body"], named))
     with sending(to):
         if to is None:
             return wrapped(*args, **kwargs)
         base, path = to.split()
         stamped = {**call, "headers": to.headers(headers), "redirect": False}
-        if instance.proxy is None and to.is_same_origin(_absolute(instance, "/")):
+        if instance.proxy is None and to.is_same_origin(absolute_url(instance, "/")):
             return wrapped(**stamped)
         return _pool(base, os.getpid()).urlopen(**{**stamped, "url": path, "assert_same_host": False})
 
@@ -64,7 +64,7 @@ def _arguments(pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
     return {**given, "body": given.get("body"), "headers": pool.headers if headers is None else headers}
 
 
-def _absolute(pool: Any, url: str) -> str:
+def absolute_url(pool: Any, url: str) -> str:
     """The URL of a request; behind a proxy it is absolute already."""
     host = f"[{pool.host}]" if ":" in pool.host else pool.host
     port = "" if pool.port in (None, {"http": 80, "https": 443}.get(pool.scheme)) else f":{pool.port}"

@@ -26,6 +26,7 @@ from lightning_core.tools.cli import exits
 from lightning_core.tools.cli import export as cli_export
 from lightning_core.tools.cli import improve as cli_improve
 from lightning_core.tools.cli import init as cli_init
+from lightning_core.tools.cli import record as cli_record
 from lightning_core.tools.cli import runs as cli_runs
 from lightning_core.tools.cli import serve as cli_serve
 from lightning_core.tools.cli import sft as cli_sft
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "improve": cli_improve.improve,
         "serve": cli_serve.serve,
         "switch": cli_switch.switch,
+        "record": cli_record.record,
         "export": cli_export.export,
         "trace": cli_trace.trace,
         "credit": cli_credit.credit,
@@ -136,6 +138,14 @@ def build_parser() -> argparse.ArgumentParser:
         "switch", help="show and change the shares of models that answer agents, of a running `serve PLAN.yaml`"
     )
     actions = [*cli_switch.add_options(switched)]
+
+    recorded = commands.add_parser(
+        "record",
+        help="run a program unchanged, and record its model calls as traces",
+        usage="%(prog)s [options] -- PROGRAM [ARGUMENT ...]",
+        epilog="Exit code: that of the program, or 2 for wrong options.",
+    )
+    cli_record.add_options(recorded)
 
     export = commands.add_parser(
         "export", help="write a trained policy as a Hugging Face folder, an adapter or a GGUF file"

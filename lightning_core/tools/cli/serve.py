@@ -52,6 +52,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help=f"with PLAN: key of requests that change shares (default: ${ADMIN_KEY_ENV}; if unset, from this machine only)",
     )
+    parser.add_argument(
+        "--record",
+        metavar="FOLDER",
+        help="record the messages of all calls as traces in this folder (default: not recorded)",
+    )
+    parser.add_argument(
+        "--record-days",
+        type=whole(1),
+        metavar="N",
+        help="with --record: delete files that were written more than N days ago",
+    )
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -61,14 +72,18 @@ def serve(options: argparse.Namespace) -> int:
     if (options.tls_cert is None) != (options.tls_key is None):
         given, missing = ("--tls-cert", "--tls-key") if options.tls_key is None else ("--tls-key", "--tls-cert")
         raise ConfigError(f"{given} requires {missing}: expected the files of a certificate and of its private key")
+    if options.record_days is not None and options.record is None:
+        raise ConfigError("--record-days requires --record: expected the folder of the traces")
     if Path(options.model).suffix in (".yaml", ".yml"):
         return _serve_plan(options)
     if options.admin_key is not None:
         raise ConfigError("--admin-key requires the YAML file of a switch: a single model has no shares to change")
     config, checkpoint = resolve_served(options.model, options.checkpoint, options.overrides)
     api_key = _api_key(options)
+    from lightning_core.tools.record.served import ServedCalls
     from lightning_core.tools.serving import open_serving
 
+    recorded = None if options.record is None else ServedCalls(Path(options.record), days=options.record_days)
     with open_serving(
         config,
         checkpoint=checkpoint,
@@ -77,10 +92,13 @@ def serve(options: argparse.Namespace) -> int:
         api_key=api_key,
         tls=_tls(options),
         requests_per_minute=options.requests_per_minute,
+        on_call=None if recorded is None else recorded.add,
     ) as endpoint:
         say(f"serving    {config.policy.model if checkpoint is None else checkpoint}")
         say(_usage_text(endpoint.url, endpoint.models, keyed=api_key is not None))
         wait_for_signal()
+    if recorded is not None:
+        say(recorded.close())
     say("stopped")
     return exits.OK
 

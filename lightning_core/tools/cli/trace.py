@@ -36,7 +36,9 @@ STATUSES = (
 )
 ORDERS = ("ordinal", "step", "task_id", "reward", "calls", "seconds")
 _ONE_ROLLOUT = "--rollout selects one rollout"
-_EXPECTED = "a run's folder such as runs/latest, a file of traces (.json, .jsonl, .pb) or a configuration (YAML)"
+_EXPECTED = (
+    "a run's folder such as runs/latest, traces (.json, .jsonl, .pb) or a folder of them, or a configuration (YAML)"
+)
 _LAST = 50
 _FILTERS = ("phase", "step", "task_id", "agent", "status", "min_reward", "max_reward", "text")
 
@@ -46,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "config",
         metavar="RUN|TRACES|CONFIG",
-        help="a run's folder such as runs/latest, a file of traces (.json, .jsonl, .pb), or a YAML file",
+        help="a run's folder such as runs/latest, traces (.json, .jsonl, .pb) or a folder of them, or a YAML file",
     )
     parser.add_argument(
         "--rollout", metavar="N", help="number or id of the rollout to show; without it, the newest are listed"
@@ -76,10 +78,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def trace(options: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
-    run = as_run_folder(options.config)
+    stored = stored_traces(options.config)
+    run = None if stored else as_run_folder(options.config)
     if not Path(options.config).exists():
         raise ConfigError(f"{options.config!r} does not exist; expected {_EXPECTED}")
-    stored = options.config.endswith(TRACE_FILES)
     if run is None and not stored:
         return _run_task(options)
     if options.overrides or options.task is not None:
@@ -88,10 +90,10 @@ def trace(options: argparse.Namespace) -> int:
             "recorded rollouts cannot be reconfigured; select one with --rollout"
         )
     if run is None:
-        _refuse_filters(options, f"{options.config!r} is a file of traces")
+        _refuse_filters(options, f"{options.config!r} has traces without a run")
         if options.rollout is not None:
             _refuse_pages(options, _ONE_ROLLOUT)
-        _show_stored(Path(options.config), options)
+        _show_stored(stored, options)
     elif options.rollout is None:
         _list_run(run / "store.db", options)
     else:
@@ -114,6 +116,14 @@ def _refuse_pages(options: argparse.Namespace, why: str) -> None:
     for name in ("last", "page"):
         if getattr(options, name) is not None:
             raise ConfigError(f"--{name} selects a part of the list of rollouts, but {why}")
+
+
+def stored_traces(path: str) -> list[Path]:
+    """The files of traces that ``path`` is or, as a folder other than a run's, has."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return [folder] if path.endswith(TRACE_FILES) else []
+    return [] if (folder / "config.yaml").is_file() else sorted(p for p in folder.iterdir() if p.suffix in TRACE_FILES)
 
 
 def as_run_folder(path: str) -> Path | None:
@@ -238,7 +248,7 @@ def _show_rollout(path: Path, rollout: str, options: argparse.Namespace) -> str:
     return record.status
 
 
-def _show_stored(path: Path, options: argparse.Namespace) -> None:
+def _show_stored(paths: Sequence[Path], options: argparse.Namespace) -> None:
     from lightning_core.otel import read_traces
     from lightning_core.records.agent_paths import ambiguous_paths
     from lightning_core.records.ledger import Ledger, trace_ledger
@@ -247,10 +257,12 @@ def _show_stored(path: Path, options: argparse.Namespace) -> None:
     from lightning_core.tools.cli.trace_documents import print_document, trace_document, trace_row
     from lightning_core.tools.cli.tree import make_trace_table
 
-    try:
-        traces = read_traces(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"no traces could be read from {str(path)!r}: {error}") from None
+    traces: list[Trace] = []
+    for path in paths:
+        try:
+            traces += read_traces(path)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"no traces could be read from {str(path)!r}: {error}") from None
     rollout: str | None = options.rollout
     if rollout is not None:
         trace = next((t for n, t in enumerate(traces, 1) if n == _number(rollout) or t.rollout == rollout), None)

@@ -1,0 +1,148 @@
+"""Assembles spans into traces: each gets a root when its first call ends. Traces without a call are dropped."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from lightning_core import trace as tr
+from lightning_core.capture.recording import call_id
+from lightning_core.tools.record.counts import FOLDER_FULL, UNWRITTEN, RecordCounts
+from lightning_core.tools.record.files import FolderFull, TraceFiles
+from lightning_core.tools.record.spans import CallPlace
+from lightning_core.tools.record.units import root_of
+from lightning_core.trace import SpanRecord
+
+_MOST_TRACES = 4096
+"""Traces that may go on."""
+_MOST_WAITING = 1000
+"""Spans of a trace that wait for its first call."""
+_MOST_RESPONSES = 20_000
+"""Responses that a reward can name."""
+
+
+@dataclass(slots=True)
+class _OpenTrace:
+    trace: str
+    start_ns: int
+    end_ns: int
+    error: str | None = None
+    has_call: bool = False
+    waiting: list[SpanRecord] = field(default_factory=list[SpanRecord])
+    file: Path | None = None
+
+    def root(self) -> SpanRecord:
+        return SpanRecord(
+            name="rollout",
+            trace_id=self.trace,
+            span_id=root_of(self.trace),
+            parent_id=None,
+            start_ns=self.start_ns - 1,  # before its children
+            end_ns=self.end_ns,
+            attributes={tr.TASK_ID: self.trace},
+            error=self.error,
+        )
+
+
+class TraceAssembler:
+    """Writes the spans of a batch. Used by one thread."""
+
+    def __init__(self, files: TraceFiles, counts: RecordCounts) -> None:
+        self._files = files
+        self._counts = counts
+        self._traces: OrderedDict[str, _OpenTrace] = OrderedDict()
+        self._responses: OrderedDict[str, CallPlace] = OrderedDict()
+        """The trace and span of recent calls, by the id of the response and of the span."""
+        self._batch: dict[str, list[SpanRecord]] = {}
+
+    def add_call(self, span: SpanRecord) -> None:
+        """Add a call. It opens its trace, unless that is open."""
+        trace = self._find(span)
+        if not trace.has_call:
+            # The root begins before the spans that are known only when they end.
+            trace.has_call = True
+            self._put(trace, [*trace.waiting, span, trace.root()])
+            trace.waiting.clear()
+        else:
+            self._put(trace, [span, trace.root()] if span.parent_id == root_of(trace.trace) else [span])
+        place = CallPlace(span.trace_id, span.span_id)
+        response = span.attributes.get(tr.RESPONSE_ID)
+        for name in (span.span_id, response, None if response is None else call_id(response)):
+            if name is not None:
+                self._responses[name] = place
+        while len(self._responses) > _MOST_RESPONSES:
+            self._responses.popitem(last=False)
+
+    def add_span(self, span: SpanRecord) -> None:
+        """Add the span of an agent, a tool or a reward, which waits for the first call of its trace."""
+        if span.attributes.get(tr.OPERATION) == "reward" and (name := span.attributes.get(tr.REWARD_CALL)) is not None:
+            place = self._responses.get(name)
+            if place is None:
+                self._counts.rewards += 1
+                return
+            # Feedback often comes after the unit of work, and from another one.
+            attributes = {**span.attributes, tr.REWARD_CALL: place.parent}
+            parent = span.parent_id if span.trace_id == place.trace else root_of(place.trace)
+            span = replace(span, trace_id=place.trace, parent_id=parent, attributes=attributes)
+        trace = self._find(span)
+        is_outermost = span.parent_id == root_of(trace.trace) and span.attributes.get(tr.OPERATION) != "reward"
+        if is_outermost and span.error is not None:
+            trace.error = span.error
+        if trace.has_call:
+            self._put(trace, [span, trace.root()] if is_outermost else [span])
+        elif len(trace.waiting) < _MOST_WAITING:
+            trace.waiting.append(span)
+
+    def flush(self) -> None:
+        """Write what was added since the last time."""
+        batch, self._batch = self._batch, {}
+        by_file: dict[Path, list[SpanRecord]] = {}
+        for name, spans in batch.items():
+            trace = self._traces.get(name)
+            try:
+                file = self._files.current() if trace is None or trace.file is None else trace.file
+            except OSError as error:
+                self._counts.leave_out(UNWRITTEN, times=_calls(spans), error=error)
+                continue
+            if trace is not None:
+                trace.file = file
+            by_file.setdefault(file, []).extend({span.span_id: span for span in spans}.values())
+        for file, spans in by_file.items():
+            try:
+                self._files.write(file, spans)
+                self._counts.add(_calls(spans))
+            except FolderFull:
+                self._counts.leave_out(FOLDER_FULL, times=_calls(spans))
+            except OSError as error:
+                self._counts.leave_out(UNWRITTEN, times=_calls(spans), error=error)
+
+    def close(self) -> None:
+        """Write the rest, and count the rewards of traces without a call."""
+        self.flush()
+        for trace in self._traces.values():
+            self._forget(trace)
+        self._traces.clear()
+        self._files.close()
+
+    def _find(self, span: SpanRecord) -> _OpenTrace:
+        trace = self._traces.get(span.trace_id)
+        if trace is None:
+            trace = self._traces[span.trace_id] = _OpenTrace(span.trace_id, span.start_ns, span.end_ns)
+            while len(self._traces) > _MOST_TRACES:
+                self._forget(self._traces.popitem(last=False)[1])
+        self._traces.move_to_end(span.trace_id)
+        trace.start_ns = min(trace.start_ns, span.start_ns)
+        trace.end_ns = max(trace.end_ns, span.end_ns)
+        return trace
+
+    def _forget(self, trace: _OpenTrace) -> None:
+        self._counts.rewards += sum(span.attributes.get(tr.OPERATION) == "reward" for span in trace.waiting)
+
+    def _put(self, trace: _OpenTrace, spans: Sequence[SpanRecord]) -> None:
+        self._batch.setdefault(trace.trace, []).extend(spans)
+
+
+def _calls(spans: Sequence[SpanRecord]) -> int:
+    return sum(span.attributes.get(tr.OPERATION) == "chat" for span in spans)

@@ -1,0 +1,85 @@
+"""A bounded queue, and the thread that works on its items."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
+
+from lightning_core.capture.context import outside_rollout
+
+T = TypeVar("T")
+
+MOST_ITEMS = 10_000
+"""Items that can wait."""
+MOST_BYTES = 128 << 20
+"""Bytes that can wait, with those of the item that is added."""
+_BATCH = 512
+_PAUSE_SECONDS = 0.2
+"""Between two batches: more items in a batch cost less."""
+
+
+class BackgroundWork(Generic[T]):
+    """Calls ``work`` with batches of items on a thread, which starts with the first item. `put` never waits."""
+
+    def __init__(self, work: Callable[[Sequence[T]], None]) -> None:
+        self._work = work
+        self._queue: SimpleQueue[tuple[T, int] | None] = SimpleQueue()
+        # Reentrant: the garbage collector may add an item on a thread that holds it.
+        self._lock = threading.RLock()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._items = self._bytes = 0
+
+    def put(self, item: T, size: int) -> bool:
+        """Add an item of ``size`` bytes; return False if the queue is full or closed."""
+        with self._lock:
+            if self._closing.is_set() or self._items >= MOST_ITEMS or self._bytes + size > MOST_BYTES:
+                return False
+            self._items += 1
+            self._bytes += size
+            starts = self._thread is None
+            if starts:
+                self._thread = threading.Thread(target=self._run, name="lightning-record", daemon=True)
+        self._queue.put((item, size))
+        if starts and self._thread is not None:
+            with outside_rollout():
+                self._thread.start()
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until no item waits, at most ``seconds``; return whether that is so."""
+        end = time.monotonic() + seconds
+        while self._items and time.monotonic() < end:
+            time.sleep(0.01)
+        return not self._items
+
+    def close(self, seconds: float) -> int:
+        """Work on the items that wait, for at most ``seconds``; return how many are left."""
+        self._closing.set()
+        self._queue.put(None)
+        thread = self._thread
+        if thread is not None and thread.ident is not None and thread is not threading.current_thread():
+            thread.join(seconds)
+        return self._items
+
+    def _run(self) -> None:
+        while (first := self._queue.get()) is not None:
+            self._closing.wait(_PAUSE_SECONDS)
+            batch, ends = [first], False
+            try:
+                while len(batch) < _BATCH:
+                    if (more := self._queue.get_nowait()) is None:
+                        ends = True
+                        break
+                    batch.append(more)
+            except Empty:
+                pass
+            self._work([item for item, _ in batch])
+            with self._lock:
+                self._items -= len(batch)
+                self._bytes -= sum(size for _, size in batch)
+            if ends:
+                return

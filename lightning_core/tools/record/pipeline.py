@@ -1,0 +1,108 @@
+"""What the background thread does with calls and spans."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from lightning_core import trace as tr
+from lightning_core.chat.messages import Message
+from lightning_core.tools.record.assembling import TraceAssembler
+from lightning_core.tools.record.conversations import OpenConversations
+from lightning_core.tools.record.counts import FAILED, REDACTED, REDACTION_FAILED, SHARE, RecordCounts
+from lightning_core.tools.record.files import TraceFiles
+from lightning_core.tools.record.naming import CallNames
+from lightning_core.tools.record.observed import ObservedCall
+from lightning_core.tools.record.spans import CallPlace, RedactionError, SpanMaker
+from lightning_core.tools.record.units import is_sampled, new_trace, root_of
+from lightning_core.tools.record.wire import RESPONSE_ID_PREFIX, ReadCall, UnreadableCall, read_call
+from lightning_core.trace import SpanRecord
+
+logger = logging.getLogger(__name__)
+
+_MOST_CONVERSATIONS = 1000
+"""Responses that a request can name as the previous one."""
+_CONTENT = (tr.TOOL_ARGUMENTS, tr.TOOL_RESULT)
+
+
+class RecordPipeline:
+    """Turns batches of calls and spans into traces in files. Used by one thread."""
+
+    def __init__(
+        self, files: TraceFiles, counts: RecordCounts, *, share: float, maker: SpanMaker, names: CallNames
+    ) -> None:
+        self._counts = counts
+        self._share = share
+        self._maker = maker
+        self._names = names
+        self._traces = TraceAssembler(files, counts)
+        self._conversations = OpenConversations()
+        self._histories: OrderedDict[str, Sequence[Message]] = OrderedDict()
+
+    def work(self, items: Sequence[ObservedCall | SpanRecord]) -> None:
+        """Record ``items``. Errors are counted."""
+        for item in items:
+            try:
+                if isinstance(item, ObservedCall):
+                    self._add_call(item)
+                else:
+                    self._traces.add_span(self._without_content(item))
+            except UnreadableCall as error:
+                self._counts.leave_out(error.reason)
+            except RedactionError as error:
+                self._counts.leave_out(REDACTION_FAILED, error=error)
+            except Exception as error:  # a call may have any content
+                if isinstance(item, ObservedCall):
+                    self._counts.leave_out(FAILED, error=error)
+                else:
+                    logger.debug("a span could not be recorded", exc_info=True)
+        self._traces.flush()
+
+    def close(self) -> None:
+        """Write the rest."""
+        self._traces.close()
+
+    def _add_call(self, call: ObservedCall) -> None:
+        read = read_call(call, self._histories)
+        self._keep_history(read)
+        origin = call.origin
+        place = CallPlace(origin.trace, origin.parent)
+        if not origin.in_unit:
+            trace = self._place(read)
+            place = CallPlace(trace, root_of(trace))
+            if not is_sampled(trace, self._share):
+                self._counts.leave_out(SHARE)
+                return
+        agent = origin.agent or self._names.find(read.request.body)
+        expected, made = max(len(read.responses), 1), 0
+        for span in self._maker.make(call, read, agent, place):
+            self._traces.add_call(span)
+            made += 1
+        if expected > made:
+            self._counts.leave_out(REDACTED, times=expected - made)
+
+    def _place(self, read: ReadCall) -> str:
+        responses = [response.message for response in read.responses]
+        return self._conversations.place(read.request.input_messages(0), responses, new_trace())
+
+    def _keep_history(self, read: ReadCall) -> None:
+        """Keep the conversation for a request that names its response. Instructions are not part of it."""
+        if read.response_id is None or not read.response_id.startswith(RESPONSE_ID_PREFIX) or len(read.responses) != 1:
+            return
+        messages = [*read.request.messages]
+        if read.request.body.get("instructions") and messages:
+            del messages[0]
+        name = read.response_id.removeprefix(RESPONSE_ID_PREFIX)
+        self._histories[name] = (*messages, read.responses[0].message)
+        if len(self._histories) > _MOST_CONVERSATIONS:
+            self._histories.popitem(last=False)
+
+    def _without_content(self, span: SpanRecord) -> SpanRecord:
+        """``span`` as it is recorded: a redaction is a function of calls, so other spans then keep no content."""
+        if not self._maker.redacts:
+            return span
+        kept: dict[str, Any] = {name: value for name, value in span.attributes.items() if name not in _CONTENT}
+        return replace(span, attributes=kept, error=None if span.error is None else span.error.partition(":")[0])
