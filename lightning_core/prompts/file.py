@@ -12,6 +12,8 @@ import yaml
 from lightning_core.errors import os_problem, show
 
 FORMAT = 1
+PLAIN = "plain"
+"""The only version of a file without versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +62,10 @@ def read_prompt_file(path: Path) -> PromptFile:
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"but {str(path)!r} is not valid YAML: {error}") from None
     if not isinstance(data, Mapping):
-        raise ValueError(
-            f"but {str(path)!r} contains {show(data)}; expected a mapping from agents to prompts"
-        )
+        raise ValueError(f"but {str(path)!r} contains {show(data)}; expected a mapping from agents to prompts")
     fields = cast("Mapping[str, Any]", data)
     if "versions" not in fields:
-        return PromptFile(current="plain", versions=[PromptVersion(digest="plain", agents=fields, facts={})])
+        return PromptFile(current=PLAIN, versions=[PromptVersion(digest=PLAIN, agents=fields, facts={})])
     if fields.get("format") != FORMAT:
         raise ValueError(
             f"but {str(path)!r} has the format {fields.get('format')!r}; this version reads format {FORMAT}"

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from lightning_core.capture.elsewhere import IGNORED, IN_PROCESS, NO_MODEL_NAMED, OTHER_HOSTS
@@ -156,7 +157,7 @@ def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool 
         logger.warning("the trained agent %r %s in %s", name, reached, plural(len(traces), "rollout"))
 
 
-def _keys(**names: Iterable[str]) -> dict[str, Iterable[str]]:
+def _keys(**names: Iterable[str]) -> dict[str, Any]:
     """``names`` by the whole path of their key in ``agents``."""
     return {f"agents.{key}": listed for key, listed in names.items()}
 

@@ -1,4 +1,4 @@
-"""The command ``lightning-rl``: init, doctor, train, sft, eval, baseline, serve, export, trace, credit, view, runs, completion.
+"""The command ``lightning-rl``: init, doctor, train, sft, eval, baseline, prompts, serve, export, trace, credit, view, runs, completion.
 
 Exit codes: see `exits`.
 """
@@ -25,6 +25,7 @@ from lightning_core.tools.cli import evaluate as cli_evaluate
 from lightning_core.tools.cli import exits
 from lightning_core.tools.cli import export as cli_export
 from lightning_core.tools.cli import init as cli_init
+from lightning_core.tools.cli import prompts as cli_prompts
 from lightning_core.tools.cli import runs as cli_runs
 from lightning_core.tools.cli import serve as cli_serve
 from lightning_core.tools.cli import sft as cli_sft
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "sft": cli_sft.sft,
         "eval": cli_evaluate.evaluate,
         "baseline": cli_evaluate.baseline,
+        "prompts": cli_prompts.prompts,
         "serve": cli_serve.serve,
         "export": cli_export.export,
         "trace": cli_trace.trace,
@@ -118,6 +120,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     cli_evaluate.add_baseline_options(baseline)
 
+    prompts = commands.add_parser(
+        "prompts", help="find demonstrations and system prompts that raise the reward, without training"
+    )
+    cli_prompts.add_options(prompts)
+
     serve = commands.add_parser("serve", help="serve a trained policy, or any model, to OpenAI and Anthropic clients")
     cli_serve.add_options(serve)
 
@@ -144,7 +151,7 @@ def build_parser() -> argparse.ArgumentParser:
     for command in (*commands.choices.values(), *actions):
         if command is not listed:
             command.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    for command in (doctor, train, supervised, evaluate, baseline, serve, export, show, credit):
+    for command in (doctor, train, supervised, evaluate, baseline, prompts, serve, export, show, credit):
         command.add_argument(
             "overrides", metavar="key=value", nargs="*", default=(), help="settings that override the file's"
         )
