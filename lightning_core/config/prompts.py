@@ -49,8 +49,11 @@ def _from_file(value: object) -> object:
 
 
 class PromptSection(Section):
-    """The prompt of the agents with this name, which is added to their requests in rollouts, evaluations and in `lightning-rl
-    serve`. The agents' code is not changed. docs/prompts.md describes it."""
+    """The prompt of the agents with this name, with `*` as wildcard. With `prompts`, the endpoint adds it to their requests in
+    rollouts, in evaluations and in `lightning-rl serve`; their code is not changed. With `algorithm.distill.prompts`, only the teacher
+    reads it. In place of the mapping by name, both may be the path of a file with one, such as `lightning-rl prompts` writes:
+    `prompts.yaml`, or `prompts.yaml#DIGEST` for one of its versions. The content of files becomes a part of the run's configuration.
+    docs/prompts.md describes it."""
 
     extend: _Text | None = None
     """Text after the agent's system prompt, or a system prompt if it has none; null: nothing."""
