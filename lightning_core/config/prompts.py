@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
@@ -11,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from lightning_core.config.problems import INVALID_VALUE
-from lightning_core.config.types import AgentName, Section
+from lightning_core.config.types import AgentName, Section, expanded
 from lightning_core.prompts.agent_prompts import AgentPrompts, make_prompt
 from lightning_core.prompts.demonstrations import check_demonstrations, read_demonstrations
 from lightning_core.prompts.file import read_agents
@@ -28,13 +27,9 @@ def _or_invalid(read: Callable[[], T]) -> T:
         raise PydanticCustomError(INVALID_VALUE, "{text}", {"text": str(error)}) from None
 
 
-def _expanded(path: str) -> str:
-    return os.path.expandvars(os.path.expanduser(path))
-
-
 def _demonstrations(value: object) -> object:
     if isinstance(value, str):
-        path = Path(_expanded(value))
+        path = Path(expanded(value))
         value = _or_invalid(lambda: read_demonstrations(path))
     if not isinstance(value, list):
         raise PydanticCustomError(INVALID_VALUE, "expected the path of a JSONL file, or a list of conversations")
@@ -45,7 +40,7 @@ def _demonstrations(value: object) -> object:
 def _from_file(value: object) -> object:
     if not isinstance(value, str):
         return {} if value is None else value
-    return dict(_or_invalid(lambda: read_agents(_expanded(value))))
+    return dict(_or_invalid(lambda: read_agents(expanded(value))))
 
 
 class PromptSection(Section):

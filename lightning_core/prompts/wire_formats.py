@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-Body = Mapping[str, Any]
+RequestBody = Mapping[str, Any]
 _SYSTEM_ROLES = ("system", "developer")
 
 
@@ -25,7 +25,7 @@ class Insertion(NamedTuple):
     """Messages before the agent's own, as in chat completions."""
 
 
-def _chat(body: Body, insertion: Insertion) -> Body:
+def _chat(body: RequestBody, insertion: Insertion) -> RequestBody:
     messages = body.get("messages")
     return {**body, "messages": insert_messages(messages, insertion)} if isinstance(messages, list) else body
 
@@ -44,7 +44,7 @@ def insert_messages(messages: Sequence[Any], insertion: Insertion) -> list[Any]:
     return [*leading, *insertion.messages, *rest]
 
 
-def _responses(body: Body, insertion: Insertion) -> Body:
+def _responses(body: RequestBody, insertion: Insertion) -> RequestBody:
     items = body.get("input")
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
@@ -75,7 +75,7 @@ def _items(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [*said, *calls]
 
 
-def _anthropic(body: Body, insertion: Insertion) -> Body:
+def _anthropic(body: RequestBody, insertion: Insertion) -> RequestBody:
     messages = body.get("messages")
     if not isinstance(messages, list):
         return body
@@ -100,7 +100,7 @@ def _block_turn(message: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
     return message["role"], [*said, *calls]
 
 
-def _gemini(body: Body, insertion: Insertion) -> Body:
+def _gemini(body: RequestBody, insertion: Insertion) -> RequestBody:
     contents = body.get("contents")
     if not isinstance(contents, list):
         return body
@@ -182,7 +182,7 @@ def _result(text: str) -> dict[str, Any]:
     return cast("dict[str, Any]", result) if isinstance(result, dict) else {"result": text}
 
 
-WIRE_FORMATS: Mapping[str, Callable[[Body, Insertion], Body]] = {
+WIRE_FORMATS: Mapping[str, Callable[[RequestBody, Insertion], RequestBody]] = {
     "/chat/completions": _chat,
     "/responses": _responses,
     "/messages": _anthropic,

@@ -11,13 +11,12 @@ from lightning_core.errors import ConfigError, plural
 from lightning_core.tools.cli import exits
 from lightning_core.tools.cli.messages import say
 from lightning_core.tools.cli.numbers import whole
+from lightning_core.tools.prompts import BUDGET, DEMONSTRATIONS, SETS
 
 if TYPE_CHECKING:
     from lightning_core.prompts.file import PromptFile
     from lightning_core.records.intervals import Comparison
     from lightning_core.tools.prompts.find import FoundPrompts
-
-_DEMONSTRATIONS, _BUDGET, _SETS = 4, 300, 4
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -27,13 +26,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--demonstrations",
         metavar="K",
         type=whole(0),
-        help=f"demonstrations of each agent, from its own solved rollouts (default: {_DEMONSTRATIONS}, with --gepa 0)",
+        help=f"demonstrations of each agent, from its own solved rollouts (default: {DEMONSTRATIONS}, with --gepa 0)",
     )
     parser.add_argument(
         "--sets",
         metavar="N",
         type=whole(1),
-        default=_SETS,
+        default=SETS,
         help="sets of demonstrations to compare (default: %(default)s)",
     )
     parser.add_argument("--gepa", action="store_true", help="search system prompts with GEPA; needs the extra gepa")
@@ -50,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--budget",
         metavar="ROLLOUTS",
         type=whole(1),
-        default=_BUDGET,
+        default=BUDGET,
         help="most rollouts of training tasks (default: %(default)s); two evaluations on the held-out tasks come on top",
     )
     parser.add_argument(
@@ -74,7 +73,7 @@ def prompts(options: argparse.Namespace) -> int:
     config = load_config(options.config, options.overrides, needs=("agent", "tasks.train", "tasks.eval"))
     output = Path(options.output)
     file = _earlier(output)
-    number = options.demonstrations if options.demonstrations is not None else 0 if options.gepa else _DEMONSTRATIONS
+    number = options.demonstrations if options.demonstrations is not None else 0 if options.gepa else DEMONSTRATIONS
     if options.gepa != (options.reflection is not None):
         raise ConfigError("--gepa and --reflection MODEL go together: the model proposes the system prompts")
     if not options.gepa and not number:

@@ -13,7 +13,7 @@ from lightning_core.errors import PolicyRequestError
 from lightning_core.prompts.demonstrations import Conversation, check_demonstrations
 from lightning_core.records.solved import is_solved
 from lightning_core.rollouts.attempt import Rollout
-from lightning_core.tools.prompts.search import PromptSearch, Sections, TaskSplit, changed, mean_reward
+from lightning_core.tools.prompts.search import AgentSections, PromptSearch, TaskSplit, changed, mean_reward
 from lightning_core.trace import Call, Trace
 
 _SYSTEM_ROLES = ("system", "developer")
@@ -44,7 +44,7 @@ class SolvedRollout:
 class DemonstrationResult:
     """The best set of demonstrations, and what was tried."""
 
-    sections: Sections
+    sections: AgentSections
     """The prompts with the best set; the original ones if no set has a higher mean reward."""
     solved: int
     """Number of training tasks with a solved rollout."""
@@ -53,7 +53,7 @@ class DemonstrationResult:
 
 
 def find_demonstrations(
-    search: PromptSearch, sections: Sections, split: TaskSplit, *, number: int, sets: int
+    search: PromptSearch, sections: AgentSections, split: TaskSplit, *, number: int, sets: int
 ) -> DemonstrationResult:
     """The set of ``number`` demonstrations, of ``sets``, with the highest mean reward on the validation tasks.
 
@@ -159,7 +159,7 @@ def _distance(one: SolvedRollout, other: SolvedRollout) -> float:
     return 1 - len(one.words & other.words) / len(either) if either else 0.0
 
 
-def with_demonstrations(sections: Sections, chosen: Sequence[SolvedRollout]) -> Sections:
+def with_demonstrations(sections: AgentSections, chosen: Sequence[SolvedRollout]) -> AgentSections:
     """``sections`` with the conversations of ``chosen`` as demonstrations of their agents."""
     by_agent: dict[str, list[Conversation]] = {}
     for one in chosen:

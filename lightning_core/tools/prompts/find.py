@@ -20,26 +20,20 @@ from lightning_core.rollouts.attempt import Task
 from lightning_core.rollouts.entry_points import check_tasks
 from lightning_core.rollouts.prepare import Inputs, RewardFunction, Solve, prepare_evaluation
 from lightning_core.rollouts.tasks import check_overlap, given_tasks, training_tasks
+from lightning_core.tools.prompts import BUDGET, DEMONSTRATIONS, SETS
 from lightning_core.tools.prompts.bootstrap import find_demonstrations
 from lightning_core.tools.prompts.reflection import ReflectionModel
-from lightning_core.tools.prompts.search import PromptSearch, Sections, rewards_of, split_tasks
+from lightning_core.tools.prompts.search import AgentSections, PromptSearch, rewards_of, split_tasks
 from lightning_core.tools.prompts.with_gepa import check_gepa, find_with_gepa
 from lightning_core.trainers.open_run import open_run
 from lightning_core.trainers.plan import Plan
-
-BUDGET = 300
-"""Most rollouts of training tasks."""
-DEMONSTRATIONS = 4
-"""Demonstrations of each agent."""
-SETS = 4
-"""Sets of demonstrations that are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundPrompts:
     """The result of a search."""
 
-    sections: Sections
+    sections: AgentSections
     """The best prompts; the configured ones if no others have a higher mean reward on the validation tasks."""
     methods: Sequence[str]
     """How they were found, a line for each method."""
@@ -104,7 +98,7 @@ def find_prompts(
             on_phase=display.phase,
             on_rollout=lambda rollout: display.advance(rollout.trace),
         )
-        sections: Sections = config.prompts
+        sections: AgentSections = config.prompts
         before = search.evaluate(sections, split.validation)
         methods: list[str] = []
         if reflection is not None:

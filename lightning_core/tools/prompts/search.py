@@ -20,10 +20,8 @@ from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.selection import trained_agents
 from lightning_core.trainers.open_run import EmbeddedRun
 
-Sections = Mapping[str, PromptSection]
+AgentSections = Mapping[str, PromptSection]
 """Prompts by agent, as under ``prompts`` in a configuration."""
-Rewards = Mapping[str, Sequence[float]]
-"""By task id, one for each rollout that was not left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +71,7 @@ class PromptSearch:
         """The rollouts of training tasks that the budget still has."""
         return max(0, self.budget - self.spent)
 
-    def evaluate(self, sections: Sections, tasks: Sequence[Task]) -> list[Rollout]:
+    def evaluate(self, sections: AgentSections, tasks: Sequence[Task]) -> list[Rollout]:
         """One rollout of each of the training ``tasks`` with the prompts ``sections``; of each of these once."""
         labels = _key(sections)
         new = [task for task in tasks if (labels, str(task["id"])) not in self._known]
@@ -82,13 +80,13 @@ class PromptSearch:
             self._known[labels, rollout.job.task_id] = rollout
         return [known for task in tasks if (known := self._known.get((labels, str(task["id"])))) is not None]
 
-    def collect(self, sections: Sections, tasks: Sequence[Task], *, attempts: int) -> list[Rollout]:
+    def collect(self, sections: AgentSections, tasks: Sequence[Task], *, attempts: int) -> list[Rollout]:
         """``attempts`` rollouts of each of ``tasks`` at the temperature of training."""
         self.spent += attempts * len(tasks)
         return self.roll_out(sections, tasks, samples=attempts, temperature=self.config.rollouts.temperature)
 
     def roll_out(
-        self, sections: Sections, tasks: Sequence[Task], *, samples: int = 1, temperature: float | None = None
+        self, sections: AgentSections, tasks: Sequence[Task], *, samples: int = 1, temperature: float | None = None
     ) -> list[Rollout]:
         """``samples`` rollouts of each of ``tasks``. Raises `InfrastructureError` if all were left out."""
         own = {"samples": samples} if temperature is None else {"samples": samples, "temperature": temperature}
@@ -148,5 +146,5 @@ def changed(section: PromptSection | None, **fields: Any) -> PromptSection:
     return PromptSection.model_validate({**before, **fields})
 
 
-def _key(sections: Sections) -> str:
+def _key(sections: AgentSections) -> str:
     return " ".join(sorted(prompt.label for prompt in make_prompts(sections).by_agent.values()))

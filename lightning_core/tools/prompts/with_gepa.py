@@ -18,7 +18,7 @@ from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.attempt import Rollout, Task
 from lightning_core.tools.prompts.bootstrap import conversations_of
 from lightning_core.tools.prompts.reflection import ReflectionModel
-from lightning_core.tools.prompts.search import PromptSearch, Sections, TaskSplit, changed, mean_reward
+from lightning_core.tools.prompts.search import AgentSections, PromptSearch, TaskSplit, changed, mean_reward
 from lightning_core.trace import REWARD_FUNCTION, Trace
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class OwnPrompt:
 class GepaResult:
     """The best system prompts, and what was tried."""
 
-    sections: Sections
+    sections: AgentSections
     """The prompts with the best texts; the original ones if none has a higher mean reward."""
     candidates: int
     """Number of combinations of system prompts that were evaluated on all validation tasks, with the original one."""
@@ -55,7 +55,7 @@ class RolloutAdapter:
     propose_new_texts = None
 
     def __init__(
-        self, search: PromptSearch, sections: Sections, own: Mapping[str, OwnPrompt], names: Mapping[str, str]
+        self, search: PromptSearch, sections: AgentSections, own: Mapping[str, OwnPrompt], names: Mapping[str, str]
     ) -> None:
         """``sections``: the prompts so far. ``own``: by selector. ``names``: the agents, with their selectors."""
         self._search = search
@@ -64,7 +64,7 @@ class RolloutAdapter:
         self._names = names
         self._batch: Any = import_module("gepa.core.adapter").EvaluationBatch
 
-    def sections(self, candidate: Mapping[str, str]) -> Sections:
+    def sections(self, candidate: Mapping[str, str]) -> AgentSections:
         """The prompts of ``candidate``."""
         found = dict(self._sections)
         for selector, text in candidate.items():
@@ -145,7 +145,7 @@ def _calls(message: Mapping[str, Any]) -> str:
     )
 
 
-def own_prompts(rollouts: Sequence[Rollout], names: Mapping[str, str], sections: Sections) -> dict[str, OwnPrompt]:
+def own_prompts(rollouts: Sequence[Rollout], names: Mapping[str, str], sections: AgentSections) -> dict[str, OwnPrompt]:
     """The system prompt of each agent in ``rollouts``, by selector. ``names``: the agents, with their selectors."""
     seen: dict[str, set[str]] = {selector: set() for selector in names.values()}
     for rollout in rollouts:
@@ -191,7 +191,7 @@ def check_gepa() -> None:
 
 
 def find_with_gepa(
-    search: PromptSearch, sections: Sections, split: TaskSplit, *, reflection: ReflectionModel, budget: int
+    search: PromptSearch, sections: AgentSections, split: TaskSplit, *, reflection: ReflectionModel, budget: int
 ) -> GepaResult:
     """The system prompts with the highest mean reward on the validation tasks, within ``budget`` rollouts.
 
