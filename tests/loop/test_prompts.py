@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from lightning_core import fit, load_config
 from lightning_core.errors import ConfigError
 from lightning_core.records.store import Store
+from lightning_core.tools.export.card import make_card
+from lightning_core.tools.export.trained_model import find_trained
 from lightning_core.tools.runs.traces import read_trace
 from lightning_core.tools.serving import open_serving
 from lightning_core.trace import Call
@@ -55,6 +58,10 @@ def test_a_run_keeps_its_prompts_when_it_is_resumed_and_served(
     assert "prompts.talker.extend: Say little. → Say more." in caplog.text
     assert {call.messages[0]["content"] for call in calls(run, 2)} == {"Say more."}
 
+    card = make_card(find_trained(run), title="m", library="transformers", usage="")
+    assert re.search(r"\| Prompts \| `talker@\w{12}`, which the endpoint added; they are not in the weights", card)
+    assert "Say more." not in card, "a card is public"
+
     (tmp_path / "prompts.yaml").unlink()
     with open_serving(load_config(run / "config.yaml"), checkpoint=run / "checkpoints" / "step-000002") as served:
         assert served.prompts.by_agent["talker"].label.startswith("talker@")
@@ -79,7 +86,7 @@ def test_a_run_keeps_its_prompts_when_it_is_resumed_and_served(
 def test_a_name_that_no_agent_has_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_tiny_model(tmp_path / "model")
     misspelt = settings(tmp_path, prompts={"talkr": {"extend": "x"}})
-    with pytest.raises(ConfigError, match=r"prompts names 'talkr', but the agents of this program are \['talker'\]"):
+    with pytest.raises(ConfigError, match=r"prompts names 'talkr', but the agents of this program are \[.*'talker'"):
         fit(bandit.solve, config=load_config(misspelt))
     unseen = settings(tmp_path, prompts={"critic-*": {"extend": "x"}}, run={"dir": str(tmp_path), "name": "second"})
     with caplog.at_level(logging.WARNING):

@@ -21,7 +21,7 @@ from lightning_core.rollouts.entry_points import check_tasks
 from lightning_core.rollouts.prepare import Inputs, RewardFunction, Solve, prepare_evaluation
 from lightning_core.rollouts.tasks import check_overlap, given_tasks, training_tasks
 from lightning_core.tools.prompts import BUDGET, DEMONSTRATIONS, SETS
-from lightning_core.tools.prompts.bootstrap import find_demonstrations
+from lightning_core.tools.prompts.bootstrap import DemonstrationResult, find_demonstrations
 from lightning_core.tools.prompts.reflection import ReflectionModel
 from lightning_core.tools.prompts.search import AgentSections, PromptSearch, rewards_of, split_tasks
 from lightning_core.tools.prompts.with_gepa import check_gepa, find_with_gepa
@@ -108,10 +108,7 @@ def find_prompts(
         if demonstrations:
             shown = find_demonstrations(search, sections, split, number=demonstrations, sets=sets)
             sections = shown.sections
-            methods.append(
-                f"demonstrations: {plural(shown.solved, 'solved training task')}, {plural(shown.sets, 'set')} of "
-                f"{demonstrations} compared"
-            )
+            methods.append(_of_demonstrations(shown, demonstrations))
         after = search.evaluate(sections, split.validation)
         held_out = None
         if sections != config.prompts:
@@ -130,6 +127,15 @@ def find_prompts(
         left_out=search.left_out,
         reflections=0 if reflection is None else reflection.calls,
     )
+
+
+def _of_demonstrations(shown: DemonstrationResult, number: int) -> str:
+    if not shown.solved:
+        return (
+            "demonstrations: no training task was solved with a conversation that can be shown; raise --budget, add easier tasks, or "
+            "search system prompts first (--gepa)"
+        )
+    return f"demonstrations: {plural(shown.solved, 'solved training task')}, {plural(shown.sets, 'set')} of {number} compared"
 
 
 def add_version(file: PromptFile, found: FoundPrompts, *, model: str, run: Path) -> PromptFile:

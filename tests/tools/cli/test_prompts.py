@@ -140,7 +140,7 @@ def load_url() -> str:
         (["-o", "plain.yaml"], "'plain.yaml' has no versions: it was not written by this command"),
         (
             ["prompts={wrter: {extend: x}}"],
-            "prompts names 'wrter', but the agents of this program are ['writer']. Did you mean",
+            "prompts names 'wrter', but the agents of this program are [",
         ),
     ],
 )
