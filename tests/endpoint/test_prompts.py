@@ -194,6 +194,40 @@ def test_counted_tokens_include_the_prompt() -> None:
     assert counted == used > 100
 
 
+def test_forwarded_counts_include_the_prompt() -> None:
+    frozen = Routing(frozen={"writer": "theirs"}, prompts=PROMPTS)
+    with (
+        serve_upstream("unused") as (_, upstream),
+        serve(upstream=upstream) as endpoint,
+        headers_of(endpoint, frozen) as (_, key, headers),
+    ):
+        base = endpoint.url.removesuffix("/v1")
+        client = anthropic.Anthropic(base_url=base, api_key=key, default_headers=headers, max_retries=0).messages
+        messages: Any = [{"role": "user", "content": "And now?"}]
+        counted = client.count_tokens(model="any", messages=messages).input_tokens
+        options = types.HttpOptions(base_url=base, headers=headers)
+        with genai.Client(api_key=key, http_options=options, vertexai=False) as google:
+            of_gemini = google.models.count_tokens(model="any", contents="And now?").total_tokens
+    assert counted == of_gemini
+    assert counted > 100
+
+
+def test_a_replaced_prompt_leaves_no_other_at_the_start() -> None:
+    """Developer messages at the start of Responses' items and of chats are a system prompt too; later ones are not."""
+    asked: Any = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Go."},
+        {"role": "developer", "content": "Now."},
+    ]
+    routing = Routing(prompts=PROMPTS)
+    with serve() as endpoint, headers_of(endpoint, routing, agent="planner") as (run, key, headers):
+        client = openai.OpenAI(base_url=endpoint.url, api_key=key, default_headers=headers, max_retries=0)
+        client.responses.create(model="base", instructions="Be kind.", input=asked)
+        client.chat.completions.create(model="base", messages=asked)
+    for index, role in enumerate(("system", "developer")):
+        assert seen(run, index) == [(role, "You plan."), ("user", "Go."), ("developer", "Now.")]
+
+
 def test_a_request_without_a_chat_is_refused() -> None:
     with serve() as endpoint, headers_of(endpoint) as (_, key, headers):
         client = openai.OpenAI(base_url=endpoint.url, api_key=key, default_headers=headers, max_retries=0)
