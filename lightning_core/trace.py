@@ -92,6 +92,7 @@ INTERRUPTED = "lightning.interrupted"
 """Whether a run of a node was interrupted: if it runs again, it starts from its beginning."""
 REFUSED = "lightning.refused"
 DROPPED = "lightning.dropped"
+PROMPT = "lightning.prompt"  # the prompt that the endpoint added, with its digest
 REWARD_VALUE = "lightning.reward.value"
 REWARD_NAME = "lightning.reward.name"
 REWARD_CALL = "lightning.reward.call"

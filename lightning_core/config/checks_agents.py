@@ -16,10 +16,10 @@ def check_chosen_agents(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     named = c.agents.trained_names
     for path, agents in chosen_lists(c):
         if agents == ():
-            yield (*path, "agents"), "the list is empty; remove the key for all trained agents"
+            yield path, "the list is empty; remove the key for all trained agents"
         unknown = [a for a in agents or () if named and not any(may_overlap(own, a) for own in named)]
         if unknown:
-            yield (*path, "agents"), f"{unknown[0]!r} is not trained; expected names in agents.train: {list(named)!r}"
+            yield path, f"{unknown[0]!r} is not trained; expected names in agents.train: {list(named)!r}"
 
 
 def check_named_calls(c: Sections) -> Iterator[tuple[KeyPath, str]]:
@@ -36,4 +36,4 @@ def check_named_calls(c: Sections) -> Iterator[tuple[KeyPath, str]]:
 
 def chosen_agents(c: Sections) -> dict[str, Names]:
     """The lists that are set, by key, such as ``algorithm.distill.agents``."""
-    return {dotted((*path, "agents")): agents for path, agents in chosen_lists(c) if agents is not None}
+    return {dotted(path): agents for path, agents in chosen_lists(c) if agents is not None}

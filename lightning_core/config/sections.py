@@ -19,6 +19,7 @@ from lightning_core.config.credit import Arguments, CreditSection
 from lightning_core.config.monitors import MonitorsSection
 from lightning_core.config.policies import Lora, NamedPolicy, PolicyName
 from lightning_core.config.problems import INVALID_VALUE
+from lightning_core.config.prompts import PromptSections
 from lightning_core.config.signal_keys import with_signal_keys
 from lightning_core.config.trainer import Ray, TrainerSection
 from lightning_core.config.types import (
@@ -361,6 +362,9 @@ class Sections(Section):
     policies: dict[PolicyName, NamedPolicy] = {}
     """Several policies by name, each trained separately; see docs/several-policies.md. Empty: `policy` is the only
     one."""
+    prompts: PromptSections = {}
+    """Prompts that are added to the requests of agents, by name, with `*` as wildcard, or the path of a file that `lightning-rl
+    prompts` wrote (`prompts.yaml`, or `prompts.yaml#DIGEST` for an earlier version); see docs/prompts.md."""
     credit: CreditSection = CreditSection()
     algorithm: Algorithm = Algorithm()
     rollouts: Rollouts = Rollouts()

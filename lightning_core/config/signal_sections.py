@@ -44,7 +44,7 @@ class SignalSection:
     """Yields reward rules that do not fit the signal, or need it where it is not set. By policy; None: whether the rule needs it is
     unknown."""
     agents: Callable[[Sections], Iterator[tuple[KeyPath, Names | None]]] = _none
-    """Yields the lists that choose some of the trained agents, each with the key of the section that has ``agents``."""
+    """Yields the lists that choose some of the trained agents, each with its key."""
     models: Callable[[Sections], Iterator[tuple[KeyPath, str]]] = _none
     """Yields the names of the models that the signal needs, each with its key."""
     derive: Callable[[Sections, Sequence[Episode]], Sequence[Episode]] = lambda c, episodes: episodes

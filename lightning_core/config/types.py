@@ -51,7 +51,8 @@ def _meant(text: str) -> str:
     return f"; did you mean {found!r}?" if module and is_callable_name(found) else ""
 
 
-def _expanded(text: str) -> str:
+def expanded(text: str) -> str:
+    """The path ``text`` with `~` and environment variables expanded. Raises pydantic's error for one that is not set."""
     path = os.path.expandvars(os.path.expanduser(text))
     if left := _NOT_EXPANDED.search(path):
         raise PydanticCustomError(
@@ -73,7 +74,7 @@ def _open_weights(name: str) -> str:
 
 
 CallableName = Annotated[str, AfterValidator(_callable_name)]
-PathText = Annotated[str, AfterValidator(_expanded)]
+PathText = Annotated[str, AfterValidator(expanded)]
 """A path of this machine, with `~` and environment variables expanded."""
 ModelName = Annotated[PathText, AfterValidator(_open_weights)]
 Count = Annotated[int, Ge(1)]

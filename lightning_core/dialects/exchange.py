@@ -50,6 +50,8 @@ class ChatRequest:
     """The URL of the forwarded request, built from the server's, for formats with the model in the URL."""
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
     """The reasons fields were dropped, by path."""
+    prompt: str | None = None
+    """The prompt that the endpoint added, with its digest."""
     body: Mapping[str, Any] = field(repr=False)
     """The body as the client sent it, for fields that only the dialect reads."""
 

@@ -77,12 +77,17 @@ async def count_tokens(
     model, request, _ = await responder.read(count.dialect, call, count.path)
     incoming.address = call.address
     if isinstance(model, Remote):
+        sent = incoming.body
         if request.upstream_url is not None:
-            url = gemini.url_for_model(model.url, model=request.model, method="countTokens")
-            sent = {name: value for name, value in incoming.body.items() if name not in gemini.FROM_URL}
-            return await _forward(forwarder, incoming, COUNT, request.model, replace(model, url=url), sent)
-        sent = {**incoming.body, "model": request.model}
-        return await _forward(forwarder, incoming, COUNT, request.model, model, sent)
+            model = replace(model, url=gemini.url_for_model(model.url, model=request.model, method="countTokens"))
+            if request.prompt is not None:  # only a whole model call has a system prompt
+                inner = {name: value for name, value in call.body.items() if name not in gemini.FROM_URL}
+                sent = {"generateContentRequest": {**inner, "model": f"models/{request.model}"}}
+            sent = {name: value for name, value in sent.items() if name not in gemini.FROM_URL}
+            return await _forward(forwarder, incoming, COUNT, request.model, model, sent)
+        prompts = incoming.session.routing.prompts
+        sent, _ = prompts.insert(incoming.address.agent, count.dialect.PATH, sent)
+        return await _forward(forwarder, incoming, COUNT, request.model, model, {**sent, "model": request.model})
     span = AuxiliarySpan(incoming.address, COUNT, request.model, model)
     incoming.spans.append(span)
     prompts = await call.off_loop(lambda: responder.render(call, request, model))
@@ -94,9 +99,11 @@ async def count_tokens(
 
 async def compact(responder: Responder, forwarder: Forwarder, incoming: IncomingRequest) -> Response:
     """Forward a request for compaction; models here have no compacted items."""
+    # Without the prompt of the agent, which its later calls get again.
+    body: Any = incoming.body
     model, request, _ = await responder.read(responses, incoming, COMPACT)
     if isinstance(model, Remote):
-        sent = {**incoming.body, "model": request.model}
+        sent = {**body, "model": request.model}
         return await _forward(forwarder, incoming, _COMPACT, request.model, model, sent)
     raise PolicyRequestError(
         f"{model!r} cannot compact a conversation, because a compacted item is text that only its provider can read. Send the whole "

@@ -196,7 +196,7 @@ class KnownAgents:
     def _misspelt(self, routing: Routing, selectors: Collection[str]) -> ConfigError | None:
         """The error for those of ``selectors`` that are certainly wrong."""
         known = self._known()
-        named = {"train": routing.trained, "frozen": routing.frozen.keys()}
+        named = {"agents.train": routing.trained, "agents.frozen": routing.frozen.keys()}
         wrong = {key: [name for name in names if name in selectors] for key, names in named.items()}
         return misspelt_names(known, routing.trained | routing.frozen.keys(), **wrong)
 
@@ -207,7 +207,7 @@ class KnownAgents:
         self._attempts += 1
         if self._attempts < _MOST_UNREACHED:
             return None
-        error = unknown_names(self._known(), train=routing.trained, frozen=routing.frozen)
+        error = unknown_names(self._known(), **{"agents.train": routing.trained, "agents.frozen": routing.frozen})
         return ConfigError(f"{error} No trained agent made a call in {self._attempts} attempts.")
 
     def _note_declared(self, rollout: str) -> None:
@@ -273,9 +273,9 @@ def _stem(name: str) -> str:
 
 
 def unknown_names(known: Collection[str], **selectors: Iterable[str]) -> ConfigError:
-    """The error for configured names that no agent has. ``selectors``: the names under each key of ``agents``."""
+    """The error for configured names that no agent has. ``selectors``: the names under each key of the configuration."""
     unknown = {key: unknown_selectors(names, known) for key, names in selectors.items()}
-    wrong = "; ".join(f"agents.{key} names {', '.join(map(repr, names))}" for key, names in unknown.items() if names)
+    wrong = "; ".join(f"{key} names {', '.join(map(repr, names))}" for key, names in unknown.items() if names)
     meant = did_you_mean([name for names in unknown.values() for name in names], known)
     if meant:
         advice = f"{meant[0].upper()}{meant[1:]}"

@@ -110,6 +110,8 @@ class CallSpan(ModelSpan):
         }
         if trained:
             attributes[tr.TRAINED] = True
+        if request.prompt is not None:
+            attributes[tr.PROMPT] = request.prompt
         if request.notes:
             attributes[tr.DROPPED] = [f"{path}: {reason}" for path, reason in request.notes.items()]
         if remote is not None:

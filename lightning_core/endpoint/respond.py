@@ -56,10 +56,11 @@ class Responder:
 
         Raises `PolicyRequestError` for requests that are not supported, and the errors of the backend and the upstream server.
         """
+        sent = incoming.body
         model, request, decision = await self.read(dialect, incoming, dialect.PATH)
         incoming.open_call()
         if decision.unnamed:
-            shown = await incoming.off_loop(partial(RoleOfCall, incoming.body))
+            shown = await incoming.off_loop(partial(RoleOfCall, sent))
             incoming.session.roles[decision.address.agent or DEFAULT_AGENT].add(shown)
         trained = decision.policy is not None
         if isinstance(model, Remote):
@@ -90,18 +91,19 @@ class Responder:
     async def read(
         self, dialect: Dialect, incoming: IncomingRequest, path: str
     ) -> tuple[str | Remote, ChatRequest, Decision]:
-        """The model that answers the request ``incoming``, and its agent. ``path``: of an upstream server."""
+        """The model that answers ``incoming``, which gets the prompt of its agent, and the agent. ``path``: of an upstream server."""
         requested, routing = model_name(incoming.body), incoming.session.routing
         decision = await self._decide(incoming, requested)
-        incoming.address = decision.address
+        incoming.address, agent = decision.address, decision.address.agent
+        incoming.body, prompt = routing.prompts.insert(agent, dialect.PATH, incoming.body)
         # A model under agents.frozen, or eval.model, replaces the requested one.
-        model_requested = decision.stand_in or routing.frozen_model(decision.address.agent) or requested
+        model_requested = decision.stand_in or routing.frozen_model(agent) or requested
         # A server may have a default model for requests without one.
         body = {**incoming.body, "model": model_requested} if model_requested else incoming.body
         here = None if decision.stand_in else decision.policy or decision.here
         model = here or self._route(dialect, incoming, model_requested, path)
         parse = partial(self._parse, dialect, body, incoming.session, None if isinstance(model, Remote) else model)
-        return model, await incoming.off_loop(parse), decision
+        return model, replace(await incoming.off_loop(parse), prompt=prompt), decision
 
     def _parse(self, dialect: Dialect, body: Mapping[str, Any], session: Session, model: str | None) -> ChatRequest:
         """The request in ``body``. ``model``: that answers it here."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from lightning_core.capture.selectors import find_selector, matches
 from lightning_core.endpoint.request_body import conversation, instructions, system_prompt, text_of_message, tool_names
+from lightning_core.prompts.agent_prompts import NO_PROMPTS, AgentPrompts
 from lightning_core.trace import POLICY, REWARD_FUNCTION
 
 DEFAULT_AGENT = "agent"
@@ -73,6 +74,8 @@ class Routing:
     """The model of each agent under ``agents.frozen``."""
     stand_in: str | None = None
     """The model that answers trained agents in place of their policies, from a provider; see `eval.model` in the configuration."""
+    prompts: AgentPrompts = NO_PROMPTS
+    """What is added to the agents' requests; see `prompts` in the configuration."""
     auxiliary: Sequence[AuxiliaryCalls] = ()
     unnamed: str | None = None
     """The agent of calls without a name, such as a child process's: the agent that the rollout was opened for."""

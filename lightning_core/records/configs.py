@@ -17,13 +17,15 @@ import yaml
 
 from lightning_core.config import Config, dump_config, load_config
 from lightning_core.config.signal_sections import signal_sections
-from lightning_core.errors import redact_urls
+from lightning_core.errors import redact_urls, shorten
 from lightning_core.records.atomic import write_atomically
 
 logger = logging.getLogger(__name__)
 
 _NEWEST = "config.yaml"
 _EARLIER = re.compile(r"config-until-step-(\d+)\.yaml")
+_MOST_LOGGED = 200
+"""Characters of a changed value in the log."""
 _IDENTITY = frozenset({"run.name", "run.resume"})
 """Keys that identify the run and do not affect its training."""
 
@@ -56,9 +58,7 @@ def record_config(folder: Path, config: Config, *, step: int) -> None:
         return
     changed = config_differences({"before": earlier, "now": _settings(text)}) if earlier else []
     if changed:
-        listed = ", ".join(
-            f"{d.key}: {show_value(d.values.get('before'))} → {show_value(d.values.get('now'))}" for d in changed
-        )
+        listed = ", ".join(f"{d.key}: {_clip(d.values.get('before'))} → {_clip(d.values.get('now'))}" for d in changed)
         logger.warning("run.resume: the run continues after step %d with other settings: %s", step, listed)
     kept = _until(folder, step)
     if before and not kept.exists():  # otherwise no step of the newest one is left
@@ -171,6 +171,11 @@ def leaves(config: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tu
 def show_value(value: Any) -> str:
     """``value`` as a configuration has it, without credentials in URLs: strings as they are, the rest as JSON."""
     return redact_urls(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+
+
+def _clip(value: Any) -> str:
+    """`show_value`, short enough for a log: prompts are settings too."""
+    return shorten(show_value(value), _MOST_LOGGED)
 
 
 def _all_equal(values: Sequence[Any], expected: int) -> bool:

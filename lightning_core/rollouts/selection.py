@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from lightning_core.capture.elsewhere import IGNORED, IN_PROCESS, NO_MODEL_NAMED, OTHER_HOSTS
@@ -14,6 +15,7 @@ from lightning_core.capture.selectors import find_selector, is_pattern, matches
 from lightning_core.config import Config
 from lightning_core.config.checks_agents import chosen_agents
 from lightning_core.config.command import CommandSection
+from lightning_core.config.prompts import make_prompts
 from lightning_core.config.resolve import agents_policies
 from lightning_core.credit import Episode
 from lightning_core.endpoint.known_agents import misspelt_names, unknown_names, unknown_selectors
@@ -55,6 +57,7 @@ def routing_of(config: Config, phase: Phase) -> Routing:
         policies=agents_policies(config),
         frozen=agents.frozen,
         stand_in=config.eval.model if phase == "eval_manual" else None,
+        prompts=make_prompts(config.prompts),
         auxiliary=[AuxiliaryCalls(**rule.model_dump()) for rule in agents.auxiliary],
         named=[NamedCalls(**rule.model_dump()) for rule in agents.named],
         program=_program(config),
@@ -103,8 +106,9 @@ def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool 
     failed = next((f" The first failed rollout: {r.error}" for r in rollouts if r.status in ("failed", "masked")), "")
     train, frozen = config.agents.trained_names, tuple(config.agents.frozen)
     auxiliary = [rule.agent for rule in config.agents.auxiliary if rule.agent is not None]
-    error = misspelt_names(known, (*train, *frozen), train=train, frozen=frozen)
-    if error := error or misspelt_names(known, auxiliary=auxiliary):
+    error = misspelt_names(known, (*train, *frozen), **_keys(train=train, frozen=frozen))
+    error = error or misspelt_names(known, **_keys(auxiliary=auxiliary))
+    if error := error or misspelt_names(known, prompts=config.prompts):
         raise ConfigError(f"{error}{failed}")
     policies = agents_policies(config)
     for name, mark in marked_agents().items():
@@ -129,7 +133,7 @@ def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool 
         return  # such as a teacher's evaluation
     if not trained & speaking:
         if unknown_selectors(train, known):
-            raise ConfigError(f"{unknown_names(known, train=train, frozen=frozen)}{failed}")
+            raise ConfigError(f"{unknown_names(known, **_keys(train=train, frozen=frozen))}{failed}")
         if trained and speaking and not trained & (ran | {e.agent for t in traces for e in t.events}):
             raise TrainingError(
                 f"no trained agent was reached in {len(traces)} rollouts: {sorted(trained)!r}. Calls came from "
@@ -153,12 +157,18 @@ def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool 
         logger.warning("the trained agent %r %s in %s", name, reached, plural(len(traces), "rollout"))
 
 
+def _keys(**names: Iterable[str]) -> dict[str, Any]:
+    """``names`` by the whole path of their key in ``agents``."""
+    return {f"agents.{key}": listed for key, listed in names.items()}
+
+
 def _warn_of_unseen(config: Config, known: Collection[str], traces: Sequence[Trace]) -> None:
     """Log a warning for patterns and frozen names that no agent had, and for rules that matched no call."""
     rollouts, agents = plural(len(traces), "rollout"), config.agents
-    for key, names in (("train", filter(is_pattern, agents.trained_names)), ("frozen", agents.frozen)):
+    listed = {**_keys(train=filter(is_pattern, agents.trained_names), frozen=agents.frozen), "prompts": config.prompts}
+    for key, names in listed.items():
         for name in unknown_selectors(names, known):
-            logger.warning("agents.%s names %r, which no agent had in %s", key, name, rollouts)
+            logger.warning("%s names %r, which no agent had in %s", key, name, rollouts)
     speaking = {c.agent for t in traces for c in t.calls}
     for name in sorted({rule.name for rule in config.agents.named} - speaking):
         logger.warning("agents.named: no call matched the rules of %r in %s", name, rollouts)

@@ -16,16 +16,18 @@ from typing import Self
 
 from lightning_core.backends.backend import Backend
 from lightning_core.capture.address import Address
+from lightning_core.capture.selectors import matches
 from lightning_core.capture.spans import listen, stop_listening
 from lightning_core.chat.chat import Chat
 from lightning_core.chat.places import Memory, Place
 from lightning_core.config import Config
+from lightning_core.config.prompts import make_prompts
 from lightning_core.content.shared_content import SharedContent
 from lightning_core.dialects.exchange import Message
 from lightning_core.endpoint.guard import Protection, Tls
 from lightning_core.endpoint.large_work import LargeWork
 from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.routing import DEFAULT_AGENT, Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.sessions import Session, Sessions, keys_of
 from lightning_core.errors import ConfigError
@@ -124,6 +126,8 @@ class ServingEndpoint(PolicyEndpoint):
         check_access(api_key, host=host, tls=tls)
         self.models: Sequence[str] = backend.models
         """Model names that requests can use; trained policies first."""
+        self.prompts, self.unnamed = routing.prompts, routing.unnamed
+        """What is added to the requests of agents, and the agent of requests that name none."""
         root = Address(rollout=secrets.token_hex(16), span=secrets.token_hex(8))
         session = Session(
             root=root, routing=routing, seed=None, memory=RecentMemory(MEMORY_TOKENS), conversations=RecentResponses()
@@ -180,6 +184,8 @@ def open_serving(
         if checkpoint is not None:
             trainer.learner.load(checkpoint, weights_only=True)
         routing = Routing(
+            prompts=make_prompts(config.prompts),
+            unnamed=_agent_of_unnamed(config),
             max_tokens=trainer.backend.max_context,
             default_temperature=rollouts.temperature if evaluation.temperature is None else evaluation.temperature,
             default_max_tokens=rollouts.max_tokens,
@@ -196,6 +202,15 @@ def open_serving(
             on_call=on_call,
         )
         yield stack.enter_context(endpoint)
+
+
+def _agent_of_unnamed(config: Config) -> str | None:
+    """The agent of requests that name none: as in a rollout with ``train: all``, or the only one with a prompt if no other is trained."""
+    if config.agents.train == "all":
+        return DEFAULT_AGENT
+    selector = next(iter(config.prompts), "")
+    alone = len(config.prompts) == 1 and all(matches(selector, name) for name in config.agents.trained_names)
+    return selector if alone else None
 
 
 def check_access(api_key: str | None, *, host: str, tls: Tls | None) -> None:

@@ -179,7 +179,7 @@ rollouts: {group_size: yes}
         "c.yaml:8: trainer.learning_rate: found 'fast', expected a number",
         "c.yaml:10: trainer.betas[1]: found 2, expected less than 1",
         "c.yaml:6: polcy: unknown key; did you mean 'policy'? expected one of agent, reward, prices, tasks, agents, policy, policies,"
-        " credit, algorithm, rollouts, trainer, ray, eval, monitors, endpoint, otlp, run",
+        " prompts, credit, algorithm, rollouts, trainer, ray, eval, monitors, endpoint, otlp, run",
         "c.yaml:5: agents.frozen.a: the agent is in agents.train too; remove it from one of them",
         "c.yaml:11: credit.rewards: 'discounted' needs credit.gamma, such as gamma: 0.95",
         "override 'rollouts.temperature=0': rollouts.temperature: at 0 all attempts are equal, so there is no"

@@ -17,6 +17,7 @@ from lightning_core.config.algorithm import Algorithm
 from lightning_core.credit import Credit
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.loop import Result
+from lightning_core.prompts.agent_prompts import AgentPrompts, make_prompt
 from lightning_core.rollouts.rows import to_rows
 from lightning_core.signals.distill.section import Distill
 from lightning_core.signals.distill.teacher import Teacher
@@ -88,6 +89,34 @@ def test_tokens_get_the_difference_to_the_teacher() -> None:
     assert first.advantages[first.mask].tolist() == [1.125, 0.0]
     assert second.advantages[second.mask].tolist() == [-2.0, -2.0]
     assert streams.counts == {"tokens_distilled": 2, "teacher_kl_sum": 1.75}
+
+
+@dataclass(frozen=True)
+class Reading(Raised):
+    """Keeps the prompts of the rows that it scores."""
+
+    read: list[str]
+
+    def logprobs(self, rows: Sequence[Row]) -> Mapping[str, Floats]:
+        for row in rows:
+            ids = row.token_ids[: row.segments[0].start].tolist()
+            self.read.append(ByteTokenizer().decode(ids, skip_special_tokens=True))
+        return Raised.logprobs(self, rows)
+
+
+def test_the_teacher_reads_the_prompts_of_agents_and_the_policy_does_not() -> None:
+    ids = np.array([7, 8], dtype="<u4")
+    said = ({"role": "user", "content": "hi"},)
+    one = from_calls([call(name, "r", name, 0, output_ids=ids, messages=said) for name in ("writer", "planner")], 0)
+    scorer = Reading(by=[0.0, 0.0], read=[])
+    prompts = AgentPrompts({"writer": make_prompt("writer", extend="Be brief.")})
+    Teacher(settings=Distill(), scorer=scorer, chat=Chat(ByteTokenizer()), max_context=200, prompts=prompts).streams(
+        [one]
+    )
+    before = {t.agent: ByteTokenizer().decode(t.prompt_ids.tolist(), skip_special_tokens=True) for t in one.transitions}
+    assert [text for text in scorer.read if "Be brief." in text] == ["system\nBe brief.\nuser\nhi\nassistant\n"]
+    assert before["planner"] in scorer.read
+    assert "Be brief." not in before["writer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +247,7 @@ def test_only_some_agents_learn_from_it(model: Path, other: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("distill", "error", "text"),
     [
-        ({"teacher": "base"}, ConfigError, "set prompt, or use algorithm.kl"),
+        ({"teacher": "base"}, ConfigError, "set prompt or prompts, or use algorithm.kl"),
         ({"teacher": "policy"}, ConfigError, "teacher and policy are equal; set prompt"),
         ({"teacher": "policy", "prompt": "tests.loop.taught_agents:missing"}, ConfigError, "has no 'missing'"),
         ({"teacher": "policy", "prompt": "tests.loop.taught_agents:broken"}, ConfigError, "in broken: raise KeyError"),

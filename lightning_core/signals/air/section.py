@@ -33,7 +33,7 @@ def _check_run(c: Sections, tasks: Sequence[Mapping[str, Any]]) -> None:
 def _agents(c: Sections) -> Iterator[tuple[KeyPath, Names | None]]:
     air = air_of(c.credit)
     for index, rule in enumerate(() if air is None else air.formats):
-        yield (*_KEY, "formats", index), rule.agents
+        yield (*_KEY, "formats", index, "agents"), rule.agents
 
 
 def _derive(c: Sections, episodes: Sequence[Episode]) -> Sequence[Episode]:

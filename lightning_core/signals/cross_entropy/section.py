@@ -84,7 +84,7 @@ def _check_verl(c: Sections, ce: CrossEntropy) -> Iterator[tuple[KeyPath, str]]:
 def _agents(c: Sections) -> Iterator[tuple[KeyPath, Names | None]]:
     ce = cross_entropy_of(c.algorithm)
     if ce is not None:
-        yield _KEY, ce.agents
+        yield (*_KEY, "agents"), ce.agents
 
 
 def _kinds(algorithm: Section) -> Collection[StreamKind]:

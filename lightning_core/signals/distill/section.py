@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from lightning_core.capture.selectors import may_overlap
 from lightning_core.config.imports import import_callable
+from lightning_core.config.prompts import PromptSections
 from lightning_core.config.signal_sections import SignalSection, StreamKind
 from lightning_core.config.source import KeyPath
 from lightning_core.config.types import CallableName, Count, Names, Positive, Section
@@ -35,7 +37,10 @@ class Distill(Section):
     """Most requests at the server at the same time; null: 16."""
     prompt: CallableName | None = None
     """`module:callable`, called with the messages of a call; it returns those that the teacher reads instead, such as the
-    same with examples. null: the same messages."""
+    same with examples. null: the same messages, or those with `prompts`."""
+    prompts: PromptSections = {}
+    """Prompts of agents in the form of the section `prompts`, or the path of a file of prompts: the teacher reads them, and the
+    policy does not. It learns to answer without them as it would with them."""
     divergence: Literal["reverse", "forward"] = "reverse"
     """The divergence that the policy minimizes. `reverse`: each token that it sampled gets `weight · (log teacher − log policy)` as an
     advantage. `forward`: a term of the loss, the divergence from the teacher's most likely tokens at each sampled one."""
@@ -80,10 +85,22 @@ def _check(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     d = distill_of(c.algorithm)
     if d is None:
         return
-    if d.prompt is None and d.teacher == POLICY:
-        yield _KEY, "with teacher: policy and the same prompt, teacher and policy are equal; set prompt"
-    if d.prompt is None and d.teacher == BASE:
-        yield _KEY, "with teacher: base and the same prompt, it is a KL penalty; set prompt, or use algorithm.kl"
+    is_same = d.prompt is None and not d.prompts
+    if is_same and d.teacher == POLICY:
+        yield _KEY, "with teacher: policy and the same prompt, teacher and policy are equal; set prompt or prompts"
+    if is_same and d.teacher == BASE:
+        yield (
+            _KEY,
+            "with teacher: base and the same prompt, it is a KL penalty; set prompt or prompts, or use algorithm.kl",
+        )
+    if d.prompt is not None and d.prompts:
+        yield (*_KEY, "prompts"), f"found prompts and prompt = {d.prompt!r}; expected one of them"
+    for mine in d.prompts:
+        if own := next((name for name in c.prompts if may_overlap(mine, name)), None):
+            yield (
+                (*_KEY, "prompts", mine),
+                f"prompts.{own} is added to the requests of the same agents, so that the policy would read both; remove one of them",
+            )
     if d.candidates is not None and d.divergence != "forward":
         yield (
             (*_KEY, "candidates"),
@@ -137,7 +154,8 @@ def _check_run(c: Sections, tasks: Sequence[Mapping[str, Any]]) -> None:
 def _agents(c: Sections) -> Iterator[tuple[KeyPath, Names | None]]:
     d = distill_of(c.algorithm)
     if d is not None:
-        yield _KEY, d.agents
+        yield (*_KEY, "agents"), d.agents
+        yield (*_KEY, "prompts"), tuple(d.prompts) or None
 
 
 def _models(c: Sections) -> Iterator[tuple[KeyPath, str]]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_core.config.algorithm import Algorithm
+from lightning_core.config.prompts import make_prompts
 from lightning_core.credit import Episode
 from lightning_core.errors import ConfigError
 from lightning_core.rollouts.rows import masked_calls
@@ -41,6 +42,7 @@ def open_signal(resources: Resources) -> Signal | None:
         chat=resources.chats[POLICY],
         max_context=resources.max_context,
         prompt=prompt_function(distill),
+        prompts=make_prompts(distill.prompts),
     )
     return DistillSignal(teacher=teacher, algorithm=config.algorithm)
 

@@ -21,6 +21,7 @@ from lightning_core.chat.chat import Chat, Memory
 from lightning_core.config.imports import user_code
 from lightning_core.credit import Episode
 from lightning_core.errors import ConfigError, TrainingError, show
+from lightning_core.prompts.agent_prompts import NO_PROMPTS, AgentPrompts
 from lightning_core.rollouts.signal import TokenScorer
 from lightning_core.signals.distill.section import Distill
 from lightning_core.trace import Call, Floats
@@ -39,6 +40,8 @@ class Teacher:
     max_context: int
     prompt: TeacherPrompt | None = None
     """The function that ``settings.prompt`` names."""
+    prompts: AgentPrompts = NO_PROMPTS
+    """What the teacher reads in addition."""
 
     def streams(self, episodes: Sequence[Episode], *, masked: Collection[str] = ()) -> Streams:
         """The teacher's terms for the calls that are distilled, without the ``masked`` ones.
@@ -71,8 +74,25 @@ class Teacher:
         )
 
     def _read_by_teacher(self, transition: Transition, call: Call) -> Transition:
-        if self.prompt is None:
+        messages = self._messages(transition.agent, call)
+        if messages is None:
             return transition
+        ids = self.chat.render(messages, call.tools, Memory()).ids
+        length = len(ids) + len(transition.output_ids)
+        if length > self.max_context:
+            raise TrainingError(
+                f"algorithm.distill: the teacher's prompt and the response have {length} tokens, more than policy.max_context = "
+                f"{self.max_context}; raise it, or shorten what {self.settings.prompt or 'prompts'!r} adds"
+            )
+        # A separate rollout: teachers' prompts of two calls can be prefixes of each other.
+        return replace(
+            transition, prompt_ids=np.array(ids, dtype="<u4"), rollout=f"{transition.rollout}-{transition.call}"
+        )
+
+    def _messages(self, agent: str, call: Call) -> list[dict[str, Any]] | None:
+        """What the teacher reads in place of the messages of ``call``; None: the same."""
+        if self.prompt is None:
+            return None if self.prompts.find(agent) is None else self.prompts.messages(agent, call.messages)
         name = self.settings.prompt or getattr(self.prompt, "__name__", "prompt")
         with user_code(f"algorithm.distill.prompt: {name!r} failed"):
             messages: object = self.prompt([dict(m) for m in call.messages])
@@ -80,17 +100,7 @@ class Teacher:
             raise ConfigError(
                 f"algorithm.distill.prompt: {name!r} returned {show(messages)}; expected a list of messages"
             )
-        ids = self.chat.render(messages, call.tools, Memory()).ids
-        length = len(ids) + len(transition.output_ids)
-        if length > self.max_context:
-            raise TrainingError(
-                f"algorithm.distill: the teacher's prompt and the response have {length} tokens, more than policy.max_context = "
-                f"{self.max_context}; raise it, or shorten what {name!r} adds"
-            )
-        # A separate rollout: teachers' prompts of two calls can be prefixes of each other.
-        return replace(
-            transition, prompt_ids=np.array(ids, dtype="<u4"), rollout=f"{transition.rollout}-{transition.call}"
-        )
+        return messages
 
 
 def _count(differences: Mapping[str, Floats]) -> dict[str, float]:

@@ -84,7 +84,7 @@ def _check_rules(c: Sections, rules: Mapping[str, RewardRule | None]) -> Iterato
 def _agents(c: Sections) -> Iterator[tuple[KeyPath, Names | None]]:
     forks = forks_of(c.rollouts)
     if forks is not None:
-        yield _KEY, forks.agents
+        yield (*_KEY, "agents"), forks.agents
 
 
 SECTION = SignalSection(section="rollouts", keys=ForksKeys, check=_check, check_rules=_check_rules, agents=_agents)

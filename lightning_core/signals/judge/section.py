@@ -123,7 +123,7 @@ def _check_rules(c: Sections, rules: Mapping[str, RewardRule | None]) -> Iterato
 def _agents(c: Sections) -> Iterator[tuple[KeyPath, Names | None]]:
     judge = judge_of(c.credit)
     for index, criterion in enumerate(() if judge is None else judge.criteria):
-        yield (*_KEY, "rubric", index), criterion.agents
+        yield (*_KEY, "rubric", index, "agents"), criterion.agents
 
 
 def _models(c: Sections) -> Iterator[tuple[KeyPath, str]]:

@@ -59,6 +59,10 @@ def export(options: argparse.Namespace) -> int:
     with interruptible():  # no part of the folder may remain after SIGTERM
         exporting.export(trained, out, format=options.format, dtype=options.dtype)
     say(f"{trained.name} of {trained.checkpoint} as {options.format}: {out}")
+    if trained.config.prompts:
+        say(
+            f"without the prompts of {', '.join(trained.config.prompts)}, which only the policy endpoint adds (docs/prompts.md)"
+        )
     if options.push:
         say(f"uploaded to {options.push}: {pushing.push(out, options.push)}")
     return exits.OK

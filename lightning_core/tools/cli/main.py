@@ -26,6 +26,7 @@ from lightning_core.tools.cli import exits
 from lightning_core.tools.cli import export as cli_export
 from lightning_core.tools.cli import improve as cli_improve
 from lightning_core.tools.cli import init as cli_init
+from lightning_core.tools.cli import prompts as cli_prompts
 from lightning_core.tools.cli import record as cli_record
 from lightning_core.tools.cli import runs as cli_runs
 from lightning_core.tools.cli import serve as cli_serve
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "eval": cli_evaluate.evaluate,
         "baseline": cli_evaluate.baseline,
         "improve": cli_improve.improve,
+        "prompts": cli_prompts.prompts,
         "serve": cli_serve.serve,
         "switch": cli_switch.switch,
         "record": cli_record.record,
@@ -124,6 +126,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     cli_evaluate.add_baseline_options(baseline)
 
+    prompts = commands.add_parser(
+        "prompts", help="find demonstrations and system prompts that raise the reward, without training"
+    )
+    cli_prompts.add_options(prompts)
+
     improve = commands.add_parser(
         "improve",
         help="measure, find prompts, fine-tune and train, within a budget, and report what each led to",
@@ -170,7 +177,7 @@ def build_parser() -> argparse.ArgumentParser:
     for command in (*commands.choices.values(), *actions):
         if command not in (listed, switched):
             command.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    for command in (doctor, train, supervised, evaluate, baseline, improve, serve, export, show, credit):
+    for command in (doctor, train, supervised, evaluate, baseline, prompts, improve, serve, export, show, credit):
         command.add_argument(
             "overrides", metavar="key=value", nargs="*", default=(), help="settings that override the file's"
         )

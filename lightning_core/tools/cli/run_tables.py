@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from lightning_core.errors import ConfigError, RecordError, plural, visible
+from lightning_core.errors import ConfigError, RecordError, plural, shorten, visible
 from lightning_core.records.configs import config_differences
 from lightning_core.records.measured import EvaluationSummary
 from lightning_core.records.prices import Prices
@@ -27,6 +27,8 @@ from lightning_core.tools.runs.compare import (
 )
 
 _NOTHING = "–"
+_MOST_SHOWN = 400
+"""Characters of a setting: prompts are settings too."""
 
 
 def make_run_table(runs: Sequence[RunInfo]) -> RenderableType:
@@ -137,7 +139,7 @@ def _value(values: Mapping[str, Any], label: str) -> str:
     if label not in values:
         return _NOTHING
     value = values[label]
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return shorten(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str), _MOST_SHOWN)
 
 
 def _metric_rows(runs: Sequence[RunInfo]) -> Iterator[Sequence[str]]:

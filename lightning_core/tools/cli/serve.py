@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from lightning_core.errors import ConfigError
 from lightning_core.tools.cli import exits
@@ -17,6 +18,7 @@ from lightning_core.tools.cli.numbers import port, whole
 
 if TYPE_CHECKING:
     from lightning_core.endpoint.guard import Tls
+    from lightning_core.tools.serving import ServingEndpoint
 
 API_KEY_ENV = "LIGHTNING_API_KEY"
 ADMIN_KEY_ENV = "LIGHTNING_ADMIN_KEY"
@@ -96,6 +98,8 @@ def serve(options: argparse.Namespace) -> int:
     ) as endpoint:
         say(f"serving    {config.policy.model if checkpoint is None else checkpoint}")
         say(_usage_text(endpoint.url, endpoint.models, keyed=api_key is not None))
+        if config.prompts:
+            say(_prompts_text(endpoint))
         wait_for_signal()
     if recorded is not None:
         say(recorded.close())
@@ -157,6 +161,17 @@ def _usage_text(url: str, models: Sequence[str], *, keyed: bool) -> str:
         f"try        curl {url}/chat/completions{header} -H 'Content-Type: application/json' -d '{body}'\n"
         "stop       Ctrl-C"
     )
+
+
+def _prompts_text(endpoint: ServingEndpoint) -> str:
+    """The prompt of each agent, and the base URL of its requests."""
+    host = endpoint.url.removesuffix("/v1")
+    lines = [
+        f"prompt     {prompt.label}: "
+        + ("all requests without an agent" if agent == endpoint.unnamed else f"base URL {host}/a/{quote(agent)}/v1")
+        for agent, prompt in endpoint.prompts.by_agent.items()
+    ]
+    return "\n".join(lines)
 
 
 def wait_for_signal() -> None:

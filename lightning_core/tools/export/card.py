@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from lightning_core.config.prompts import make_prompts
 from lightning_core.config.source import to_yaml
 from lightning_core.errors import ConfigError, RecordError, redact_urls
 from lightning_core.model.source import hub_name, is_demo_model
@@ -78,6 +79,10 @@ def _facts(trained: Trained, steps: int) -> dict[str, str]:
     }
     if agents := ", ".join(f"`{agent}`" for agent in _agents(trained)):
         facts["Agents"] = agents
+    if labels := ", ".join(f"`{prompt.label}`" for prompt in make_prompts(config.prompts).by_agent.values()):
+        facts["Prompts"] = (
+            f"{labels}, which the endpoint added; they are not in the weights, but in the run's `config.yaml`"
+        )
     if commits := recorded_commits(trained.run):
         # Without git's message, which may contain local paths.
         facts["Commit of the agent's code"] = "<br>".join(_REASON.sub("unknown", commit) for commit in commits)
@@ -100,12 +105,13 @@ def _learning_rate(trained: Trained, steps: int) -> str:
 def _settings(trained: Trained) -> str:
     """The section with the settings that differ from the defaults.
 
-    Without settings that may contain a path or a key: verl's own settings, hosts, and arguments of rules that are not numbers.
+    Without settings that may contain a path, a key or data: verl's own settings, hosts, prompts, and arguments of rules that are not
+    numbers.
     """
     config = trained.config
     sections: dict[str, dict[str, Any]] = {
         "credit": trained.policy.credit.model_dump(mode="json", exclude_defaults=True),
-        "algorithm": config.algorithm.model_dump(mode="json", exclude_defaults=True),
+        "algorithm": config.algorithm.model_dump(mode="json", exclude_defaults=True, exclude={"distill": {"prompts"}}),
         "rollouts": config.rollouts.model_dump(mode="json", exclude_defaults=True, exclude={"ignore_hosts"}),
         "trainer": config.trainer.model_dump(mode="json", exclude_defaults=True, exclude={"verl"})
         | {"learning_rate": trained.policy.learning_rate},

@@ -97,6 +97,8 @@ def sft(
             f"none of {plural(len(traces), 'rollout')} has a call that can be learned: {_listed(left_out)}"
         )
     learned, held = split([trace for trace in traces if trace.rollout in rows], options.held_out, seed=config.run.seed)
+    if config.prompts:
+        progress.message("prompts: calls are learned with the prompts that they were recorded with; nothing is added")
     progress.message(_overview(learned, held, rows, tokens.counts))
     supervised = _for_supervision(config, steps=options.epochs * math.ceil(len(learned) / options.batch))
     folder, _ = open_run_folder(config)
