@@ -110,12 +110,14 @@ def serve(options: argparse.Namespace) -> int:
 def _serve_plan(options: argparse.Namespace) -> int:
     from lightning_core.tools.switch.opened import open_switch
     from lightning_core.tools.switch.plan import read_plan
+    from lightning_core.tools.switch.recorded import SwitchTraces
     from lightning_core.tools.switch.server import shares_text
 
     if options.checkpoint is not None or options.overrides:
         found = "--checkpoint" if options.checkpoint is not None else options.overrides[0]
         raise ConfigError(f"{found} cannot be used with the file of a switch; set it under models in {options.model}")
     plan = read_plan(Path(options.model))
+    traces = None if options.record is None else SwitchTraces(Path(options.record), days=options.record_days)
     with open_switch(
         plan,
         host=options.host,
@@ -124,6 +126,7 @@ def _serve_plan(options: argparse.Namespace) -> int:
         admin_key=options.admin_key or os.environ.get(ADMIN_KEY_ENV) or None,
         tls=_tls(options),
         requests_per_minute=options.requests_per_minute,
+        traces=traces,
     ) as switch:
         root = switch.url.removesuffix("/v1")
         for name, shares in switch.shares.items():
@@ -136,6 +139,8 @@ def _serve_plan(options: argparse.Namespace) -> int:
         say(f"metrics    {root}/metrics")
         say(f"feedback   POST {switch.url}/feedback\nstop       Ctrl-C")
         wait_for_signal()
+    if traces is not None:
+        say(traces.close())
     say("stopped")
     return exits.OK
 

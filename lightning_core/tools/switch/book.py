@@ -69,6 +69,8 @@ class KnownCall(NamedTuple):
     id: str
     agent: str
     arm: str
+    response: str | None
+    """The id of its response; None if it had none."""
 
 
 _COLUMNS = ", ".join(field.name for field in fields(ArmCall))
@@ -129,7 +131,7 @@ class Book:
         """The call with this id, or whose response has it; None if there is none."""
         with closing(_open(self.path)) as database:
             row = database.execute(
-                "SELECT id, agent, arm FROM calls WHERE id = ? OR response = ? ORDER BY shadow LIMIT 1",
+                "SELECT id, agent, arm, response FROM calls WHERE id = ? OR response = ? ORDER BY shadow LIMIT 1",
                 (response, response),
             ).fetchone()
         return None if row is None else KnownCall(*row)

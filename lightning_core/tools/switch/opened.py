@@ -13,6 +13,7 @@ from lightning_core.tools.served_model import resolve_served
 from lightning_core.tools.serving import check_access, open_serving
 from lightning_core.tools.switch.arm import Arm
 from lightning_core.tools.switch.plan import SwitchModel, SwitchPlan
+from lightning_core.tools.switch.recorded import SwitchTraces
 from lightning_core.tools.switch.server import SwitchServer
 from lightning_core.trace import POLICY
 
@@ -27,6 +28,7 @@ def open_switch(
     admin_key: str | None = None,
     tls: Tls | None = None,
     requests_per_minute: int | None = None,
+    traces: SwitchTraces | None = None,
 ) -> Generator[SwitchServer]:
     """Serve ``plan`` while the body runs; see `SwitchServer`. Models of runs and folders are loaded first.
 
@@ -44,6 +46,7 @@ def open_switch(
             admin_key=admin_key,
             tls=tls,
             requests_per_minute=requests_per_minute,
+            traces=traces,
         )
         yield stack.enter_context(server)
 

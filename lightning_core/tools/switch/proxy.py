@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import httpx
 from starlette.requests import Request
@@ -26,11 +26,13 @@ from lightning_core.endpoint.receive import check_strings, check_values, plain_b
 from lightning_core.endpoint.refusals import credentials, error_response
 from lightning_core.endpoint.routing import NamedCalls
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Sessions
-from lightning_core.errors import COUNTED, PolicyRequestError, Repeats, describe
+from lightning_core.errors import COUNTED, PolicyRequestError, Repeats, UpstreamError, describe
+from lightning_core.tools.record.observed import ObservedCall
 from lightning_core.tools.switch.arm import Arm, dialect_of_path, requested_model
 from lightning_core.tools.switch.book import ArmCall, Book, KnownCall
 from lightning_core.tools.switch.meters import Meters
 from lightning_core.tools.switch.plan import SwitchPlan
+from lightning_core.tools.switch.recorded import SwitchTraces
 from lightning_core.tools.switch.shares import Shares, conversation_of
 from lightning_core.tools.switch.usage import ReadResponse, events_of, read_usage, response_id
 
@@ -69,7 +71,14 @@ class Proxy:
     """Answers model calls from ``arms``. Runs on one event loop."""
 
     def __init__(
-        self, plan: SwitchPlan, arms: Mapping[str, Arm], book: Book, meters: Meters, sessions: Sessions, limits: Limits
+        self,
+        plan: SwitchPlan,
+        arms: Mapping[str, Arm],
+        book: Book,
+        meters: Meters,
+        sessions: Sessions,
+        limits: Limits,
+        traces: SwitchTraces | None = None,
     ) -> None:
         self.shares = {
             name: Shares(arms=dict(agent.arms), shadow=agent.shadow, fallback=agent.fallback)
@@ -80,6 +89,7 @@ class Proxy:
         self._arms = arms
         self._book = book
         self._meters = meters
+        self._traces = traces
         self._sessions = sessions
         self._limits = limits
         self._named = [
@@ -208,13 +218,18 @@ class Proxy:
         """The response of ``arm``, whose body is not read yet."""
         dialect = dialect_of_path(sent.path)
         key_header = "authorization" if dialect is None else dialect.KEY_HEADER
-        request = self._client.build_request(
-            method,
-            arm.url(sent.path, sent.query),
-            headers=arm.headers(sent.headers, key_header),
-            content=arm.content(sent.body, sent.data) if sent.data else None,
-        )
+        headers = arm.headers(sent.headers, key_header)
+        if arm.is_local and sent.agent:  # for the prompts of the run
+            headers[AGENT_HEADER] = quote(sent.agent, safe="")
+        content = arm.content(sent.body, sent.data) if sent.data else None
+        request = self._client.build_request(method, arm.url(sent.path, sent.query), headers=headers, content=content)
         return await self._client.send(request, stream=True)
+
+    def observe(self, sent: _Sent, arm: Arm) -> ObservedCall | None:
+        """The record of a call with its messages; None if none is kept."""
+        if self._traces is None or dialect_of_path(sent.path) is None:
+            return None
+        return self._traces.begin(arm.url(sent.path, sent.query), arm.content(sent.body, sent.data), sent.agent)
 
     def answered(self, call: ArmCall) -> None:
         """Record ``call``."""
@@ -249,8 +264,9 @@ class _Exchange:
         self._first_byte: float | None = None
         self._response: httpx.Response | None = None
         self._named: str | None = None
-        self._known = KnownCall(self.id, sent.agent, arm.name)
-        proxy.remember(self.id, self._known)
+        # A shadow's responses reach nobody, so there is nothing to learn from them.
+        self._observed = None if shadow else proxy.observe(sent, arm)
+        self._know(None)
         proxy.busy(arm.name, 1)
 
     async def open(self, method: str) -> httpx.Response:
@@ -261,7 +277,10 @@ class _Exchange:
             self._record(error=_DISCONNECTED)
             raise
         self._first_byte = time.monotonic() - self._clock
-        self.is_stream = self._response.headers.get("content-type", "").startswith("text/event-stream")
+        content_type = self._response.headers.get("content-type", "")
+        self.is_stream = content_type.startswith("text/event-stream")
+        if self._observed is not None:
+            self._observed.respond(self._response.status_code, content_type)
         return self._response
 
     async def parts(self) -> AsyncGenerator[bytes]:
@@ -297,7 +316,13 @@ class _Exchange:
     def _name(self, response: str | None) -> None:
         self._named = response
         if response is not None and not self._shadow:
-            self._proxy.remember(response, self._known)
+            self._know(response)
+
+    def _know(self, response: str | None) -> None:
+        """Accept feedback by the id of the call and that of its ``response``."""
+        known = KnownCall(self.id, self._sent.agent, self._arm.name, response)
+        for name in filter(None, (self.id, response)):
+            self._proxy.remember(name, known)
 
     def _record(self, data: bytes = b"", *, error: str | None = None) -> None:
         sent, status = self._sent, 0 if self._response is None else self._response.status_code
@@ -309,6 +334,12 @@ class _Exchange:
             # Clients disconnect after the last event, before the end of the response.
             error = error if read is None else None
         self._proxy.busy(self._arm.name, -1)
+        if self._observed is not None:
+            self._observed.add(data)
+            if error is None or status >= 400:
+                self._observed.end()
+            else:
+                self._observed.fail(UpstreamError(error))
         self._proxy.answered(
             ArmCall(
                 id=self.id,

@@ -38,6 +38,7 @@ from lightning_core.tools.switch.book import Book
 from lightning_core.tools.switch.meters import Meters
 from lightning_core.tools.switch.plan import SwitchPlan, check_shares
 from lightning_core.tools.switch.proxy import Proxy
+from lightning_core.tools.switch.recorded import SwitchTraces
 from lightning_core.tools.switch.shares import Shares
 
 ADMIN_HEADER = "lightning-admin-key"
@@ -54,7 +55,7 @@ class SwitchServer:
     """Serves ``plan`` at ``url`` on a thread of its own, as a context manager.
 
     ``arms``: the servers of the plan's models. ``api_key``: of all requests; None: any, from this machine only. ``admin_key``: of
-    requests that change shares; None: they are accepted from this machine only. Raises `ConfigError` if the address, the TLS files or
+    requests that change shares; None: they are accepted from this machine only. ``traces``: records calls with their messages. Raises `ConfigError` if the address, the TLS files or
     the folder cannot be used.
     """
 
@@ -69,6 +70,7 @@ class SwitchServer:
         admin_key: str | None = None,
         tls: Tls | None = None,
         requests_per_minute: int | None = None,
+        traces: SwitchTraces | None = None,
     ) -> None:
         check_access(api_key, host=host, tls=tls)
         try:
@@ -84,9 +86,10 @@ class SwitchServer:
         self._arms = arms
         self._sessions = sessions
         self._admin_key = admin_key
+        self._traces = traces
         self._meters = Meters()
         self._book = Book(Path(plan.folder))
-        self._proxy = Proxy(plan, arms, self._book, self._meters, sessions, limits)
+        self._proxy = Proxy(plan, arms, self._book, self._meters, sessions, limits, traces)
         app = Starlette(
             routes=[
                 Route("/health", self._health, methods=["GET"]),
@@ -218,6 +221,8 @@ class SwitchServer:
                 param="response",
             )
         self._book.feedback(call.id, float(reward), comment)
+        if self._traces is not None and call.response is not None:
+            self._traces.reward(call.response, float(reward))
         self._meters.rewarded(call.agent, call.arm, float(reward))
         return JSONResponse({"call": call.id, "agent": call.agent, "arm": call.arm})
 
