@@ -116,8 +116,8 @@ def test_from_a_paid_model_to_one_s_own(tmp_path: Path, provider: str) -> None:
     }
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
 
-    recorded = shell.run("record", "--to", "traces", "-c", "c.yaml", "--", sys.executable, str(APP), "16")
-    assert "48 calls recorded" in recorded
+    recorded = shell.run("record", "--to", "traces", "-c", "c.yaml", "--", sys.executable, str(APP), "40")
+    assert "120 calls recorded" in recorded
     traces = [trace for file in (tmp_path / "traces").iterdir() for trace in read_traces(file)]
     assert Counter(call.agent for trace in traces for call in trace.calls) == {
         "planner": 16,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lightning_core.config import Config
 from lightning_core.errors import plural
-from lightning_core.records.checkpoints import checkpoints
+from lightning_core.records.checkpoints import best_checkpoint, checkpoints
 from lightning_core.records.intervals import Estimate
 from lightning_core.records.prices import Prices
 from lightning_core.records.usage import format_usd
@@ -28,6 +28,8 @@ _PROMPT_SHARE = 0.2
 _LEAST_PROMPT_ROLLOUTS = 40
 _ROLLOUTS_OF_PROMPTS = 300
 """Without a limit of minutes."""
+_EPOCHS = ("--epochs", "4", "--batch", "8")
+"""Of the warm start; the epoch with the lowest held-out loss is used."""
 _WARM_RATE = "1e-4"
 """Ten times the rate of RL, as measured in docs/sft.md."""
 
@@ -119,7 +121,7 @@ class Road:
             return
         rate = [] if self.config.trainer.learning_rate != "auto" else [f"trainer.learning_rate={_WARM_RATE}"]
         name = "run.name=warm"
-        words = ["sft", *sources, "-c", self.file, *phase, *self._common(), *self.settings, *rate, name]
+        words = ["sft", *sources, "-c", self.file, *_EPOCHS, *phase, *self._common(), *self.settings, *rate, name]
         learned = self._run(WARM, words)
         assert learned.folder is not None
         tuned = self._policy_of(learned.folder)
@@ -148,14 +150,14 @@ class Road:
         return self._run("teacher", words)
 
     def _policy_of(self, folder: Path) -> str | None:
-        """The setting that makes the newest checkpoint of the run in ``folder`` the policy; None for an adapter."""
-        newest = checkpoints(folder)[-1]
-        if not (newest / "config.json").is_file():
+        """The setting that makes the best checkpoint of the run in ``folder`` the policy; None for an adapter."""
+        chosen = (best_checkpoint(folder) or checkpoints(folder)[-1]).resolve()
+        if not (chosen / "config.json").is_file():
             self._note(
-                f"{WARM}: {newest} is an adapter, which RL cannot start from; merge it with `lightning-rl export`"
+                f"{WARM}: {chosen} is an adapter, which RL cannot start from; merge it with `lightning-rl export`"
             )
             return None
-        return f"policy.model={newest}"
+        return f"policy.model={chosen}"
 
     def _train(self) -> None:
         minutes = self._minutes_left()

@@ -55,8 +55,8 @@ class SwitchServer:
     """Serves ``plan`` at ``url`` on a thread of its own, as a context manager.
 
     ``arms``: the servers of the plan's models. ``api_key``: of all requests; None: any, from this machine only. ``admin_key``: of
-    requests that change shares; None: they are accepted from this machine only. ``traces``: records calls with their messages. Raises `ConfigError` if the address, the TLS files or
-    the folder cannot be used.
+    requests that change shares; None: they are accepted from this machine only. ``traces``: records calls with their messages. Raises
+    `ConfigError` if the address, the TLS files or the folder cannot be used.
     """
 
     def __init__(
