@@ -63,4 +63,5 @@ def held_out() -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     for number in range(int(sys.argv[1])):
-        print(*answer(f"say {number}"))
+        text, response = answer(f"say {number}")
+        sys.stdout.write(f"{text} {response}\n")

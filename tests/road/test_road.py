@@ -120,9 +120,9 @@ def test_from_a_paid_model_to_one_s_own(tmp_path: Path, provider: str) -> None:
     assert "120 calls recorded" in recorded
     traces = [trace for file in (tmp_path / "traces").iterdir() for trace in read_traces(file)]
     assert Counter(call.agent for trace in traces for call in trace.calls) == {
-        "planner": 16,
-        "writer": 16,
-        "critic": 16,
+        "planner": 40,
+        "writer": 40,
+        "critic": 40,
     }
 
     shell.run("improve", "c.yaml", "--model", "large", "--traces", "traces", "--skip", "prompts")
