@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from lightning_core.records.intervals import Estimate
 from lightning_core.records.usage import format_usd
 from lightning_core.tools.improve.road import Road
@@ -44,8 +46,13 @@ def _result(road: Road) -> list[str]:
     if over is not None:
         word = "better than" if over.low > 0 else "worse than" if over.high < 0 else "not significantly different from"
         lines.append(f"It is {word} {road.model}: {_difference(over)}.")
-    if best.folder is not None and (best.folder / "checkpoints").is_dir():
-        lines += ["", f"Serve it: `lightning-rl serve {best.folder}`"]
+    trained = best.folder if best.folder is not None and (best.folder / "checkpoints").is_dir() else None
+    tuned = next((text.partition("=")[2] for text in road.settings if text.startswith("policy.model=")), None)
+    if (served := trained or tuned) is not None:
+        prompts = [text for text in road.settings if text.startswith("prompts=") and trained is None]
+        lines += ["", f"Serve it: `{shlex.join(['lightning-rl', 'serve', str(served), *prompts])}`"]
+    elif road.settings:
+        lines += ["", f"Use it: `{' '.join(road.settings)}`"]
     return lines
 
 

@@ -1,4 +1,4 @@
-"""``lightning-rl improve`` with a tiny model, and a provider's model on a real server."""
+"""Budgets and options of ``lightning-rl improve``. tests/road has the whole command."""
 
 from __future__ import annotations
 
@@ -47,22 +47,6 @@ def rewards_of(text: str) -> dict[str, float]:
     """The held-out reward of each stage."""
     rows = re.findall(r"^\| ([^|]+?) \| (\d\.\d+) ", text, re.MULTILINE)
     return {name: float(reward) for name, reward in rows}
-
-
-def test_the_road_from_the_provider_s_model_to_a_trained_one(config: Path, tmp_path: Path) -> None:
-    """The traces of the provider teach what the reward asks for; training goes on from there."""
-    prices = str(tmp_path / "prices.yaml")
-    words = ["improve", str(config), "--model", "large", "--teach", "8", "--prices", prices, "--skip", "prompts"]
-    assert main([*words, "--minutes", "5"]) == 0
-    text = report(tmp_path / "runs")
-    rewards = rewards_of(text)
-    assert rewards["provider (large)"] == 1.0
-    assert rewards["policy"] < rewards["warm start, evaluated"]
-    assert "| teacher |" in text
-    assert "- prompts: left out, as requested" in text
-    assert re.search(r"- train: (ended|left out)", text)
-    commands = text.partition("```bash\n")[2].splitlines()
-    assert [line.split()[1] for line in commands[:5]] == ["baseline", "eval", "baseline", "sft", "eval"]
 
 
 def test_money_and_time_leave_stages_out(config: Path, tmp_path: Path) -> None:
