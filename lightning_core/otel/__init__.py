@@ -6,6 +6,7 @@
 | ``exporting.py`` | sends every rollout's spans to a collector during the run |
 | ``openinference.py``, ``traceloop.py``, ``genai.py`` | one convention each: its attributes to ours, pure functions |
 | ``conventions.py`` | normalizes whole traces: the agent of each call, duplicate spans of one call |
+| ``log_records.py`` | messages of calls in OTLP log records |
 | ``reading.py`` | stored traces, from files or memory, as `Trace` |
 | ``joining.py`` | merges spans from an agent's other processes into its rollout |
 """

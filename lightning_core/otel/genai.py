@@ -80,6 +80,8 @@ def _convert(message: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     if results and not calls and not content:
         return
     converted: dict[str, Any] = {"role": role, "content": _content(content)}
+    if thought := "\n".join(_text(part) for part in content if part.get("type") == "reasoning"):
+        converted["reasoning_content"] = thought
     yield {**converted, "tool_calls": calls} if calls else converted
 
 
@@ -115,6 +117,8 @@ def _flat_message(message: Mapping[str, Any], role: str) -> dict[str, Any]:
     converted: dict[str, Any] = {"role": str(message.get("role") or role), "content": message.get("content")}
     if calls := [_flat_tool_call(call) for call in _objects(message.get("tool_calls"))]:
         converted["tool_calls"] = calls
+    if isinstance(thought := message.get("reasoning_content"), str) and thought:
+        converted["reasoning_content"] = thought
     if identity := message.get("tool_call_id") or (converted["role"] == "tool" and message.get("id")):
         converted["tool_call_id"] = str(identity)
     return converted

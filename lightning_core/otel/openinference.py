@@ -13,7 +13,7 @@ from typing import Any
 from lightning_core import trace as tr
 from lightning_core.otel.flattened import as_text, nested_object, numbered_values, tool_call, unflatten
 
-_KIND = "openinference.span.kind"
+OPENINFERENCE_KIND = "openinference.span.kind"
 _METHOD = re.compile(r"\.(?:a?run|a?kickoff|_execute_core|execute)$")
 """The suffixes that instrumentors add to an agent's name: the method that ran it."""
 
@@ -22,7 +22,7 @@ def from_openinference(name: str, attributes: Mapping[str, Any]) -> dict[str, An
     """Our attributes for a span of this convention; None for any other span."""
     a = attributes
     metadata = _json(a.get("metadata"))
-    match a.get(_KIND):
+    match a.get(OPENINFERENCE_KIND):
         case "LLM":
             return {tr.OPERATION: "chat", **_call(a)}
         case "AGENT":
@@ -47,7 +47,8 @@ def _call(a: Mapping[str, Any]) -> dict[str, Any]:
     answers = [
         message for entry in numbered_values(unflatten(a, "llm.output_messages.")) for message in _messages(entry)
     ]
-    model = str(a.get("llm.model_name") or "")
+    parameters = _json(a.get("llm.invocation_parameters"))
+    model = str(a.get("llm.model_name") or parameters.get("model") or "")
     attributes: dict[str, Any] = {
         tr.REQUEST_MODEL: model,
         tr.RESPONSE_MODEL: model,
@@ -59,12 +60,24 @@ def _call(a: Mapping[str, Any]) -> dict[str, Any]:
         attributes[tr.RESPONSE_ID] = response
     if a.get("llm.finish_reason"):
         attributes[tr.FINISH_REASONS] = (str(a["llm.finish_reason"]),)
-    if isinstance(temperature := _json(a.get("llm.invocation_parameters")).get("temperature"), (int, float)):
+    if isinstance(temperature := parameters.get("temperature"), (int, float)):
         attributes[tr.TEMPERATURE] = float(temperature)
-    for kind, target in (("prompt", tr.INPUT_TOKENS), ("completion", tr.OUTPUT_TOKENS)):
+    if tools := [tool for entry in numbered_values(unflatten(a, "llm.tools.")) if (tool := _tool_definition(entry))]:
+        attributes[tr.TOOL_DEFINITIONS] = json.dumps(tools, ensure_ascii=False)
+    for kind, target in (
+        ("prompt", tr.INPUT_TOKENS),
+        ("completion", tr.OUTPUT_TOKENS),
+        ("prompt_details.cache_read", tr.CACHED_TOKENS),
+    ):
         if isinstance(count := a.get(f"llm.token_count.{kind}"), (int, float)):
             attributes[target] = int(count)
     return attributes
+
+
+def _tool_definition(entry: Any) -> Mapping[str, Any]:
+    """The JSON schema of one entry of ``llm.tools``, in the form of chat completions; empty without one."""
+    schema = _json(nested_object(entry, "tool").get("json_schema"))
+    return schema if "function" in schema or "name" not in schema else {"type": "function", "function": dict(schema)}
 
 
 def _response_id(output: Mapping[str, Any]) -> str | None:

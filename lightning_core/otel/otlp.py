@@ -132,10 +132,10 @@ def _span_in(span: Mapping[str, Any]) -> SpanRecord:
             trace_id=_identity(span["traceId"], 32),
             span_id=_identity(span["spanId"], 16),
             parent_id=_identity(span["parentSpanId"], 16) if span.get("parentSpanId") else None,
-            start_ns=_time(span["startTimeUnixNano"]),
-            end_ns=_time(span["endTimeUnixNano"]),
+            start_ns=time_in(span["startTimeUnixNano"]),
+            end_ns=time_in(span["endTimeUnixNano"]),
             attributes=with_message_events(
-                _attributes_in(span), [(e.get("name", ""), _attributes_in(e)) for e in span.get("events", [])]
+                attributes_in(span), [(e.get("name", ""), attributes_in(e)) for e in span.get("events", [])]
             ),
             error=_string(status.get("message") or "error") if failed else None,
         )
@@ -143,8 +143,9 @@ def _span_in(span: Mapping[str, Any]) -> SpanRecord:
         raise ValueError(f"not an OTLP span, {type(error).__name__} {error}: {span!r:.200}") from error
 
 
-def _attributes_in(item: Mapping[str, Any]) -> dict[str, Any]:
-    return {_string(entry["key"]): _value_in(entry.get("value", {})) for entry in item.get("attributes", [])}
+def attributes_in(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of a span, an event or a log record of OTLP/JSON."""
+    return {_string(entry["key"]): value_in(entry.get("value", {})) for entry in item.get("attributes", [])}
 
 
 def _identity(text: str, digits: int) -> str:
@@ -153,7 +154,8 @@ def _identity(text: str, digits: int) -> str:
     return text.lower()
 
 
-def _time(value: Any) -> int:
+def time_in(value: Any) -> int:
+    """A time of OTLP/JSON in nanoseconds since 1970. Raises ValueError for one that a signed 64-bit integer cannot hold."""
     nanoseconds = int(value)
     if not 0 <= nanoseconds <= _LAST_NS:
         raise ValueError(f"expected a time from 0 to {_LAST_NS} ns since 1970, found {nanoseconds}")
@@ -184,7 +186,8 @@ def _value_out(value: Any) -> dict[str, Any]:
             raise ValueError(f"OTLP has no value of type {type(value).__name__}: {value!r}")
 
 
-def _value_in(value: Mapping[str, Any]) -> Any:
+def value_in(value: Mapping[str, Any]) -> Any:
+    """A value of OTLP/JSON; None for an empty one."""
     match value:
         case {"boolValue": found} | {"stringValue": found}:
             return found
@@ -195,9 +198,9 @@ def _value_in(value: Mapping[str, Any]) -> Any:
         case {"bytesValue": found}:
             return base64.b64decode(found)
         case {"arrayValue": found}:
-            return tuple(_value_in(item) for item in found.get("values", []))
+            return tuple(value_in(item) for item in found.get("values", []))
         case {"kvlistValue": found}:
-            return {item["key"]: _value_in(item["value"]) for item in found.get("values", [])}
+            return {item["key"]: value_in(item["value"]) for item in found.get("values", [])}
         case _:
             return None
 
@@ -250,8 +253,8 @@ def _span_from_message(span: Any) -> SpanRecord:
         trace_id=_identity(span.trace_id.hex(), 32),
         span_id=_identity(span.span_id.hex(), 16),
         parent_id=_identity(span.parent_span_id.hex(), 16) if span.parent_span_id else None,
-        start_ns=_time(span.start_time_unix_nano),
-        end_ns=_time(span.end_time_unix_nano),
+        start_ns=time_in(span.start_time_unix_nano),
+        end_ns=time_in(span.end_time_unix_nano),
         attributes=with_message_events(_attributes_from_message(span.attributes), events),
         error=span.status.message or "error" if span.status.code == _ERROR else None,
     )

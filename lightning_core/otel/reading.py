@@ -20,6 +20,8 @@ from lightning_core import trace as tr
 from lightning_core.capture.spans import to_record
 from lightning_core.otel.conventions import normalize_spans
 from lightning_core.otel.flattened import flatten
+from lightning_core.otel.log_records import add_log_records, read_log_records
+from lightning_core.otel.openinference import OPENINFERENCE_KIND
 from lightning_core.otel.otlp import spans_from_otlp, spans_from_protobuf, with_message_events
 from lightning_core.trace import SpanRecord, Trace, spans_to_trace
 
@@ -35,6 +37,11 @@ def read_traces(source: str | Path | Iterable[SpanRecord | ReadableSpan]) -> lis
 
     Raises ValueError for any other content.
     """
+    return [spans_to_trace(spans) for spans in read_rollouts(source)]
+
+
+def read_rollouts(source: str | Path | Iterable[SpanRecord | ReadableSpan]) -> list[list[SpanRecord]]:
+    """The spans of each trace in ``source``, with our attributes and a root, in order of start; see `read_traces`."""
     spans = _read_file(Path(source)) if isinstance(source, (str, Path)) else [_to_record(span) for span in source]
     spans = {(span.trace_id, span.span_id): span for span in spans}.values()  # the last one of an id counts
     recorded = {span.trace_id for span in spans if tr.TASK_ID in span.attributes}
@@ -43,8 +50,7 @@ def read_traces(source: str | Path | Iterable[SpanRecord | ReadableSpan]) -> lis
     for span in sorted([*(s for s in spans if s.trace_id in recorded), *foreign], key=lambda s: s.start_ns):
         by_trace.setdefault(span.trace_id, []).append(span)
     return [
-        spans_to_trace(members if trace_id in recorded else _with_root(_numbered(members)))
-        for trace_id, members in by_trace.items()
+        members if trace_id in recorded else _with_root(_numbered(members)) for trace_id, members in by_trace.items()
     ]
 
 
@@ -84,7 +90,7 @@ def _read_file(path: Path) -> list[SpanRecord]:
     if path.suffix not in (".json", ".jsonl") and data.lstrip()[:1] not in (b"{", b"["):
         return spans_from_protobuf(data)
     try:
-        return [span for document in _documents(data.decode()) for span in _read_document(document)]
+        return read_documents(_documents(data.decode()))
     except ValueError as error:
         raise ValueError(f"{str(path)!r}: {error}") from error
 
@@ -99,21 +105,31 @@ def _documents(text: str) -> Iterator[Any]:
         position = end + len(text[end:]) - len(text[end:].lstrip())
 
 
-def _read_document(document: Any) -> Iterator[SpanRecord]:
+def read_documents(documents: Iterable[Any], refused: list[str] | None = None) -> list[SpanRecord]:
+    """The spans of ``documents`` in any of the JSON forms of `read_traces`, with the messages of their log records.
+
+    Raises ValueError for any other content. ``refused``: see `spans_from_otlp`.
+    """
+    found = list(documents)
+    spans = [span for document in found for span in _read_document(document, refused)]
+    return add_log_records(spans, read_log_records(found, refused))
+
+
+def _read_document(document: Any, refused: list[str] | None) -> Iterator[SpanRecord]:
     if isinstance(document, list):
         for item in cast("list[Any]", document):
-            yield from _read_document(item)
+            yield from _read_document(item, refused)
     elif not isinstance(document, Mapping):
         raise ValueError(f"expected a JSON object or a list of them, found {document!r:.100}")
     elif "context" in document:
-        yield _from_sdk_json(cast("Mapping[str, Any]", document))
+        yield from_sdk_json(cast("Mapping[str, Any]", document))
     elif isinstance(data := cast("Mapping[str, Any]", document).get("data"), list):  # a page of Phoenix's REST API
-        yield from _read_document(data)
-    else:
-        yield from spans_from_otlp(cast("Mapping[str, Any]", document))
+        yield from _read_document(data, refused)
+    elif "resourceLogs" not in document or "resourceSpans" in document:
+        yield from spans_from_otlp(cast("Mapping[str, Any]", document), refused)
 
 
-def _from_sdk_json(span: Mapping[str, Any]) -> SpanRecord:
+def from_sdk_json(span: Mapping[str, Any]) -> SpanRecord:
     """A span of ``ReadableSpan.to_json`` or Phoenix (flat status, nested attributes)."""
     try:
         status = span.get("status") or {}
@@ -121,6 +137,8 @@ def _from_sdk_json(span: Mapping[str, Any]) -> SpanRecord:
         message = span.get("status_message") or status.get("description")
         events = [(event["name"], event.get("attributes")) for event in span.get("events") or ()]
         attributes = dict(flatten(span.get("attributes") or {}))
+        if "span_kind" in span:  # Phoenix has it apart
+            attributes = {OPENINFERENCE_KIND: span["span_kind"], **attributes}
         return SpanRecord(
             name=str(span.get("name", "")),
             trace_id=_hex(span["context"]["trace_id"], 32),

@@ -33,6 +33,7 @@ from lightning_core.tools.cli import serve as cli_serve
 from lightning_core.tools.cli import sft as cli_sft
 from lightning_core.tools.cli import switch as cli_switch
 from lightning_core.tools.cli import trace as cli_trace
+from lightning_core.tools.cli import traces as cli_traces
 from lightning_core.tools.cli import view as cli_view
 from lightning_core.tools.cli.arguments import DEFAULT_CONFIG, check_overrides, default_config, split_sources
 from lightning_core.tools.cli.border import run_command
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "record": cli_record.record,
         "export": cli_export.export,
         "trace": cli_trace.trace,
+        "traces": cli_traces.traces,
         "credit": cli_credit.credit,
         "view": cli_view.view,
         "runs": cli_runs.runs,
@@ -162,6 +164,9 @@ def build_parser() -> argparse.ArgumentParser:
     show = commands.add_parser("trace", help="show rollouts as trees: a run's, stored traces, or one task run now")
     cli_trace.add_options(show)
 
+    interchange = commands.add_parser("traces", help="import traces of other systems, export rollouts to their formats")
+    conversions = cli_traces.add_options(interchange)
+
     credit = commands.add_parser("credit", help="recompute credit on a run's stored rollouts, and show what changes")
     cli_credit.add_options(credit)
 
@@ -174,8 +179,8 @@ def build_parser() -> argparse.ArgumentParser:
     completion = commands.add_parser("completion", help="print the completion script of a shell")
     cli_completion.add_options(completion)
 
-    for command in (*commands.choices.values(), *actions):
-        if command not in (listed, switched):
+    for command in (*commands.choices.values(), *actions, *conversions):
+        if command not in (listed, switched, interchange):
             command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     for command in (doctor, train, supervised, evaluate, baseline, prompts, improve, serve, export, show, credit):
         command.add_argument(
