@@ -73,8 +73,8 @@ def block(client: OpenAI, units: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--units", type=int, default=20, help="units of work in a block, with two calls each")
-    parser.add_argument("--blocks", type=int, default=40, help="blocks of each kind")
+    parser.add_argument("--units", type=int, default=15, help="units of work in a block, with two calls each")
+    parser.add_argument("--blocks", type=int, default=20, help="blocks of each kind")
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()

@@ -24,6 +24,7 @@ from lightning_core.chat.chat import Chat
 from lightning_core.chat.places import Place
 from lightning_core.endpoint.server import Routing
 from lightning_core.errors import ConfigError
+from lightning_core.otel import read_traces
 from lightning_core.tools import serving
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.serving import RecentMemory, ServingEndpoint, open_serving
@@ -302,8 +303,11 @@ def test_the_command_serves_a_model_without_a_run(run: Path, monkeypatch: pytest
     asking = threading.Thread(target=ask_and_stop, daemon=True)
     asking.start()
     settings = ["policy.dtype=float32", "policy.max_context=256", "rollouts.max_tokens=6"]
+    settings += ["--record", str(run.parent / "calls"), "--record-days", "30"]
     assert main(["serve", str(run.parent / "model"), "--port", str(port), *settings]) == 0
     asking.join(10)
+    (recorded,) = [trace for file in (run.parent / "calls").iterdir() for trace in read_traces(file)]
+    assert [list(call.messages) for call in recorded.calls] == [QUESTION]
     assert signal.getsignal(signal.SIGTERM) is before
     with serve(run, None) as untrained:
         assert answers == [token_ids(untrained.url)]
@@ -314,6 +318,7 @@ def test_the_command_serves_a_model_without_a_run(run: Path, monkeypatch: pytest
     [
         (["RUN", "--checkpoint", "step-7"], "--checkpoint 'step-7': the run 'RUN' has ['step-000001', 'step-000002']"),
         (["RUN/checkpoints"], "neither a run's folder (config.yaml) nor a model's (config.json)"),
+        (["RUN", "--record-days", "3"], "--record-days requires --record"),
         (["some/model", "--checkpoint", "step-7"], "--checkpoint requires a run's folder; 'some/model' is not one"),
         (["RUN", "--host", "0.0.0.0"], "host '0.0.0.0' accepts requests from other machines: set an API key"),
         (["RUN", "rollouts.max_tokenz=3"], "unknown key; did you mean 'max_tokens'?"),

@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.debug:
         os.environ[DEBUG_VARIABLE] = "1"
     configure_logging()
-    let_threads_sleep()  # before a command loads torch
+    if options.command != "record":  # whose program inherits the environment
+        let_threads_sleep()  # before a command loads torch
     commands = {
         "init": cli_init.init,
         "doctor": cli_doctor.doctor,

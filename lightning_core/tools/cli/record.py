@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -46,11 +47,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def record(options: argparse.Namespace) -> int:
     """Replace this process by the program, whose exit code is then that of the command."""
     from lightning_core.tools.record.naming import names_of
-    from lightning_core.tools.record.programs import ProgramSettings, environment_for
+    from lightning_core.tools.record.programs import RecordedProgram, environment_for
 
     command: list[str] = [options.program, *options.arguments]
     _check(options, command)
-    settings = ProgramSettings(
+    settings = RecordedProgram(
         folder=str(Path(options.to).absolute()),
         share=options.share,
         redact=options.redact,
@@ -62,6 +63,8 @@ def record(options: argparse.Namespace) -> int:
     sys.stderr.flush()
     if os.name == "nt":  # `exec` there starts another process, and ends this one
         return subprocess.call(command, env=environment)
+    for name in ("SIGPIPE", "SIGXFSZ"):  # which Python ignores, and the program would inherit
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
     return os.execvpe(command[0], command, environment)
 
 

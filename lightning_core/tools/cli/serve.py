@@ -86,23 +86,25 @@ def serve(options: argparse.Namespace) -> int:
     from lightning_core.tools.serving import open_serving
 
     recorded = None if options.record is None else ServedCalls(Path(options.record), days=options.record_days)
-    with open_serving(
-        config,
-        checkpoint=checkpoint,
-        host=options.host,
-        port=options.port,
-        api_key=api_key,
-        tls=_tls(options),
-        requests_per_minute=options.requests_per_minute,
-        on_call=None if recorded is None else recorded.add,
-    ) as endpoint:
-        say(f"serving    {config.policy.model if checkpoint is None else checkpoint}")
-        say(_usage_text(endpoint.url, endpoint.models, keyed=api_key is not None))
-        if config.prompts:
-            say(_prompts_text(endpoint))
-        wait_for_signal()
-    if recorded is not None:
-        say(recorded.close())
+    try:
+        with open_serving(
+            config,
+            checkpoint=checkpoint,
+            host=options.host,
+            port=options.port,
+            api_key=api_key,
+            tls=_tls(options),
+            requests_per_minute=options.requests_per_minute,
+            on_call=None if recorded is None else recorded.add,
+        ) as endpoint:
+            say(f"serving    {config.policy.model if checkpoint is None else checkpoint}")
+            say(_usage_text(endpoint.url, endpoint.models, keyed=api_key is not None))
+            if config.prompts:
+                say(_prompts_text(endpoint))
+            wait_for_signal()
+    finally:
+        if recorded is not None:
+            say(recorded.close())
     say("stopped")
     return exits.OK
 

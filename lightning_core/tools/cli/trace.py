@@ -37,7 +37,8 @@ STATUSES = (
 ORDERS = ("ordinal", "step", "task_id", "reward", "calls", "seconds")
 _ONE_ROLLOUT = "--rollout selects one rollout"
 _EXPECTED = (
-    "a run's folder such as runs/latest, traces (.json, .jsonl, .pb) or a folder of them, or a configuration (YAML)"
+    "a run's folder such as runs/latest, a file of traces (.json, .jsonl, .pb) or a folder of them, or a configuration "
+    "(YAML)"
 )
 _LAST = 50
 _FILTERS = ("phase", "step", "task_id", "agent", "status", "min_reward", "max_reward", "text")

@@ -20,6 +20,6 @@ thread. What goes wrong is counted, and does not reach the program.
 | ``programs.py``, ``startup/`` | recording of a program that another command starts, with its child processes |
 """
 
-from lightning_core.tools.record.recording import Recording, record
+from lightning_core.tools.record.recording import CallRecording, record
 
-__all__ = ["Recording", "record"]
+__all__ = ["CallRecording", "record"]

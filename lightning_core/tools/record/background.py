@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
@@ -30,6 +29,7 @@ class BackgroundWork(Generic[T]):
         # Reentrant: the garbage collector may add an item on a thread that holds it.
         self._lock = threading.RLock()
         self._closing = threading.Event()
+        self._idle = threading.Event()
         self._thread: threading.Thread | None = None
         self._items = self._bytes = 0
 
@@ -51,10 +51,8 @@ class BackgroundWork(Generic[T]):
 
     def wait(self, seconds: float) -> bool:
         """Wait until no item waits, at most ``seconds``; return whether that is so."""
-        end = time.monotonic() + seconds
-        while self._items and time.monotonic() < end:
-            time.sleep(0.01)
-        return not self._items
+        self._idle.clear()
+        return not self._items or self._idle.wait(seconds)
 
     def close(self, seconds: float) -> int:
         """Work on the items that wait, for at most ``seconds``; return how many are left."""
@@ -81,5 +79,7 @@ class BackgroundWork(Generic[T]):
             with self._lock:
                 self._items -= len(batch)
                 self._bytes -= sum(size for _, size in batch)
+                if not self._items:
+                    self._idle.set()
             if ends:
                 return

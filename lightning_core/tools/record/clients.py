@@ -21,15 +21,15 @@ from lightning_core.propagation.shapes import Body, Compressed, seen_body
 from lightning_core.tools.record.aiohttp_bodies import observe_body
 from lightning_core.tools.record.observed import ObservedCall, sending
 
-Request = tuple[str, str, Body | Compressed]
+ClientRequest = tuple[str, str, Body | Compressed]
 """The method, the URL and the body of a request."""
 
 
-class Observer(Protocol):
+class CallObserver(Protocol):
     """Decides which requests are observed. Its methods never raise."""
 
-    def observe(self, read: Callable[[], Request]) -> ObservedCall | None:
-        """The call that a request is; None if it is none, or is not recorded."""
+    def observe(self, read: Callable[[], ClientRequest]) -> ObservedCall | None:
+        """The call that a request is; None for other requests, and for calls that are not recorded."""
         ...
 
     def guard(self, note: Callable[[], None]) -> None:
@@ -41,7 +41,7 @@ class Observer(Protocol):
         ...
 
 
-def install_observers(patches: Patches, observer: Observer) -> None:
+def install_observers(patches: Patches, observer: CallObserver) -> None:
     """Observe the requests of all supported client libraries."""
     for name in ("httpx", "httpx2"):
         when_imported(patches, name, partial(_install_httpx, patches, observer))
@@ -50,7 +50,7 @@ def install_observers(patches: Patches, observer: Observer) -> None:
     when_imported(patches, "urllib3", partial(_install_urllib3, patches, observer))
 
 
-def _install_httpx(patches: Patches, observer: Observer, httpx: Any) -> None:
+def _install_httpx(patches: Patches, observer: CallObserver, httpx: Any) -> None:
     class ObservedStream(httpx.SyncByteStream):
         def __init__(self, stream: Any, call: ObservedCall) -> None:
             self._stream, self._call = stream, call
@@ -109,7 +109,7 @@ def _install_httpx(patches: Patches, observer: Observer, httpx: Any) -> None:
         _note_whole(call, response.status_code, response.headers, content)
 
     def observed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObservedCall | None:
-        def read() -> Request:
+        def read() -> ClientRequest:
             request = args[0] if args else kwargs["request"]
             return request.method, str(request.url), own_body(request)
 
@@ -139,7 +139,7 @@ def _decode(response: Callable[..., Any], encoding: str, data: bytes) -> bytes:
     return response(200, headers=[("content-encoding", encoding)], content=data).content
 
 
-async def _await(call: ObservedCall, sent: Awaitable[Any], observer: Observer, note: Callable[[Any], None]) -> Any:
+async def _await(call: ObservedCall, sent: Awaitable[Any], observer: CallObserver, note: Callable[[Any], None]) -> Any:
     with sending(call):
         response = await sent
     observer.guard(lambda: note(response))
@@ -179,7 +179,7 @@ class _ObservedRaw(wrapt.ObjectProxy[Any]):
         self._self_call.end()
 
 
-def _install_requests(patches: Patches, observer: Observer, requests: Any) -> None:
+def _install_requests(patches: Patches, observer: CallObserver, requests: Any) -> None:
     def note(call: ObservedCall, response: Any, is_streamed: bool) -> None:
         if is_streamed:
             call.respond(response.status_code, response.headers.get("content-type", ""))
@@ -188,7 +188,7 @@ def _install_requests(patches: Patches, observer: Observer, requests: Any) -> No
             _note_whole(call, response.status_code, response.headers, response.content)
 
     def send(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        def read() -> Request:
+        def read() -> ClientRequest:
             request: Any = args[0] if args else kwargs["request"]
             return request.method, request.url, seen_body(request.body, request.headers)
 
@@ -202,13 +202,13 @@ def _install_requests(patches: Patches, observer: Observer, requests: Any) -> No
     patches.wrap(requests, "Session.send", send)
 
 
-def _install_aiohttp(patches: Patches, observer: Observer, aiohttp: Any) -> None:
+def _install_aiohttp(patches: Patches, observer: CallObserver, aiohttp: Any) -> None:
     def note(call: ObservedCall, response: Any) -> None:
         call.respond(response.status, response.headers.get("content-type", ""))
         response.content = observe_body(response.content, call)
 
     def request(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        def read() -> Request:
+        def read() -> ClientRequest:
             method, url, headers, rest = read_arguments(instance, *args, **kwargs)
             return method, str(url), body_of(rest, headers)
 
@@ -219,7 +219,7 @@ def _install_aiohttp(patches: Patches, observer: Observer, aiohttp: Any) -> None
     patches.wrap(aiohttp, "ClientSession._request", request)  # private, as in `propagation.clients.aiohttp_client`
 
 
-def _install_urllib3(patches: Patches, observer: Observer, urllib3: Any) -> None:
+def _install_urllib3(patches: Patches, observer: CallObserver, urllib3: Any) -> None:
     def note(call: ObservedCall, response: Any, is_whole: bool) -> None:
         if is_whole:
             _note_whole(call, response.status, response.headers, response.data)
@@ -227,7 +227,7 @@ def _install_urllib3(patches: Patches, observer: Observer, urllib3: Any) -> None
             observer.miss(call)
 
     def urlopen(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        def read() -> Request:
+        def read() -> ClientRequest:
             method, url, *rest = *args, *(kwargs[name] for name in ("method", "url")[len(args) :])
             body = rest[0] if rest else kwargs.get("body")
             headers = rest[1] if len(rest) > 1 else kwargs.get("headers")

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.tools.record.naming import CallNames
-from lightning_core.tools.record.recording import Recording, start_recording
+from lightning_core.tools.record.recording import CallRecording, start_recording
 
 VARIABLE = "LIGHTNING_RECORD"
 STARTUP = Path(__file__).parent / "startup"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramSettings:
+class RecordedProgram:
     """How to record a program."""
 
     folder: str
@@ -34,7 +34,7 @@ class ProgramSettings:
     names: CallNames
 
 
-def environment_for(settings: ProgramSettings, environment: Mapping[str, str]) -> dict[str, str]:
+def environment_for(settings: RecordedProgram, environment: Mapping[str, str]) -> dict[str, str]:
     """``environment`` with the variables that start the recording in this process's successor, and in its children."""
     values = {**asdict(settings), "process": None, "session": secrets.token_hex(4)}
     names = {"selectors": sorted(settings.names.selectors), "rules": list(settings.names.rules)}
@@ -55,7 +55,7 @@ def start_program() -> None:
     recording.on_finish = lambda finished: _report(finished, values["process"], values["session"])
 
 
-def _report(recording: Recording, process: int, session: str) -> None:
+def _report(recording: CallRecording, process: int, session: str) -> None:
     """Print the counts of all processes, or leave those of a child process for its parent."""
     if os.getpid() != process:
         if any(recording.counts.as_dict().values()):

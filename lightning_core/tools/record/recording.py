@@ -27,7 +27,7 @@ from lightning_core.propagation.providers import host_of
 from lightning_core.propagation.shapes import Body, Compressed, Unseen, find_route
 from lightning_core.propagation.threads import install_threads
 from lightning_core.tools.record.background import BackgroundWork
-from lightning_core.tools.record.clients import Request, install_observers
+from lightning_core.tools.record.clients import ClientRequest, install_observers
 from lightning_core.tools.record.counts import (
     FAILED,
     QUEUE_FULL,
@@ -53,11 +53,11 @@ _CLOSE_SECONDS = 5.0
 _NO_CALLS = ("/count_tokens", "/input_tokens", "/compact", ":countTokens")
 _SPAN_BYTES = 1000
 
-_active: Recording | None = None
+_active: CallRecording | None = None
 _lock = threading.Lock()
 
 
-class Recording:
+class CallRecording:
     """The recording of this process, from `record` to `close`. A context manager, which closes it."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Recording:
         self.folder = folder
         self.counts = RecordCounts()
         """The calls that were recorded and left out so far."""
-        self.on_finish: Callable[[Recording], None] = lambda _: logger.info("%s", self.summary)
+        self.on_finish: Callable[[CallRecording], None] = lambda _: logger.info("%s", self.summary)
         """Called when everything is written."""
         self._share = share
         self._make_pipeline = partial(_make_pipeline, folder, share, redact, max_mb, names)
@@ -145,8 +145,8 @@ class Recording:
 
     # What the program's threads call. Nothing here raises.
 
-    def observe(self, read: Callable[[], Request]) -> ObservedCall | None:
-        """See `Observer`."""
+    def observe(self, read: Callable[[], ClientRequest]) -> ObservedCall | None:
+        """See `CallObserver`."""
         if self._closed or is_sending():
             return None
         try:
@@ -156,14 +156,14 @@ class Recording:
             return None
 
     def guard(self, note: Callable[[], None]) -> None:
-        """See `Observer`."""
+        """See `CallObserver`."""
         try:
             note()
         except Exception as error:  # noqa: BLE001
             self.counts.leave_out(FAILED, error=error)
 
     def miss(self, call: ObservedCall) -> None:
-        """See `Observer`."""
+        """See `CallObserver`."""
         if call.is_kept:
             self.counts.leave_out(UNREAD_RESPONSE)
 
@@ -235,18 +235,18 @@ def record(
     redact: Redaction | str | None = None,
     max_mb: float | None = MAX_MB,
     config: str | Path | None = None,
-) -> Recording:
+) -> CallRecording:
     """Record the model calls of this process, which go to their providers unchanged, as traces in ``folder``.
 
-    Returns at once; the recording ends with `Recording.close`, with the body of ``with record(…):``, or with the program. One trace for
-    each outermost marked function, run of a framework or current OpenTelemetry trace; calls outside these have one for each conversation.
+    Returns at once; the recording ends with `CallRecording.close`, with the body of ``with record(…):``, or with the program. There is one
+    trace for each outermost marked function, run of a framework or OpenTelemetry trace; other calls have one for each conversation.
     ``share``: of the traces, from 0 to 1. ``redact``: gets each call as a dictionary with the keys ``agent``, ``model``, ``host``,
     ``messages``, ``tools``, ``response`` and ``error``, and returns the one to record, or None to leave the call out; a function, or its
     name as ``module:function``. ``max_mb``: of all files in the folder, in MB; further calls are left out. ``config``: a configuration
     with names for calls, under ``agents``.
 
-    What goes wrong is counted in `Recording.counts`, and does not reach the program. Raises `ConfigError` for wrong arguments, and if this
-    process is recorded already.
+    What goes wrong is counted in `CallRecording.counts`, and does not reach the program. Raises `ConfigError` for wrong arguments, and
+    if this process is recorded already.
     """
     if not 0 <= share <= 1:
         raise ConfigError(f"share is {share!r}; expected a number from 0 to 1, such as 0.1")
@@ -259,10 +259,10 @@ def record(
 
 def start_recording(
     folder: str | Path, *, share: float, redact: Redaction | str | None, max_mb: float | None, names: CallNames
-) -> Recording:
+) -> CallRecording:
     """`record` with checked arguments."""
     global _active
-    recording = Recording(Path(folder).absolute(), share=share, redact=redact, max_mb=max_mb, names=names)
+    recording = CallRecording(Path(folder).absolute(), share=share, redact=redact, max_mb=max_mb, names=names)
     with _lock:
         if _active is not None:
             raise ConfigError(
@@ -281,9 +281,10 @@ def _restart_after_fork() -> None:
         _active.restart()
 
 
-def _finish_workers(recording: Recording, module: Any) -> None:
+def _finish_workers(recording: CallRecording, module: Any) -> None:
     """Finish when a worker of multiprocessing ends, which runs no functions of `atexit`."""
     module.register_after_fork(recording, lambda known: module.Finalize(None, known.finish, exitpriority=-100))
 
 
-os.register_at_fork(after_in_child=_restart_after_fork)
+if hasattr(os, "register_at_fork"):  # POSIX
+    os.register_at_fork(after_in_child=_restart_after_fork)

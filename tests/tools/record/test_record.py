@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import anthropic
@@ -307,7 +307,7 @@ def test_calls_of_rollouts_and_outside_are_not_recorded(url: str, tmp_path: Path
     assert read(tmp_path) == []
 
 
-def test_feedback_and_names_from_a_configuration(url: str, tmp_path: Path):
+def test_feedback_and_names_from_a_configuration(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "lightning.yaml").write_text(
         "policy: {model: any}\nagents: {train: [seller], named: [{name: seller, contains: You sell}]}", encoding="utf-8"
     )
@@ -325,6 +325,8 @@ def test_feedback_and_names_from_a_configuration(url: str, tmp_path: Path):
     assert [m["content"] for m in second_call.messages] == ["hi", "hello", "more"]
     rewards = [r for trace in read(tmp_path / "traces") for r in trace.rewards]
     assert [(r.value, r.call) for r in rewards] == [(1.0, first_call.id)]
+    assert main(["trace", str(tmp_path / "traces")]) == 0
+    assert "seller" in capsys.readouterr().out
     chosen = read_examples([tmp_path / "traces"], Selection(), recording.counts.left_out)
     assert len(chosen) == len(read(tmp_path / "traces"))
 
@@ -336,7 +338,7 @@ def test_a_process_is_recorded_once_at_a_time(tmp_path: Path):
         record(tmp_path, share=2)
 
 
-def test_responses_beyond_the_limit_are_passed_on_and_left_out(
+def test_responses_beyond_the_limit_reach_the_app_and_are_left_out(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("lightning_core.tools.record.observed.MOST_BYTES", 100)
@@ -364,3 +366,26 @@ def test_served_calls_are_recorded_by_conversation_and_old_files_deleted(tmp_pat
     traces = read(tmp_path)
     assert [[len(call.messages) for call in trace.calls] for trace in traces] == [[1, 3], [1]]
     assert [call.agent for trace in traces for call in trace.calls] == [None, "a", None]
+
+
+def test_a_run_of_a_graph_and_one_of_the_agents_sdk_are_one_trace_each(server: RecordingServer, tmp_path: Path):
+    from agents import Agent, OpenAIChatCompletionsModel, RunConfig, Runner
+    from langchain_openai import ChatOpenAI
+    from langgraph.graph import END, START, StateGraph
+
+    model = ChatOpenAI(base_url=server.url, api_key="k", model="m")  # pyright: ignore
+    graph: Any = StateGraph(cast("Any", dict))
+    graph.add_node("first", lambda state: {"text": model.invoke("hi").content})
+    graph.add_node("second", lambda state: {"text": model.invoke("more").content})
+    for edge in ((START, "first"), ("first", "second"), ("second", END)):
+        graph.add_edge(*edge)
+
+    async def run_both() -> None:
+        await graph.compile().ainvoke({"text": ""})
+        client = openai.AsyncOpenAI(base_url=server.url, api_key="k")
+        agent = Agent(name="helper", model=OpenAIChatCompletionsModel(model="m", openai_client=client))
+        await Runner.run(agent, "hi", run_config=RunConfig(tracing_disabled=True))
+
+    with record(tmp_path):
+        asyncio.run(run_both())
+    assert [[call.agent for call in trace.calls] for trace in read(tmp_path)] == [["first", "second"], ["helper"]]
