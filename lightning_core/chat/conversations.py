@@ -156,12 +156,17 @@ class Conversations:
         if response.turn is not None:
             self.sampled.add(response.conversation, self.rollout)
 
-    def explain(self, agent: str | None, prompt: RenderedPrompt) -> str:
-        """The reason ``prompt``, which has responses, continues no conversation of ``agent``."""
+    def explain(self, agent: str | None, prompt: RenderedPrompt, *, demonstrations: int = 0) -> str:
+        """The reason ``prompt``, which has responses, continues no conversation of ``agent``.
+
+        ``demonstrations``: the number of messages after the system prompt that the endpoint added, from wherever they are.
+        """
         messages = _messages_of(prompt)
         responses, latest = _responses(messages), self._latest.get(agent, ())
         own = {shown for c in latest for shown in c.responses()}
-        if not any(with_calls(messages[i]) in own for i in responses) and (found := self._from_others(agent, prompt)):
+        if not any(with_calls(messages[i]) in own for i in responses) and (
+            found := self._from_others(agent, prompt, demonstrations)
+        ):
             return found
         earlier = [c for c in reversed(latest) if len(responses) > c.given]
         if earlier:
@@ -169,7 +174,7 @@ class Conversations:
         first = responses[0]
         return _reason("examples", f"message {first} (assistant) was not sampled in this rollout", messages[first])
 
-    def explain_branch(self, agent: str | None, prompt: RenderedPrompt) -> str | None:
+    def explain_branch(self, agent: str | None, prompt: RenderedPrompt, *, demonstrations: int = 0) -> str | None:
         """The reason ``prompt``, which continues recorded tokens, does not continue later ones of ``agent``; None if it needs none.
 
         It needs one if it has a later response that differs from what was sampled there, and is not another agent's.
@@ -183,21 +188,23 @@ class Conversations:
             if given and c.end is not path[recorded] and path[recorded] in c.end.path()
         ]
         messages = _messages_of(prompt)
-        if not longer or self._from_others(agent, prompt):
+        if not longer or self._from_others(agent, prompt, demonstrations):
             return None
         return _change(max(longer, key=lambda c: _common(c.messages, messages)), messages, prompt.tools)
 
-    def _from_others(self, agent: str | None, prompt: RenderedPrompt) -> str | None:
+    def _from_others(self, agent: str | None, prompt: RenderedPrompt, demonstrations: int) -> str | None:
         """The reason ``prompt`` has a response of another agent or of another rollout; None if it has none."""
         messages = _messages_of(prompt)
         latest = tuple(self._latest.items())  # other threads add agents
         others = {shown: a for a, cs in latest if a != agent for c in cs for shown in c.responses()}
-        for i in _responses(messages):
+        start = next((i for i, m in enumerate(messages) if m["role"] != "system"), 0) + demonstrations
+        responses = [i for i in _responses(messages) if i >= start]
+        for i in responses:
             if (shown := with_calls(messages[i])) in others:
                 who = "an agent without a name" if others[shown] is None else f"agent {others[shown]!r}"
                 return _reason("handoff", f"message {i} (assistant) is a response of {who}", messages[i])
         path = prompt.place.path()[len(prompt.messages) - len(messages) :] if prompt.place else []
-        for i in _responses(messages):
+        for i in responses:
             if self.sampled.is_from_another(path[i].conversation, self.rollout):
                 return _reason("leaked", f"message {i} (assistant) was sampled in another rollout", messages[i])
         return None

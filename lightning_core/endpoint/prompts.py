@@ -48,10 +48,15 @@ def render_prompts(
         variables=request.template_variables,
         kept=kept,
     )
+    added = session.routing.prompts.find(agent)
+    demonstrations = 0 if added is None else len(added.insertion.messages)
     if prompt.context == "new" and prompt.reason is not None:
-        prompt = replace(prompt, reason=session.prompts.explain(agent, prompt))
+        prompt = replace(prompt, reason=session.prompts.explain(agent, prompt, demonstrations=demonstrations))
         _warn_of_leak(session, agent, prompt)
-    elif prompt.tail is not None and (reason := session.prompts.explain_branch(agent, prompt)) is not None:
+    elif (
+        prompt.tail is not None
+        and (reason := session.prompts.explain_branch(agent, prompt, demonstrations=demonstrations)) is not None
+    ):
         prompt = replace(prompt, context="forked", reason=reason)
     return [prompt]
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import anthropic
@@ -182,6 +183,24 @@ def test_an_agent_without_a_system_prompt_gets_one() -> None:
             model="any", messages=[{"role": "user", "content": "And now?"}]
         )
     assert seen(run)[0] == ("system", "Answer with SQL only.")
+
+
+def test_a_demonstration_that_another_rollout_sampled_is_no_leak() -> None:
+    shown = [[{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "One."}]]
+    prompts = AgentPrompts({"writer": make_prompt("writer", demonstrations=shown)})
+    reasons: list[str] = []
+    with serve(lambda prompt: "One.") as endpoint:
+        for routing, said in (
+            (replace(ROUTING, prompts=AgentPrompts()), ["How many?"]),
+            (replace(ROUTING, prompts=prompts), ["And now?"]),
+            (replace(ROUTING, prompts=AgentPrompts()), ["How many?", "One.", "And now?"]),
+        ):
+            with headers_of(endpoint, routing) as (run, key, headers):
+                messages: Any = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+                client = openai.OpenAI(base_url=endpoint.url, api_key=key, default_headers=headers, max_retries=0)
+                client.chat.completions.create(model="any", messages=messages)
+            reasons.append((run.trace.calls[0].context_reason or "").partition(":")[0])
+    assert reasons == ["", "examples", "leaked"]
 
 
 def test_counted_tokens_include_the_prompt() -> None:

@@ -140,6 +140,11 @@ def _show(found: FoundPrompts) -> None:
     for line in found.methods:
         say(line)
     left_out = f", {found.left_out} left out" if found.left_out else ""
+    if found.refused:
+        say(
+            f"{plural(found.refused, 'rollout')} had a refused request and counted as 0: with long demonstrations the context may be full; "
+            "raise policy.max_context, or lower --demonstrations"
+        )
     reflections = f", {plural(found.reflections, 'reflection')}" if found.reflections else ""
     say(f"{plural(found.rollouts, 'rollout')} of training tasks{left_out}{reflections}")
     if found.held_out is None:

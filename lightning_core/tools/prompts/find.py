@@ -45,6 +45,8 @@ class FoundPrompts:
     """Number of rollouts of training tasks."""
     left_out: int
     """Number of rollouts that were left out of the means."""
+    refused: int = 0
+    """Number of rollouts with a refused request, which count as 0; with a long prompt, the context may be full."""
     reflections: int = 0
     """Number of responses of the reflection model."""
 
@@ -125,6 +127,7 @@ def find_prompts(
         held_out=held_out,
         rollouts=search.spent,
         left_out=search.left_out,
+        refused=search.refused,
         reflections=0 if reflection is None else reflection.calls,
     )
 

@@ -24,6 +24,10 @@ AgentSections = Mapping[str, PromptSection]
 """Prompts by agent, as under ``prompts`` in a configuration."""
 
 
+_BY_PROMPT = ("overflow", "refused")
+"""The statuses of rollouts that a training run leaves out, but that a prompt may have caused."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSplit:
     """The training tasks of a search: `collected` for rollouts to learn from, `validation` to compare candidates."""
@@ -61,6 +65,8 @@ class PromptSearch:
     """The number of rollouts of training tasks so far."""
     left_out: int = 0
     """The number of rollouts that ended for a reason outside the agent, or with an invalid reward."""
+    refused: int = 0
+    """The number of rollouts with a refused request, such as a prompt that filled the context; they count as 0."""
     steps: int = 0
     """The number of evaluations so far."""
     _known: dict[tuple[str, str], Rollout] = field(default_factory=dict[tuple[str, str], Rollout])
@@ -99,9 +105,12 @@ class PromptSearch:
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         if self.steps == 0:
             collector.check(groups, measured=True)  # names, once
-        check_finished(rollouts, [group.error or "" for group in groups for _ in range(group.lost)])
+        if not all(r.status in _BY_PROMPT for r in rollouts) or any(group.lost for group in groups):
+            check_finished(rollouts, [group.error or "" for group in groups for _ in range(group.lost)])
         self.steps += 1
-        self.left_out += sum(group.lost for group in groups) + sum(r.status in LEFT_OUT for r in rollouts)
+        self.refused += sum(r.status in _BY_PROMPT for r in rollouts)
+        self.left_out += sum(group.lost for group in groups)
+        self.left_out += sum(r.status in LEFT_OUT and r.status not in _BY_PROMPT for r in rollouts)
         return rollouts
 
     def agents(self, rollouts: Sequence[Rollout]) -> dict[str, str]:
@@ -126,10 +135,15 @@ async def _roll_out(collector: Collector, tasks: Sequence[Task], step: int) -> l
 
 
 def rewards_of(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
-    """The rewards of ``rollouts`` by task, without those that were left out."""
+    """The rewards of ``rollouts`` by task, without those that were left out. One with a refused request counts as 0.
+
+    A long prompt can fill the context.
+    """
     rewards: dict[str, list[float]] = {}
     for rollout in rollouts:
-        if rollout.status not in LEFT_OUT:
+        if rollout.status in _BY_PROMPT:
+            rewards.setdefault(rollout.job.task_id, []).append(0.0)
+        elif rollout.status not in LEFT_OUT:
             rewards.setdefault(rollout.job.task_id, []).append(rollout.reward)
     return rewards
 
