@@ -27,6 +27,11 @@ ADDED = {
     },
 }
 """Path in the repository → page of the site, for pages outside docs/."""
+_BOOSTS = {
+    **dict.fromkeys(("guides/", "quickstart.md", "faq.md", "troubleshooting.md"), 2.0),
+    **dict.fromkeys(("decisions/", "changelog.md", "pages.md", "benchmarks.md", "evidence.md"), 0.5),
+}
+"""The search's factor by the start of a page's path: guides come before records of how something was decided or measured."""
 _SOURCES = {page: source for source, page in ADDED.items()}
 _LINK = re.compile(r"(\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 _FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -41,6 +46,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    boost = next((boost for start, boost in _BOOSTS.items() if page.file.src_uri.startswith(start)), None)
+    if boost is not None:
+        page.meta["search"] = {"boost": boost}
     parts, end = list[str](), 0
     source = _SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     pages = {f"docs/{file.src_uri}": file.src_uri for file in files} | ADDED
@@ -52,10 +60,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "pages.md").read_text(encoding="utf-8")
+    introduction = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").split("\n\n")[1]
     contents = dict(re.findall(r"^\| \[[^\]]*\]\(([^)]*)\) \| (.*) \|$", text, re.MULTILINE))
     raw = str(config.repo_url).replace("github.com", "raw.githubusercontent.com") + "/main"
-    lines = [f"# {config.site_name}", f"> {config.site_description}", text.split("\n\n")[1]]
+    lines = [f"# {config.site_name}", f"> {config.site_description}", introduction]
     for section in config.nav or []:
         ((title, entries),) = section.items()
         lines += [f"## {title}"] if isinstance(entries, list) else []
