@@ -70,7 +70,9 @@ def reference() -> dict[str, str]:
         page = f"configuration/{re.findall(r'[a-z]+', heading)[0]}.md"
         content = "\n".join(re.sub("^### ", "## ", line) for line in lines[start + 1 : end])
         pages[page] = _linked(f"{heading[1:]}\n\n{_GENERATED}\n\n{description}\n{content}\n", "../")
-        overview.append("\n".join([heading, "", description, *_links(page, re.findall("^## (.*)", content, re.MULTILINE))]))
+        overview.append(
+            "\n".join([heading, "", description, *_links(page, re.findall("^## (.*)", content, re.MULTILINE))])
+        )
     return {"configuration.md": _linked("\n".join(overview), ""), **pages}
 
 

@@ -28,8 +28,8 @@ ADDED = {
 }
 """Path in the repository → page of the site, for pages outside docs/."""
 _BOOSTS = {
-    **dict.fromkeys(("guides/", "quickstart.md", "faq.md", "troubleshooting.md"), 2.0),
-    **dict.fromkeys(("decisions/", "changelog.md", "pages.md", "benchmarks.md", "evidence.md"), 0.5),
+    **dict.fromkeys(("guides/", "quickstart.md", "faq.md", "troubleshooting.md"), 4.0),
+    **dict.fromkeys(("decisions/", "changelog.md", "pages.md", "benchmarks.md", "evidence.md"), 0.1),
 }
 """The search's factor by the start of a page's path: guides come before records of how something was decided or measured."""
 _SOURCES = {page: source for source, page in ADDED.items()}

@@ -52,7 +52,9 @@ class RunStatus:
         """The result in one sentence; before the run is finished, its progress."""
         if self.run.summary is not None:
             return headline(self.run.summary)
-        steps = f"{self.run.steps:,}" if self.run.total_steps is None else f"{self.run.steps:,} of {self.run.total_steps:,}"
+        steps = (
+            f"{self.run.steps:,}" if self.run.total_steps is None else f"{self.run.steps:,} of {self.run.total_steps:,}"
+        )
         sentence = f"{self.run.state.capitalize()} after step {steps}"
         means = [f"{estimate.mean:.3f}" for estimate in self.held_out.values()]
         if means:

@@ -312,7 +312,9 @@ def test_an_improvement_of_form_is_named(tmp_path: Path) -> None:
     found = replace(summary(0, 1), constant_answer=constant)
     make_run(tmp_path / "run", metrics=[{"reward": 0.5}], rollouts=[rollout(1)], summary=found)
     text = visitor(tmp_path).get("/runs/run").text
-    assert re.search(r'class="result warn">Improvement of form only: .*not shown to beat the best constant answer, 1.000', text)
+    assert re.search(
+        r'class="result warn">Improvement of form only: .*not shown to beat the best constant answer, 1.000', text
+    )
 
 
 def test_a_run_of_the_previous_version_is_shown(tmp_path: Path) -> None:
