@@ -358,3 +358,18 @@ def test_silent_progress_and_the_choice(capsys: pytest.CaptureFixture[str]) -> N
     drive(SilentProgress(), [0.0])
     assert isinstance(show_progress(io.StringIO()), PlainProgress)
     assert capsys.readouterr().out == ""
+
+
+def test_preparations_are_shown_and_are_no_part_of_a_step() -> None:
+    tick, stream = [0.0], io.StringIO()
+    progress = PlainProgress(stream, clock=lambda: tick[0])
+    progress.phase("loading the model")
+    tick[0] += 100
+    progress.phase("train", 1)
+    tick[0] += 1
+    progress.step(1, 2, {})
+    assert stream.getvalue() == "loading the model\nstep 1/2  1s left\n"
+    live = LiveProgress(Console(file=stream, force_terminal=True, width=80))
+    live.phase("loading the model")
+    live.close()
+    assert "0/?" not in stream.getvalue()
