@@ -1,13 +1,14 @@
-"""Generates docs/configuration.md from the types.
+"""Generates docs/configuration.md and a page for each section, in docs/configuration, from the types.
 
-Run ``python -m docs._generate.configuration > docs/configuration.md``.
+Run ``python -m docs._generate.configuration``.
 """
 
 from __future__ import annotations
 
-import sys
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -23,10 +24,11 @@ from lightning_core.config.source import to_yaml
 from lightning_core.config.types import CallableName
 from lightning_core.credit import LOSSES, REWARD_RULES
 
+_GENERATED = "<!-- Generated: python -m docs._generate.configuration -->"
 _INTRODUCTION = """\
 # Configuration
 
-<!-- Generated: python -m docs._generate.configuration > docs/configuration.md -->
+<!-- Generated: python -m docs._generate.configuration -->
 
 One YAML file describes a run. On the command line, `key.sub=value` overrides a key; the value is
 parsed as YAML:
@@ -54,9 +56,38 @@ policy: {model: smollm2-135m-instruct}
 """
 
 
-def reference() -> str:
-    """The page docs/configuration.md."""
-    return "\n".join([_INTRODUCTION, *_section("", Config)]) + "\n"
+DOCS = Path(__file__).parents[1]
+
+
+def reference() -> dict[str, str]:
+    """The pages, by their path in docs/."""
+    lines = list(_section("", Config))
+    starts = [n for n, line in enumerate(lines) if line.startswith("## ")]
+    pages: dict[str, str] = {}
+    overview = [_INTRODUCTION, *lines[: starts[0]]]
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        heading, _, description = lines[start].partition("\n\n")
+        page = f"configuration/{re.findall(r'[a-z]+', heading)[0]}.md"
+        content = "\n".join(re.sub("^### ", "## ", line) for line in lines[start + 1 : end])
+        pages[page] = _linked(f"{heading[1:]}\n\n{_GENERATED}\n\n{description}\n{content}\n", "../")
+        overview.append(
+            "\n".join([heading, "", description, *_links(page, re.findall("^## (.*)", content, re.MULTILINE))])
+        )
+    return {"configuration.md": _linked("\n".join(overview), ""), **pages}
+
+
+def _linked(text: str, root: str) -> str:
+    """``text`` with links to the pages that it names by their path in the repository."""
+    return re.sub(r"(?<![`/])docs/([\w/-]+)\.md", rf"[\1]({root}\1.md)", text)
+
+
+def _links(page: str, inner: list[str]) -> Iterator[str]:
+    """The link to the page of a section, and one to each section in it, with the anchor that it would have on this page."""
+    yield f"[All keys]({page})"
+    for name in inner:
+        anchor = re.sub(r"[^\w\- ]", "", name).lower().replace(" ", "-")
+        yield f'· <a id="{anchor}"></a>[{name}]({page}#{anchor})'
+    yield ""
 
 
 def _section(prefix: str, model: type[BaseModel]) -> Iterator[str]:
@@ -200,4 +231,6 @@ def _one_line(text: str | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(reference())
+    for path, text in reference().items():
+        (DOCS / path).parent.mkdir(exist_ok=True)
+        (DOCS / path).write_text(text, encoding="utf-8")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+sys.path.append(str(Path(__file__).parents[2]))  # mkdocs imports a hook as a file of its own
+from docs._generate.messages import messages_page
 
 ROOT = Path(__file__).parents[2]
 ADDED = {
@@ -27,6 +31,12 @@ ADDED = {
     },
 }
 """Path in the repository → page of the site, for pages outside docs/."""
+_BOOSTS = {
+    **dict.fromkeys(("guides/", "quickstart.md", "faq.md", "troubleshooting.md"), 4.0),
+    "messages.md": 0.5,
+    **dict.fromkeys(("decisions/", "changelog.md", "pages.md", "benchmarks.md", "evidence.md"), 0.1),
+}
+"""The search's factor by the start of a page's path: guides come before records of how something was decided or measured."""
 _SOURCES = {page: source for source, page in ADDED.items()}
 _LINK = re.compile(r"(\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 _FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -37,10 +47,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         file = File.generated(config, page, abs_src_path=str(ROOT / source))
         file.edit_uri = f"../{source}"
         files.append(file)
+    messages = File.generated(config, "messages.md", content=messages_page())
+    messages.edit_uri = None
+    files.append(messages)
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    boost = next((boost for start, boost in _BOOSTS.items() if page.file.src_uri.startswith(start)), None)
+    if boost is not None:
+        page.meta["search"] = {"boost": boost}
     parts, end = list[str](), 0
     source = _SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     pages = {f"docs/{file.src_uri}": file.src_uri for file in files} | ADDED
@@ -52,15 +68,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "pages.md").read_text(encoding="utf-8")
+    introduction = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").split("\n\n")[1]
     contents = dict(re.findall(r"^\| \[[^\]]*\]\(([^)]*)\) \| (.*) \|$", text, re.MULTILINE))
     raw = str(config.repo_url).replace("github.com", "raw.githubusercontent.com") + "/main"
-    lines = [f"# {config.site_name}", f"> {config.site_description}", text.split("\n\n")[1]]
+    lines = [f"# {config.site_name}", f"> {config.site_description}", introduction]
     for section in config.nav or []:
         ((title, entries),) = section.items()
         lines += [f"## {title}"] if isinstance(entries, list) else []
         for name, page in _nav_pages(entries):
             source = _SOURCES.get(page, f"docs/{page}")
+            if not (ROOT / source).is_file():  # written for the site only
+                continue
             described = contents.get(page) or contents.get(posixpath.relpath(source, "docs"))
             lines.append(f"- [{name}]({raw}/{source})" + (f": {described}" if described else ""))
     text = re.sub(r"(\n- .*)\n(?=\n- )", r"\1", "\n\n".join(lines))

@@ -128,7 +128,7 @@ def _problems(model: type[BaseModel], details: ErrorDetails, source: Source) -> 
     if details["type"] in ("extra_forbidden", "invalid_key"):
         section = _section_at(model, path[:-1])
         known = list(section.model_fields) if section else []
-        meant = did_you_mean(str(path[-1]), known)
+        meant = did_you_mean(str(path[-1]), known) or _elsewhere(model, str(path[-1]))
         text = f"unknown key; {meant and f'{meant} '}expected one of {', '.join(known)}"
     elif details["type"] == "missing":
         text = "missing, but required"
@@ -140,6 +140,13 @@ def _problems(model: type[BaseModel], details: ErrorDetails, source: Source) -> 
     if colon and value and details["input"] is None:
         text += f"; write a space after the colon: {name}: {value}"
     yield Problem(source.place(path), path, text)
+
+
+def _elsewhere(model: type[BaseModel], key: str) -> str:
+    """``did you mean 'trainer.steps'?`` for a key of other sections of ``model``; empty if none has it."""
+    sections = ((name, _section_at(model, (name,))) for name in model.model_fields)
+    having = [f"{name}.{key}" for name, section in sections if section and key in section.model_fields]
+    return f"did you mean {' or '.join(map(repr, having))}?" if having else ""
 
 
 def _path(details: ErrorDetails) -> KeyPath:

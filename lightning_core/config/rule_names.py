@@ -29,13 +29,25 @@ class NameOf:
 
     def __call__(self, text: str) -> str:
         if text not in self.registry and not is_callable_name(text):
-            meant, known = did_you_mean(text, self.registry), ", ".join(map(repr, self.registry))
+            meant, known = _key_of(text) or did_you_mean(text, self.registry), ", ".join(map(repr, self.registry))
             raise PydanticCustomError(
                 INVALID_VALUE,
                 "expected {known}, or 'module:callable'{hint}",
                 {"known": known, "hint": meant and f"; {meant}"},
             )
         return text
+
+
+def _key_of(name: str) -> str:
+    """``'grpo' is a value of credit.advantage`` for the name of a rule; empty for any other."""
+    registries: Mapping[str, Registry[Any]] = {
+        "credit.rewards": REWARD_RULES,
+        "credit.advantage": ADVANTAGE_RULES,
+        "credit.group_by": GROUP_KEYS,
+        "algorithm.loss": LOSSES,
+    }
+    keys = [key for key, registry in registries.items() if name in registry]
+    return f"{name!r} is a value of {' and '.join(keys)}" if keys else ""
 
 
 RewardRuleName = Annotated[str, AfterValidator(NameOf(REWARD_RULES))]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.progress import Progress as RichBars
 from rich.text import Text
 
@@ -45,6 +45,8 @@ _SURE = 0.1
 """The share of a phase that must be done: the first rollouts end late, and the first ends of many together."""
 _LINE_EVERY = 20.0
 """Seconds between lines about a phase."""
+_PREPARATIONS = ("loading", "starting")
+"""First words of the phases before the first step, which can take minutes."""
 
 
 class SilentProgress:
@@ -81,9 +83,10 @@ class Pace:
         """Units of the running phase; a total of 0 is unknown."""
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """End the running phase and start the phase ``name`` of ``total`` units. Evaluations do not count towards a step."""
+        """End the running phase and start the phase ``name`` of ``total`` units. Evaluations and preparations do not count
+        towards a step."""
         self._end_phase()
-        self._in_step = not name.startswith("eval")
+        self._in_step = not name.startswith(("eval", *_PREPARATIONS))
         self.done, self.total = 0, total or 0
 
     def _end_phase(self) -> None:
@@ -158,6 +161,8 @@ class PlainProgress:
         self._pace.phase(name, total)
         self._name = name
         self._line_at = self._clock() + _LINE_EVERY
+        if name.startswith(_PREPARATIONS):
+            self.message(name)
 
     def advance(self, n: int = 1, tokens: int = 0) -> None:
         self._pace.advance(n, tokens)
@@ -175,6 +180,16 @@ class PlainProgress:
     def close(self) -> None: ...
 
 
+class _DoneColumn(MofNCompleteColumn):
+    """Units that are done, ``3/16``; of a phase whose units are not known, the time that it has taken."""
+
+    def render(self, task: Task) -> Text:
+        """See `MofNCompleteColumn`."""
+        if task.total is None:
+            return Text(format_seconds(task.elapsed or 0.0), style="progress.download")
+        return super().render(task)
+
+
 class LiveProgress:
     """A live display of the step, its reward and the time left, and of the current phase."""
 
@@ -184,7 +199,7 @@ class LiveProgress:
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
+            _DoneColumn(),
             TextColumn("{task.fields[note]}"),
             console=console,
             transient=True,

@@ -11,6 +11,9 @@ from lightning_core.errors import Repeats, explain, shorten, visible
 
 DEBUG_VARIABLE = "LIGHTNING_DEBUG"
 
+_FORMAT = "%(levelname)s %(name)s: %(message)s"
+_OWN = re.compile(r"^([A-Z]+) lightning_[\w.]+(?=: )")
+"""The level of a message of Lightning, and its logger, which is shown with `DEBUG_VARIABLE` only."""
 _MOST_LINES = 30
 _LAST_LINES = 10
 _MOST_CHARACTERS = 2_000
@@ -32,7 +35,7 @@ def configure_logging(level: int = logging.WARNING) -> None:
     handler = logging.StreamHandler()
     handler.addFilter(FirstOfEach())
     formatter = FoldingFormatter if DEBUG_VARIABLE in os.environ else _PlainFormatter
-    handler.setFormatter(formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(formatter(_FORMAT))
     logging.basicConfig(level=level, handlers=[handler])
 
 
@@ -79,7 +82,11 @@ class FoldingFormatter(logging.Formatter):
 
 
 class _PlainFormatter(FoldingFormatter):
-    """Shows the user's code and the message in place of a traceback."""
+    """Shows the user's code and the message in place of a traceback, and Lightning's own messages without their logger."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The text to print."""
+        return _OWN.sub(r"\1", super().format(record))
 
     def formatException(self, ei: Any) -> str:
         """The lines to print."""

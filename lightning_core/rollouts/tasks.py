@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,8 @@ from lightning_core.errors import ConfigError, describe
 from lightning_core.records.failures import need_path
 from lightning_core.rollouts.attempt import Task
 
+_MOST_YIELDED = 1_000_000
+"""Most tasks of a generator without a limit; training picks from all tasks, so it must end."""
 logger = logging.getLogger(__name__)
 
 
@@ -35,7 +37,15 @@ def load_tasks(source: TaskSource | str, *, key: str = "tasks") -> list[Task]:
             found = function(**source.args)
             if isinstance(found, (str, bytes, Mapping)) or not isinstance(found, Iterable):
                 raise ConfigError(f"{key}: {source.source} returned {type(found).__name__}, expected a list of tasks")
-            listed = list(islice(found, source.limit))
+            listed = list(
+                islice(
+                    found, source.limit if source.limit is not None or isinstance(found, Sized) else _MOST_YIELDED + 1
+                )
+            )
+            if source.limit is None and len(listed) > _MOST_YIELDED and not isinstance(found, Sized):
+                raise ConfigError(
+                    f"{key}: {source.source} yields more than {_MOST_YIELDED:,} tasks, and may never end; set {key}.limit, or end it"
+                )
         items = ((f"{source.source}, task {index}", item) for index, item in enumerate(listed))
     else:
         items = _read(Path(source.source), key)

@@ -63,6 +63,7 @@ def open_run(
     with ExitStack() as stack:
         stack.enter_context(interruptible(None if weights_only else config.run.grace_seconds))
         stack.enter_context(capturing(config))
+        observers.phase("loading the model")
         trainer = sampling_trainer(config, checkpoint) if weights_only else make_trainer(config)
         stack.callback(trainer.learner.close)
         max_context = trainer.backend.max_context
@@ -76,6 +77,7 @@ def open_run(
         steps = 0
         if checkpoint is not None:
             steps = trainer.learner.load(checkpoint, weights_only=True) if weights_only else checkpoint_step(checkpoint)
+        observers.phase("starting the agents")
         store = stack.enter_context(Store(plan.folder / "store.db"))
         local = stack.enter_context(
             open_agents(config, plan.inputs.solve, trainer.backend, trainer.chats, reward_function=plan.inputs.reward)

@@ -55,11 +55,30 @@ def test_a_chart_has_a_table_with_its_values(tab: Tab) -> None:
 
 def test_the_cursor_shows_the_values_of_its_step_in_every_chart(tab: Tab) -> None:
     page = tab.goto("/runs/bandit")
-    box = page.locator("[data-chart=loss] .u-over").bounding_box()
+    box = page.locator("[data-chart=entropy] .u-over").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + 1, box["y"] + box["height"] / 2)
-    for chart in ("loss", "entropy"):
+    for chart in ("entropy", "solved"):
         expect(page.locator(f"[data-chart={chart}] .value").first).to_have_text(re.compile("· step 1$"))
+
+
+def test_a_loss_that_is_noise_is_no_chart_until_it_is_opened(tab: Tab) -> None:
+    page = tab.goto("/runs/bandit")
+    loss = page.locator("[data-chart=loss]")
+    expect(loss).to_be_hidden()
+    page.get_by_text("No change: loss (0)").click()
+    expect(loss.locator("canvas")).to_be_visible()
+    assert violations(page) == []
+
+
+def test_the_result_and_the_sections_are_first_on_every_page_of_a_run(tab: Tab) -> None:
+    sections = ["Overview", "Rollouts", "Tasks", "Credit"]
+    for path in ("", "/rollouts", "/tasks", "/credit", "/rollouts/1"):
+        page = tab.goto(f"/runs/bandit{path}")
+        assert page.get_by_role("navigation", name="This run").get_by_role("link").all_inner_texts() == sections, path
+    page.keyboard.press("o")
+    page.wait_for_url("**/runs/bandit")
+    assert "held-out reward" in page.locator("#status > :first-child").inner_text()
 
 
 def test_other_metrics_are_drawn_when_they_are_opened(tab: Tab) -> None:

@@ -17,6 +17,15 @@ def test_the_list_of_runs_is_accessible_at_both_widths_in_both_themes(tab: Tab) 
     tab.inspect("/", "runs")
 
 
+def test_a_phone_shows_the_rewards_of_the_runs(tab: Tab) -> None:
+    page = tab.page
+    page.set_viewport_size({"width": 390, "height": 900})
+    row = tab.goto("/").locator('tr[data-run="bandit"]')
+    cells = [cell for cell in row.locator("td").all() if cell.is_visible()]
+    assert [float(cell.inner_text()) > 0 for cell in cells[-3:]] == [True] * 3, "training, held-out, improvement"
+    assert all((box := cell.bounding_box()) is not None and box["x"] + box["width"] <= 390 for cell in cells)
+
+
 def test_runs_are_selected_and_compared_with_the_keyboard_alone(tab: Tab) -> None:
     page = tab.goto("/?sort=name&ascending=1")
     expect(page.get_by_role("button", name="Compare: select at least 2 runs")).to_be_disabled()
@@ -62,7 +71,7 @@ def test_the_keys_are_listed(tab: Tab) -> None:
 def test_the_theme_is_chosen_and_kept(tab: Tab) -> None:
     page = tab.goto("/runs/bandit")
     background = "getComputedStyle(document.body).backgroundColor"
-    line = "document.querySelector('[data-chart=loss] canvas').toDataURL()"
+    line = "document.querySelector('[data-chart=entropy] canvas').toDataURL()"
     light, drawn = page.evaluate(background), page.evaluate(line)
     page.get_by_role("button", name="Switch between light and dark").click()
     dark = page.evaluate(background)

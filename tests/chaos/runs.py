@@ -26,8 +26,8 @@ from tests.tiny_model import make_tiny_model
 
 LIMIT = 300.0
 """Seconds after which a run that goes on counts as one that hangs."""
-_PROBLEMS = ("lightning-rl: ", "WARNING lightning_core", "ERROR lightning_core", "checkpoint saved")
-_LOGGED = re.compile(r"^(WARNING|ERROR) [\w.]+: ")
+_PROBLEMS = ("lightning-rl: ", "WARNING: ", "ERROR: ", "checkpoint saved")
+_LOGGED = re.compile(r"^(WARNING|ERROR): ")
 _CLI = ("-m", "lightning_core.tools.cli")
 _NOT_THEIRS = re.compile(r"seconds|per_second|memory|cpu")
 """Metrics that measure the machine."""

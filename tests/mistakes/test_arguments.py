@@ -28,6 +28,8 @@ TRAIN = ["train", "lightning.yaml"]
         ([*TRAIN, "--fast"], ["unexpected argument '--fast'", "see --help", "trainer.steps=10"]),
         ([*TRAIN, "fast"], ["unexpected argument 'fast'", "key=value"]),
         ([*TRAIN, "trainer.stepz=3"], ["override 'trainer.stepz=3'", "unknown key; did you mean 'steps'?"]),
+        ([*TRAIN, "steps=3"], ["steps: unknown key; did you mean 'trainer.steps'?"]),
+        ([*TRAIN, "credit.rewards=grpo"], ["'grpo' is a value of credit.advantage"]),
         ([*TRAIN, "steps=3"], ["override 'steps=3'", "unknown key", "trainer"]),
         ([*TRAIN, "trainer.steps="], ["override 'trainer.steps='", "found nothing (null), expected a whole number"]),
         ([*TRAIN, "trainer.steps=ten"], ["found 'ten', expected a whole number"]),

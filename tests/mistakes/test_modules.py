@@ -55,6 +55,7 @@ def endless():
         ("agent=package.relative:solve", ["no module 'package.helper' below"]),
         ("run.name=exp/one", ["found 'exp/one'", "without slashes"]),
         ("tasks.train=[train.jsonl]", ["tasks.train: found ['train.jsonl'], expected the path of one file"]),
+        ("tasks.train=callables:endless", ["yields more than 1,000,000 tasks, and may never end; set tasks.train.limit"]),
         ("agent=json:solve", ["the module 'json' has no 'solve'", "the module is", "json"]),
         ("agent=callables:answer", ["'callables:answer' is of type int, expected a callable"]),
         ("agent=callables:nothing", ["has the arguments (), but is called with the task"]),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from docs._generate.messages import messages_page
 from lightning_core.config import load_config
 from lightning_core.tools.cli.main import parse
 from lightning_core.tools.switch.plan import SwitchPlan
@@ -64,3 +65,11 @@ def test_links_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", prose):
             if not target.startswith(("http://", "https://")):
                 assert (page.parent / target).exists(), f"{name(page)} links to {target}, which does not exist"
+
+
+def test_the_page_of_messages_has_warnings_notes_and_errors_of_the_source() -> None:
+    rows = dict(re.findall(r"^\| (.*) \| (\w+) \|$", messages_page(), re.MULTILINE))
+    assert rows["the running responses exceed the … GiB planned for them: the newest of … waits, and its context may be computed "
+                "again. Lower rollouts.concurrency or trainer.cache\\_gb to avoid this"] == "warning"  # fmt: skip
+    assert rows["held-out reward after …: …"] == "note"
+    assert rows["eval.every is …, but tasks.eval is not set; set it, or remove eval.every"] == "error"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -35,6 +37,19 @@ class Column:
     """Whether the middle of long cells is left out on a terminal: a single one would pad all rows."""
 
 
+_INTERVAL = re.compile(r"(\[[-+]?[\d.]+,) (?=[-+]?[\d.]+\])")
+"""The space in ``[0.300, 0.700]``."""
+_GLUE = "\ue000"
+"""Stands for a space at which no line is broken, until lines are broken: rich breaks them at every kind of space."""
+
+
+class _Unbroken(Console):
+    """Breaks no line inside the brackets of an interval."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(_INTERVAL.sub(rf"\1{_GLUE}", text), **options)
+
+
 class _Visible:
     """Shows control characters of a renderable as escapes, so no text of an agent controls the terminal."""
 
@@ -43,7 +58,19 @@ class _Visible:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for text, style, control in console.render(self._renderable, options):
-            yield Segment(text if control else visible(text), style, control)
+            yield Segment(text if control else visible(text.replace(_GLUE, " ")), style, control)
+
+
+class FirstThatFits:
+    """The first of ``renderables`` whose longest line is not wrapped or cut; else the last one."""
+
+    def __init__(self, *renderables: RenderableType) -> None:
+        self._renderables = renderables
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        unlimited = options.update(max_width=_UNLIMITED)
+        widths = [(Measurement.get(console, unlimited, item).maximum, item) for item in self._renderables]
+        yield next((item for width, item in widths if width <= options.max_width), self._renderables[-1])
 
 
 def show(*renderables: RenderableType) -> None:
@@ -52,7 +79,7 @@ def show(*renderables: RenderableType) -> None:
     On a terminal they are fitted to its width. Otherwise lines are neither wrapped nor cut:
     ``COLUMNS`` is ignored, since ``readline`` sets it for child processes.
     """
-    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    console = _Unbroken(file=sys.stdout, highlight=False, markup=False, emoji=False)
     is_terminal = sys.stdout.isatty()
     if not is_terminal:
         console.width = _UNLIMITED

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _STYLES = {"ok": "green", "info": "", "warning": "yellow", "problem": "bold red"}
 
+_PAGE = "https://github.com/lightning-rl/lightning-rl/blob/main/docs/doctor.md"
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to ``parser``."""
@@ -80,7 +82,7 @@ def _report(findings: Iterable[Finding], *, as_json: bool) -> int:
         sections = dict.fromkeys(f.section for f in findings)
         for section in sections:
             show(Text(section, style="bold"), _table([f for f in findings if f.section == section]), "")
-        show(f"{plural(problems, 'problem')}, {plural(warnings, 'warning')}. docs/doctor.md explains each check.")
+        show(f"{plural(problems, 'problem')}, {plural(warnings, 'warning')}. Each check: {_PAGE}")
     return exits.ERROR if problems else exits.OK
 
 

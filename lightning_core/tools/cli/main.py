@@ -79,7 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands and options."""
     parser = argparse.ArgumentParser(
-        prog="lightning-rl", description="Train the model inside an LLM agent by reinforcement learning."
+        prog="lightning-rl",
+        description="Train the model inside an LLM agent by reinforcement learning.",
+        epilog="Messages name pages of the documentation, such as docs/doctor.md. They are at "
+        "https://github.com/lightning-rl/lightning-rl/tree/main/docs",
     )
     parser.set_defaults(folder=None)
     parser.add_argument("--version", action="version", version=metadata.version("lightning-rl"))

@@ -24,7 +24,8 @@ def _rate(e: EvaluationSummary, name: str) -> str:
 
 
 EVALUATION_ROWS: Sequence[tuple[str, Callable[[EvaluationSummary], str]]] = (
-    ("reward", lambda e: format_mean(e.reward, e.reward_ci95)),
+    ("reward", lambda e: f"{e.reward:.3f}"),
+    ("95% interval", lambda e: _NOTHING if e.reward_ci95 is None else "[{:.3f}, {:.3f}]".format(*e.reward_ci95)),
     ("solved tasks", lambda e: f"{e.solved} of {e.tasks}"),
     ("pass@k", lambda e: _rate(e, "at_least_one")),
     ("pass^k", lambda e: _rate(e, "all")),

@@ -13,10 +13,11 @@ from rich.text import Text
 
 from lightning_core.errors import ConfigError, RecordError, plural, shorten, visible
 from lightning_core.records.configs import config_differences
+from lightning_core.records.intervals import MIN_TASKS
 from lightning_core.records.measured import EvaluationSummary
 from lightning_core.records.prices import Prices
 from lightning_core.records.runs import RunInfo
-from lightning_core.tools.cli.console import Column, make_table
+from lightning_core.tools.cli.console import Column, FirstThatFits, make_table
 from lightning_core.tools.cli.measured import EVALUATION_ROWS
 from lightning_core.tools.cli.summary import format_estimate, format_mean
 from lightning_core.tools.runs.compare import (
@@ -32,7 +33,13 @@ _MOST_SHOWN = 400
 
 
 def make_run_table(runs: Sequence[RunInfo]) -> RenderableType:
-    """A table of ``runs``, one per line, and the names of their damaged files."""
+    """A table of ``runs``, one per line, and the names of their damaged files. A narrow terminal has no room for intervals."""
+    table = FirstThatFits(*(_run_table(runs, intervals=shown) for shown in (True, False)))
+    damaged = [visible(str(run.folder / name), lines=False) for run in runs for name in run.damaged]
+    return Group(table, "", f"damaged, or not complete: {', '.join(damaged)}") if damaged else table
+
+
+def _run_table(runs: Sequence[RunInfo], *, intervals: bool) -> RenderableType:
     columns = (
         Column("name", cut=True),
         Column("state"),
@@ -40,12 +47,10 @@ def make_run_table(runs: Sequence[RunInfo]) -> RenderableType:
         Column("model", cut=True),
         Column("steps", "right"),
         Column("reward", "right"),
-        Column("held-out before → after", cut=True),
+        Column("held-out", cut=intervals),
         Column("tags", cut=True),
     )
-    table = make_table(columns, (_run_row(run) for run in runs))
-    damaged = [visible(str(run.folder / name), lines=False) for run in runs for name in run.damaged]
-    return Group(table, "", f"damaged, or not complete: {', '.join(damaged)}") if damaged else table
+    return make_table(columns, [_run_row(run, intervals=intervals) for run in runs])
 
 
 def run_document(run: RunInfo) -> dict[str, Any]:
@@ -66,28 +71,34 @@ def run_document(run: RunInfo) -> dict[str, Any]:
 
 
 def make_comparison(runs: Sequence[RunInfo], tasks: int, prices: Prices) -> Group:
-    """Settings, last held-out evaluations and metrics of ``runs`` side by side, and the held-out rewards of each compared with the first.
+    """Held-out rewards of each run compared with the first, last evaluations, settings and metrics that differ.
 
     ``tasks``: how many of the tasks that differ most are listed. ``prices``: of models, for the costs.
     """
     labels = _labels(runs)
     parts: list[RenderableType] = []
-    differences = config_differences({label: run.config for label, run in zip(labels, runs, strict=True)})
-    settings = ([d.key, *(_value(d.values, label) for label in labels)] for d in differences)
-    parts += [
-        _table("setting", labels, settings) if differences else "all settings are equal",
-        "",
-        *_evaluation_table(labels, runs, prices),
-        _table("metric", labels, _metric_rows(runs)),
-    ]
     for label, run in zip(labels[1:], runs[1:], strict=True):
         try:
             difference = held_out_difference(runs[0].folder, run.folder)
         except (ConfigError, RecordError) as error:  # a damaged store
-            parts += ["", _line(f"held-out reward of {labels[0]} and {label}: cannot be compared: {error}")]
+            parts += [_line(f"held-out reward of {labels[0]} and {label}: cannot be compared: {error}"), ""]
         else:
-            parts += ["", *_held_out(labels[0], label, difference, tasks)]
+            parts += [*_held_out(labels[0], label, difference, tasks), ""]
+    parts += _evaluation_table(labels, runs, prices)
+    differences = config_differences({label: run.config for label, run in zip(labels, runs, strict=True)})
+    settings = ([d.key, *(_value(d.values, label) for label in labels)] for d in differences)
+    parts += [_table("setting", labels, settings) if differences else "all settings are equal", ""]
+    rows = list(_metric_rows(runs))
+    if differing := [row for row in rows if not _is_equal(row)]:
+        parts += [_table("metric", labels, iter(differing)), ""]
+    if equal := [f"{name} {value}" for name, value, *_ in filter(_is_equal, rows)]:
+        parts.append(f"metrics that are equal: {', '.join(equal)}")
     return Group(*parts)
+
+
+def _is_equal(row: Sequence[str]) -> bool:
+    """Whether the cells after the title are equal."""
+    return len(set(row[1:])) == 1
 
 
 def _evaluation_table(labels: Sequence[str], runs: Sequence[RunInfo], prices: Prices) -> Iterator[RenderableType]:
@@ -104,14 +115,16 @@ def _evaluation_table(labels: Sequence[str], runs: Sequence[RunInfo], prices: Pr
         yield from (_table("last held-out evaluation", labels, iter(shown)), "")
 
 
-def _run_row(run: RunInfo) -> Sequence[str]:
+def _run_row(run: RunInfo, *, intervals: bool) -> Sequence[str]:
     steps = str(run.steps) if run.total_steps is None else f"{run.steps}/{run.total_steps}"
     held_out = _NOTHING
     if run.summary is not None and (single := run.summary.evaluation) is not None:
-        held_out = format_mean(single.reward, single.reward_ci95, digits=2)
-    elif run.summary is not None and (evaluation := run.summary.eval) is not None:
-        before = format_mean(evaluation.eval_reward_before, evaluation.eval_ci95_before, digits=2)
-        held_out = f"{before} → {format_mean(evaluation.eval_reward_after, evaluation.eval_ci95_after, digits=2)}"
+        held_out = format_mean(single.reward, single.reward_ci95, digits=2) if intervals else f"{single.reward:.2f}"
+    elif run.summary is not None and (e := run.summary.eval) is not None:
+        held_out = f"{e.eval_reward_before:.2f} → {e.eval_reward_after:.2f}"
+        if intervals:
+            before = format_mean(e.eval_reward_before, e.eval_ci95_before, digits=2)
+            held_out = f"{before} → {format_mean(e.eval_reward_after, e.eval_ci95_after, digits=2)}"
     started = datetime.fromtimestamp(run.started).strftime("%Y-%m-%d %H:%M")
     return (
         run.name,
@@ -172,7 +185,7 @@ def _held_out(first: str, second: str, d: HeldOutDifference | None, tasks: int) 
         f"held-out reward on {plural(d.tasks, 'common task')}: {first} {d.first_reward:.3f} ({_where(d.first)}), "
         f"{second} {d.second_reward:.3f} ({_where(d.second)})"
     )
-    yield _line(f"difference, paired by task: {format_estimate(d.difference, sign='+')} (95% interval)")
+    yield f"difference, paired by task: {format_estimate(d.difference, sign='+')} (95% interval). {_verdict(d, second)}"
     if d.not_compared:
         was = "was" if d.not_compared == 1 else "were"
         yield _line(f"{plural(d.not_compared, 'task')} {was} evaluated in one run only")
@@ -182,6 +195,14 @@ def _held_out(first: str, second: str, d: HeldOutDifference | None, tasks: int) 
         yield make_table(
             [Column("task", cut=True, bounded=True), *(Column(t, "right") for t in (first, second, "change"))], rows
         )
+
+
+def _verdict(d: HeldOutDifference, second: str) -> str:
+    interval = d.difference.interval
+    if interval is None:
+        return f"Too few tasks for an interval: expected {MIN_TASKS} or more."
+    low, high = interval
+    return f"{second} is higher." if low > 0 else f"{second} is lower." if high < 0 else "Not significant."
 
 
 def _where(held_out: EvaluationPoint) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -11,9 +11,11 @@ from rich.text import Text
 from lightning_core.errors import plural
 from lightning_core.observers.monitors.gradient import LEVERS
 from lightning_core.observers.progress import format_seconds
-from lightning_core.records.intervals import MIN_TASKS, Comparison, Estimate
+from lightning_core.records.headline import headline
+from lightning_core.records.intervals import Comparison, Estimate
 from lightning_core.records.report import Summary
 from lightning_core.records.summary import Answers, RaisedMonitor
+from lightning_core.tools.cli.console import Column, FirstThatFits, make_table
 
 _MUCH_WASTE = 0.5
 """Share of the groups without a gradient from which on the summary has advice."""
@@ -21,21 +23,11 @@ _SOLVED = 0.9
 
 
 def make_summary(summary: Summary) -> Group:
-    """The comparison on the held-out tasks, if there is one, and the run's totals."""
-    parts: list[RenderableType] = []
+    """The result in one sentence, the comparison on the held-out tasks if there is one, and the run's totals."""
+    parts: list[RenderableType] = [headline(summary).text, ""]
     if summary.eval is not None:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        for title in ("held-out reward", "tasks", "before", "after", "improvement"):
-            table.add_column(title, overflow="fold")
-        for name, comparison in {"all": summary.eval, **summary.splits}.items():
-            table.add_row(
-                name,
-                str(comparison.tasks),
-                format_mean(comparison.eval_reward_before, comparison.eval_ci95_before),
-                format_mean(comparison.eval_reward_after, comparison.eval_ci95_after),
-                format_mean(comparison.improvement, comparison.improvement_ci95, sign="+"),
-            )
-        parts += [table, "", f"In brackets: 95% intervals. {format_verdict(summary.eval)}"]
+        found = {"all": summary.eval, **summary.splits}
+        parts += [FirstThatFits(_wide(found), _narrow(found)), "", "In brackets: 95% intervals."]
         parts += [*_constant_answer(summary), *_solved(summary), *_pass_rates(summary), "", *_answers(summary.answers)]
     parts.append(
         f"{plural(summary.steps, 'step')}, {plural(summary.rollouts, 'rollout')}, {summary.tokens_sampled:,} tokens sampled, "
@@ -50,6 +42,31 @@ def make_summary(summary: Summary) -> Group:
     return Group(*parts)
 
 
+def _means(comparison: Comparison) -> Mapping[str, str]:
+    return {
+        "before": format_mean(comparison.eval_reward_before, comparison.eval_ci95_before),
+        "after": format_mean(comparison.eval_reward_after, comparison.eval_ci95_after),
+        "improvement": format_mean(comparison.improvement, comparison.improvement_ci95, sign="+"),
+    }
+
+
+def _wide(found: Mapping[str, Comparison]) -> RenderableType:
+    """A row for each of the ``found`` comparisons, by split."""
+    columns = [Column(title) for title in ("held-out reward", "tasks", "before", "after", "improvement")]
+    return make_table(columns, [[name, str(c.tasks), *_means(c).values()] for name, c in found.items()])
+
+
+def _narrow(found: Mapping[str, Comparison]) -> RenderableType:
+    """A table for each, which has room for intervals on a narrow terminal."""
+    titles = {name: "held-out reward" if name == "all" else f"held-out reward: {name}" for name in found}
+    return Group(
+        *(
+            make_table([Column(titles[name], cut=True), Column(plural(c.tasks, "task"))], _means(c).items())
+            for name, c in found.items()
+        )
+    )
+
+
 def _constant_answer(summary: Summary) -> Iterator[RenderableType]:
     """How many answers differ, and whether the agent earns more than the best of them would if every task got it."""
     if (d := summary.distinct_answers) is not None:
@@ -59,12 +76,10 @@ def _constant_answer(summary: Summary) -> Iterator[RenderableType]:
         least, how = "", f"by the reward function, the best of {plural(constant.compared, 'answer')}"
         if constant.source == "recorded":
             least, how = "at least ", f"by the rewards of {constant.known} of {plural(constant.tasks, 'task')}"
-        yield Text(
+        yield (
             f"Best constant answer: {least}{constant.reward:.3f} with {constant.answer!r} for every task ({how}). "
             f"After training: {format_mean(constant.lead, constant.lead_ci95, sign='+')}."
         )
-        if summary.is_form_only:
-            yield "So far the improvement is one of form: it is not shown to beat the best constant answer."
     if summary.constant_answer_problem is not None:
         what = "Best constant answer not computed" if constant is None else "The reward function was not used for it"
         yield Text(f"{what}: {summary.constant_answer_problem}.")
@@ -147,15 +162,3 @@ def format_mean(mean: float, interval: tuple[float, float] | None, *, sign: str 
     """``0.500 [0.300, 0.700]``; ``sign``: ``+`` for a sign before positive numbers too."""
     ends = "too few tasks" if interval is None else ", ".join(f"{end:{sign}.{digits}f}" for end in interval)
     return f"{mean:{sign}.{digits}f} [{ends}]"
-
-
-def format_verdict(comparison: Comparison) -> str:
-    """Whether the improvement is significant, in one sentence."""
-    if comparison.improvement_ci95 is None:
-        return f"Too few tasks for an interval: {comparison.tasks}, expected {MIN_TASKS} or more."
-    low, high = comparison.improvement_ci95
-    if low > 0:
-        return "Significant improvement: the 95% interval lies above 0."
-    if high < 0:
-        return "Significant decrease: the 95% interval lies below 0."
-    return "Not significant: the 95% interval includes 0."

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_core.errors import ConfigError, RecordError
+from lightning_core.records.headline import Headline, headline
 from lightning_core.records.held_out import held_out_by_task
 from lightning_core.records.intervals import Estimate
 from lightning_core.records.runs import RunInfo
@@ -45,6 +46,20 @@ class RunStatus:
     held_out: Mapping[int, Estimate]
     damaged: int
     """Lines of ``metrics.jsonl`` that cannot be read."""
+
+    @property
+    def headline(self) -> Headline:
+        """The result in one sentence; before the run is finished, its progress."""
+        if self.run.summary is not None:
+            return headline(self.run.summary)
+        steps = (
+            f"{self.run.steps:,}" if self.run.total_steps is None else f"{self.run.steps:,} of {self.run.total_steps:,}"
+        )
+        sentence = f"{self.run.state.capitalize()} after step {steps}"
+        means = [f"{estimate.mean:.3f}" for estimate in self.held_out.values()]
+        if means:
+            sentence += f"; held-out reward so far {means[0]}" + (f" → {means[-1]}" if len(means) > 1 else "")
+        return Headline(f"{sentence}.", "plain")
 
 
 def read_curves(run: RunInfo) -> Curves:

@@ -35,7 +35,7 @@ def make_run(name: str, *, seed: int, age: float, gain: float = 0.0, tags: list[
     os.utime(config, (1_700_000_000 - age, 1_700_000_000 - age))
     log = MetricsLog(folder / "metrics.jsonl")
     log.append(1, {"reward": 0.75, "loss": 0.5})
-    log.append(2, {"reward": 0.5, "loss": None})
+    log.append(2, {"reward": 0.5, "loss": None, "entropy": seed + 0.5})
     Summary(
         eval=compare(BEFORE, after), steps=2, rollouts=1, tokens_sampled=1, tokens_trained=1, wall_seconds=1.0, seed=seed,
     ).write(folder / "summary.json")  # fmt: skip
@@ -117,10 +117,10 @@ def test_with_a_damaged_store_settings_and_metrics_are_compared(home: Path, caps
     for damaged in (b"no database", store.read_bytes()[:4096] + b"x" * 40_000):
         store.write_bytes(damaged)
         assert main(["runs", "compare", "first", "second"]) == 0
-        settings, evaluations, metrics, held_out = capsys.readouterr().out.split("\n\n")
+        held_out, evaluations, settings, _, equal = capsys.readouterr().out.split("\n\n")
         assert "run.seed" in settings
-        assert [line.split()[-1] for line in evaluations.splitlines()[1:]] == ["–", "–"], "those of the damaged store"
-        assert "reward, last step" in metrics
+        assert [line.split()[-1] for line in evaluations.splitlines()[1:]] == ["–"] * 3, "those of the damaged store"
+        assert "reward, last step 0.5" in equal
         assert held_out.startswith("held-out reward of first and second: cannot be compared: ")
 
 
@@ -147,10 +147,11 @@ def test_a_run_in_json_has_its_summary(home: Path, capsys: pytest.CaptureFixture
 
 def test_runs_are_compared_by_settings_metrics_and_tasks(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "compare", "first", "runs/second"]) == 0
-    settings, evaluations, metrics, held_out = capsys.readouterr().out.split("\n\n")
+    held_out, evaluations, settings, metrics, equal = capsys.readouterr().out.split("\n\n")
     assert [line.split() for line in evaluations.splitlines()] == [
         ["last", "held-out", "evaluation", "first", "second"],
-        ["reward", "0.500", "[0.315,", "0.685]", "0.531", "[0.333,", "0.713]"],
+        ["reward", "0.500", "0.531"],
+        ["95%", "interval", "[0.315,", "0.685]", "[0.333,", "0.713]"],
         ["solved", "tasks", "0", "of", "8", "0", "of", "8"],
     ]
     assert [line.split() for line in settings.splitlines()] == [
@@ -158,9 +159,9 @@ def test_runs_are_compared_by_settings_metrics_and_tasks(home: Path, capsys: pyt
         ["run.seed", "0", "1"],
         ["run.tags", '["base"]', '["base",', '"demo"]'],
     ]
-    rows = {line[:17].strip(): line[17:].split() for line in metrics.splitlines()}
-    assert rows["reward, last step"] == ["0.5", "0.5"]
-    assert rows["reward, best step"] == ["0.750", "(step", "1)"] * 2
+    same = "metrics that are equal: state finished, steps 2, reward, best step 0.750 (step 1), reward, last step 0.5\n"
+    assert equal == same
+    assert [line.split() for line in metrics.splitlines()] == [["metric", "first", "second"], ["entropy", "0.5", "1.5"]]
     assert held_out.splitlines()[0] == (
         "held-out reward on 8 common tasks: first 0.500 (eval_after after 2 steps), second 0.531 (eval_after after 2 steps)"
     )

@@ -92,7 +92,7 @@ def test_a_header_sorts_then_turns_and_keeps_the_search(folder: Path) -> None:
     assert 'href="/?q=a&amp;sort=reward">reward</a>' in first
     second = visitor(folder).get("/?q=a&sort=reward").text
     assert 'href="/?q=a&amp;sort=reward&amp;ascending=1">reward</a>' in second
-    assert 'class="number" aria-sort="descending"' in second
+    assert 'class="number of-reward" aria-sort="descending"' in second
 
 
 def test_an_unknown_sort_or_state_shows_what_there_is(folder: Path) -> None:
@@ -311,7 +311,10 @@ def test_an_improvement_of_form_is_named(tmp_path: Path) -> None:
     )
     found = replace(summary(0, 1), constant_answer=constant)
     make_run(tmp_path / "run", metrics=[{"reward": 0.5}], rollouts=[rollout(1)], summary=found)
-    assert "one of form: the best constant answer earns 1.000" in visitor(tmp_path).get("/runs/run").text
+    text = visitor(tmp_path).get("/runs/run").text
+    assert re.search(
+        r'class="result warn">Improvement of form only: .*not shown to beat the best constant answer, 1.000', text
+    )
 
 
 def test_a_run_of_the_previous_version_is_shown(tmp_path: Path) -> None:

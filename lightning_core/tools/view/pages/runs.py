@@ -40,7 +40,7 @@ COLUMNS = (
     ListColumn(id="steps", title="steps", key=lambda run: run.steps, is_number=True),
     ListColumn(id="reward", title="reward", key=lambda run: run.reward, is_number=True),
     ListColumn(id="before", title="held-out before", key=lambda run: _value(run, "eval_reward_before"), is_number=True),
-    ListColumn(id="after", title="after", key=lambda run: _value(run, "eval_reward_after"), is_number=True),
+    ListColumn(id="after", title="held-out after", key=lambda run: _value(run, "eval_reward_after"), is_number=True),
     ListColumn(id="improvement", title="improvement", key=lambda run: _value(run, "improvement"), is_number=True),
     ListColumn(id="tags", title="tags"),
 )

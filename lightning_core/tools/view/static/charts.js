@@ -1,8 +1,12 @@
 // Draws the charts of a page from <script type="application/json" id="charts">, into [data-charts] and [data-other-charts].
 // A chart: {id, title, note, lines: [{name, shape, points: [[step, value] or [step, value, low, high]]}], other}. See charts.py.
+// Charts whose lines do not change, such as a loss of 1e-8, are drawn in the closed [data-flat-charts], with their names in its title.
 // window.charts.merge(charts) adds points, lines and charts that are new.
 (() => {
   const COLORS = 8;
+  const CAP = 4;
+  // Changes below it are the noise of float32.
+  const NOISE = 1e-6;
   const shown = new Map();
 
   // Canvases need colors as values; custom properties that depend on the theme have none until they are used.
@@ -24,6 +28,7 @@
     if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2).replace(/\.?0+e/, "e");
     return size >= 100 ? value.toFixed(1) : String(Number(value.toPrecision(4)));
   }
+  const round = (value) => (Math.abs(value) < NOISE ? 0 : value);
   const describe = (point) => (point.length < 4 ? format(point[1]) : `${format(point[1])} [${format(point[2])}, ${format(point[3])}]`);
 
   function element(tag, attributes = {}, ...children) {
@@ -91,11 +96,16 @@
       const axis = { stroke: () => palette.muted, grid: { stroke: () => palette.line, width: 1 }, ticks: { stroke: () => palette.line, width: 1 } };
       const series = this.chart.lines.map((line, n) => ({
         stroke: () => palette[n % COLORS],
-        width: 1.6,
+        width: line.shape === "points" ? 0 : 1.6,
         dash: n >= COLORS ? [6, 4] : undefined,
         spanGaps: true,
         show: !this.hidden.has(n),
-        points: { show: line.shape === "points" || line.points.length === 1, size: 6, fill: () => palette[n % COLORS] },
+        points: {
+          show: line.shape === "points" || line.points.length === 1,
+          size: line.shape === "points" ? 9 : 6,
+          stroke: () => palette[n % COLORS],
+          fill: () => palette[n % COLORS],
+        },
       }));
       this.u?.destroy();
       this.u = new uPlot({
@@ -120,7 +130,8 @@
       const y = (value) => u.valToPos(value, "y", true);
       ctx.save();
       ctx.beginPath();
-      ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+      const beside = CAP * devicePixelRatio + ctx.lineWidth; // the whiskers of the first and the last step
+      ctx.rect(bbox.left - beside, bbox.top, bbox.width + 2 * beside, bbox.height);
       ctx.clip();
       this.chart.lines.forEach((line, n) => {
         if (this.hidden.has(n)) return;
@@ -131,9 +142,12 @@
           for (const [step, , low, high] of points) {
             ctx.moveTo(x(step), y(low));
             ctx.lineTo(x(step), y(high));
+            for (const end of [low, high]) {
+              ctx.moveTo(x(step) - CAP * devicePixelRatio, y(end));
+              ctx.lineTo(x(step) + CAP * devicePixelRatio, y(end));
+            }
           }
-          ctx.globalAlpha = 0.6;
-          ctx.lineWidth = 1.5 * devicePixelRatio;
+          ctx.lineWidth = 2 * devicePixelRatio;
           ctx.stroke();
         } else {
           for (const [step, , , high] of points) ctx.lineTo(x(step), y(high));
@@ -209,6 +223,18 @@
       this.fillTable();
     }
 
+    isFlat() {
+      if (["reward", "held-out"].includes(this.chart.id)) return false;
+      return this.chart.lines.every(({ points }) => {
+        const values = points.map((point) => point[1]);
+        return values.length > 1 && Math.max(...values) - Math.min(...values) < NOISE;
+      });
+    }
+
+    place() {
+      return this.chart.other ? "[data-other-charts]" : this.isFlat() ? "[data-flat-charts]" : "[data-charts]";
+    }
+
     isZoomed() {
       const [steps, { min, max }] = [this.u.data[0], this.u.scales.x];
       return steps.length > 1 && (min > steps[0] || max < steps.at(-1));
@@ -218,16 +244,19 @@
   function merge(charts) {
     for (const chart of charts) {
       const known = shown.get(chart.id);
-      if (known) {
-        known.merge(chart);
-        continue;
-      }
-      const view = new ChartView(chart);
-      shown.set(chart.id, view);
-      const place = document.querySelector(chart.other ? "[data-other-charts]" : "[data-charts]");
-      place.append(view.figure);
-      place.closest("details")?.removeAttribute("hidden");
-      view.start();
+      const view = known ?? new ChartView(chart);
+      if (known) known.merge(chart);
+      else shown.set(chart.id, view);
+      const place = document.querySelector(view.place());
+      if (view.figure.parentElement !== place) place.append(view.figure);
+      if (!known) view.start();
+    }
+    const flat = [...shown.values()].filter((view) => view.place() === "[data-flat-charts]");
+    const names = document.querySelector("[data-flat-names]");
+    names.textContent = flat.map(({ chart }) => `${chart.title.toLowerCase()} (${format(round(chart.lines[0].points.at(-1)[1]))})`).join(", ");
+    for (const selector of ["[data-flat-charts]", "[data-other-charts]"]) {
+      const place = document.querySelector(selector);
+      place?.closest("details").toggleAttribute("hidden", !place.childElementCount);
     }
     document.querySelector("[data-no-charts]")?.toggleAttribute("hidden", shown.size > 0);
   }
