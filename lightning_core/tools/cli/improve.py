@@ -47,7 +47,7 @@ def improve(options: argparse.Namespace) -> int:
     from lightning_core.records.atomic import write_atomically
     from lightning_core.records.prices import read_prices
     from lightning_core.tools.improve.report import report_text
-    from lightning_core.tools.improve.road import Limits, Road
+    from lightning_core.tools.improve.road import RoadLimits, Road
     from lightning_core.tools.improve.stage import StageFailed
 
     config = load_config(options.config, options.overrides, needs=("agent", "tasks.train", "tasks.eval"))
@@ -68,7 +68,7 @@ def improve(options: argparse.Namespace) -> int:
         file=options.config,
         overrides=[text for text in options.overrides if not text.startswith(("run.dir=", "run.name="))],
         folder=folder,
-        limits=Limits(minutes=options.minutes, usd=options.usd, tokens=options.tokens),
+        limits=RoadLimits(minutes=options.minutes, usd=options.usd, tokens=options.tokens),
         prices=prices,
         prices_file=prices_file,
         model=options.model,

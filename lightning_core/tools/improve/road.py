@@ -35,7 +35,7 @@ _WARM_RATE = "1e-4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RoadLimits:
     """What a road may spend; None: any amount. A command that has begun is not stopped for `usd`."""
 
     minutes: float | None = None
@@ -53,7 +53,7 @@ class Road:
     """The configuration's file."""
     overrides: Sequence[str]
     folder: Path
-    limits: Limits
+    limits: RoadLimits
     prices: Prices
     prices_file: str | None = None
     model: str | None = None

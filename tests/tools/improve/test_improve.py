@@ -68,6 +68,8 @@ def test_money_and_time_leave_stages_out(config: Path, tmp_path: Path) -> None:
         (["--skip", "rl"], "--skip rl: expected one of prompts, warm, train"),
     ],
 )
-def test_options_that_do_not_fit(words: list[str], expected: str, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_do_not_fit(
+    words: list[str], expected: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["improve", str(config), *words]) == 2
     assert expected in capsys.readouterr().err
