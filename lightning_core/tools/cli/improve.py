@@ -47,7 +47,7 @@ def improve(options: argparse.Namespace) -> int:
     from lightning_core.records.atomic import write_atomically
     from lightning_core.records.prices import read_prices
     from lightning_core.tools.improve.report import report_text
-    from lightning_core.tools.improve.road import RoadLimits, Road
+    from lightning_core.tools.improve.road import Road, RoadLimits
     from lightning_core.tools.improve.stage import StageFailed
 
     config = load_config(options.config, options.overrides, needs=("agent", "tasks.train", "tasks.eval"))
