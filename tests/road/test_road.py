@@ -165,7 +165,7 @@ def test_from_a_paid_model_to_one_s_own(tmp_path: Path, provider: str) -> None:
     assert re.search(r"writer\s+trained", shown)
     assert "writer: reward of large - trained:" in shown
     served = [trace for file in (tmp_path / "served").iterdir() for trace in read_traces(file)]
-    rewarded = [trace for trace in served if trace.reward is not None]
+    rewarded = [trace for trace in served if trace.rewards]
     assert len(rewarded) == 24
     assert {call.agent for trace in rewarded for call in trace.calls} == {"writer"}
     learned = shell.run("sft", "served", "-c", "c.yaml", "--min-reward", "1", "run.name=again")

@@ -18,7 +18,7 @@ from lightning_core.tools.interchange.atif_export import ATIF_EXPORT
 from lightning_core.tools.interchange.openai_tuning import OPENAI_TUNING
 from lightning_core.tools.interchange.otlp import to_line
 from lightning_core.tools.interchange.target_format import ExportedRollout, TargetFormat
-from lightning_core.tools.runs.traces import read_trace
+from lightning_core.tools.runs.traces import merit, read_trace
 from lightning_core.trace import SpanRecord, Trace, spans_to_trace
 
 _FILES = (".json", ".jsonl", ".pb")
@@ -137,7 +137,7 @@ def _read(path: Path, phase: Phase | None, left_out: Counter[str]) -> Iterator[_
         except (OSError, ValueError) as error:
             raise ConfigError(f"no traces could be read from {str(file)!r}: {error}") from None
         for trace, spans in zip(traces, rollouts, strict=True):
-            yield _Recorded(trace, spans, trace.reward, trace.error is not None)
+            yield _Recorded(trace, spans, merit(trace), trace.error is not None)
 
 
 def _read_run(folder: Path, phase: Phase | None, left_out: Counter[str]) -> Iterator[_Recorded]:

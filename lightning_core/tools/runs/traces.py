@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from statistics import fmean
 from typing import NamedTuple
 
 from lightning_core.records.store import RolloutRecord, Store
@@ -26,6 +27,13 @@ def read_trace(store: Store, record: RolloutRecord) -> ReadTrace:
         return ReadTrace(spans_to_trace(spans, counters=record.counters), spans, None)
     except (ValueError, TypeError, KeyError) as error:
         return ReadTrace(None, spans, f"The spans of this rollout cannot be read: {error}")
+
+
+def merit(trace: Trace) -> float | None:
+    """The reward that a trace is chosen by: the episode's, or else the mean of its calls' rewards; None without any."""
+    if trace.reward is not None or not trace.rewards:
+        return trace.reward
+    return fmean(reward.value for reward in trace.rewards)
 
 
 def read_call(store: Store, record: RolloutRecord, call: str) -> Call | None:

@@ -11,7 +11,7 @@ from lightning_core.errors import ConfigError, plural
 from lightning_core.otel import read_traces
 from lightning_core.records.failures import need_path
 from lightning_core.records.store import LEFT_OUT, Phase, RolloutRecord, Store
-from lightning_core.tools.runs.traces import read_trace
+from lightning_core.tools.runs.traces import merit, read_trace
 from lightning_core.trace import Trace
 
 TRACE_FILES = (".json", ".jsonl", ".pb")
@@ -123,7 +123,7 @@ def _other_phases(folder: Path, phase: Phase, records: Sequence[RolloutRecord]) 
 
 
 def _refusal(trace: Trace, selection: Selection) -> str | None:
-    return "rollouts that failed" if trace.error is not None else selection.refuses(trace.reward)
+    return "rollouts that failed" if trace.error is not None else selection.refuses(merit(trace))
 
 
 def _best(traces: Sequence[Trace], most: int | None, left_out: Counter[str]) -> list[Trace]:
@@ -134,10 +134,13 @@ def _best(traces: Sequence[Trace], most: int | None, left_out: Counter[str]) -> 
     for trace in traces:
         by_task.setdefault(trace.task_id, []).append(trace)
     kept = {
-        trace.rollout
-        for group in by_task.values()
-        for trace in sorted(group, key=lambda t: float("-inf") if t.reward is None else t.reward, reverse=True)[:most]
+        trace.rollout for group in by_task.values() for trace in sorted(group, key=_merit_or_least, reverse=True)[:most]
     }
     if others := len(traces) - len(kept):
         left_out[f"rollouts beyond the best {plural(most, 'rollout')} of their task"] += others
     return [trace for trace in traces if trace.rollout in kept]
+
+
+def _merit_or_least(trace: Trace) -> float:
+    reward = merit(trace)
+    return float("-inf") if reward is None else reward
