@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
 
 from lightning_core.errors import COUNTED, ConfigError, Repeats, describe
 from lightning_core.records.failures import check_writable
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +74,22 @@ class KnownCall(NamedTuple):
     id: str
     agent: str
     arm: str
+    conversation: str
     response: str | None
     """The id of its response; None if it had none."""
 
 
+class ShareChange(NamedTuple):
+    """A change of the shares of one agent."""
+
+    agent: str
+    arms: dict[str, float]
+    why: str
+    """``file``, ``arms``, ``promote`` or ``rollback``."""
+
+
+_Entry = tuple[str, tuple[Any, ...]]
+"""A statement and its values."""
 _COLUMNS = ", ".join(field.name for field in fields(ArmCall))
 _PLACES = ", ".join("?" * len(fields(ArmCall)))
 
@@ -87,14 +104,16 @@ class Book:
         folder.mkdir(parents=True, exist_ok=True)
         check_writable(folder)
         self.path = folder / FILE
-        self._entries: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | Future[None] | None] = queue.SimpleQueue()
+        self._entries: queue.SimpleQueue[_Entry | Callable[[], _Entry] | None] = queue.SimpleQueue()
         self._failures = Repeats()
+        self._lock = _lock(folder / "switch.lock")
         try:
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # it has comments and errors
             self._database = _open(self.path)
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
+            self._lock.close()
             raise ConfigError(
-                f"{str(self.path)!r} cannot be opened as the record of a switch: {error}. Choose another folder, or stop the switch "
-                "that uses it"
+                f"{str(self.path)!r} cannot be opened as the record of a switch: {error}. Choose another folder"
             ) from None
         self._thread = threading.Thread(target=self._write, name="lightning-switch-book", daemon=True)
 
@@ -103,17 +122,25 @@ class Book:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._entries.put(None)
-        self._thread.join()
+        """Write what waits, and close."""
+        if self._thread.is_alive():
+            self._entries.put(None)
+            self._thread.join()
         self._database.close()
+        self._lock.close()
 
-    def call(self, call: ArmCall) -> None:
-        """Record a call. Does not wait for the disk."""
-        self._entries.put((f"INSERT OR REPLACE INTO calls ({_COLUMNS}) VALUES ({_PLACES})", astuple(call)))
+    def call(self, read: Callable[[], ArmCall]) -> None:
+        """Record the call that ``read`` returns on the thread. Does not wait for the disk."""
+
+        def entry() -> _Entry:
+            return f"INSERT OR REPLACE INTO calls ({_COLUMNS}) VALUES ({_PLACES})", astuple(read())
+
+        self._entries.put(entry)
 
     def feedback(self, call: str, reward: float, comment: str | None) -> None:
         """Record feedback about the call with the id ``call``."""
-        self._entries.put(("INSERT INTO feedback VALUES (?, ?, ?, ?)", (call, reward, comment, time.time())))
+        text = None if comment is None else comment.encode("utf-8", "replace").decode()
+        self._entries.put(("INSERT INTO feedback VALUES (?, ?, ?, ?)", (call, reward, text, time.time())))
 
     def change(self, agent: str, arms: Mapping[str, float], why: str) -> None:
         """Record the shares of ``agent`` from now on."""
@@ -121,34 +148,20 @@ class Book:
             ("INSERT INTO changes VALUES (?, ?, ?, ?)", (time.time(), agent, json.dumps(dict(arms)), why))
         )
 
-    def flush(self) -> None:
-        """Wait until everything so far is in the file."""
-        done: Future[None] = Future()
-        self._entries.put(done)
-        done.result(timeout=60)
-
     def find(self, response: str) -> KnownCall | None:
         """The call with this id, or whose response has it; None if there is none."""
         with closing(_open(self.path)) as database:
             row = database.execute(
-                "SELECT id, agent, arm, response FROM calls WHERE id = ? OR response = ? ORDER BY shadow LIMIT 1",
+                "SELECT id, agent, arm, conversation, response FROM calls WHERE id = ? OR response = ? ORDER BY shadow LIMIT 1",
                 (response, response),
             ).fetchone()
         return None if row is None else KnownCall(*row)
 
-    def latest_shares(self, why: str | None = None) -> dict[str, dict[str, float]]:
-        """The shares of each agent after its last change, of those for the reason ``why`` if it is given."""
+    def changes(self) -> list[ShareChange]:
+        """All changes of shares, oldest first."""
         with closing(_open(self.path)) as database:
-            rows = database.execute(
-                "SELECT agent, arms FROM changes WHERE why = ? OR ? IS NULL ORDER BY rowid", (why, why)
-            ).fetchall()
-        return {agent: json.loads(arms) for agent, arms in rows}
-
-    def previous_shares(self, agent: str, current: Mapping[str, float]) -> dict[str, float] | None:
-        """The last shares of ``agent`` that differ from ``current``; None if there were no others."""
-        with closing(_open(self.path)) as database:
-            rows = database.execute("SELECT arms FROM changes WHERE agent = ? ORDER BY rowid DESC", (agent,)).fetchall()
-        return next((arms for (text,) in rows if (arms := json.loads(text)) != dict(current)), None)
+            rows = database.execute("SELECT agent, arms, why FROM changes ORDER BY rowid").fetchall()
+        return [ShareChange(agent, json.loads(arms), why) for agent, arms, why in rows]
 
     def _write(self) -> None:
         ended = False
@@ -157,22 +170,45 @@ class Book:
             while len(entries) < _MOST_AT_ONCE and not self._entries.empty():
                 entries.append(self._entries.get())
             ended = None in entries
-            self._store([entry for entry in entries if isinstance(entry, tuple)])
-            for entry in entries:
-                if isinstance(entry, Future):
-                    entry.set_result(None)
+            rows = [row for entry in entries if entry is not None and (row := self._read(entry)) is not None]
+            try:
+                self._store(rows)
+            except Exception:  # noqa: BLE001 - of one row; the others are kept
+                for row in rows:
+                    try:
+                        self._store([row])
+                    except Exception as error:  # noqa: BLE001 - such as a full disk
+                        self._lose(error)
 
-    def _store(self, batch: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
-        """Write ``batch`` in one transaction; a failure, such as a full disk, loses it and is logged."""
+    def _read(self, entry: _Entry | Callable[[], _Entry]) -> _Entry | None:
         try:
-            with self._database:
-                for statement, values in batch:
-                    self._database.execute(statement, values)
-        except sqlite3.Error as error:
-            if (times := self._failures.count(str(error))) is not None:
-                logger.warning(
-                    "%d entries of %s were lost%s: %s", len(batch), self.path, times, describe(error), extra=COUNTED
-                )
+            return entry() if callable(entry) else entry
+        except Exception as error:  # noqa: BLE001 - a response may have any content
+            self._lose(error)
+            return None
+
+    def _store(self, rows: Sequence[_Entry]) -> None:
+        with self._database:
+            for statement, values in rows:
+                self._database.execute(statement, values)
+
+    def _lose(self, error: Exception) -> None:
+        if (times := self._failures.count(str(error))) is not None:
+            logger.warning("an entry of %s was lost%s: %s", self.path, times, describe(error), extra=COUNTED)
+
+
+def _lock(path: Path) -> IO[str]:
+    """A file that is locked as long as it is open. Raises `ConfigError` if another process has it."""
+    file = path.open("a")
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise ConfigError(
+                f"another switch uses the folder {str(path.parent)!r}: stop it, or set another one with `folder` in the plan"
+            ) from None
+    return file
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -12,9 +12,13 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class Meters:
-    """Counts by agent and arm, of this process."""
+    """Counts by agent and arm, of this process.
 
-    def __init__(self) -> None:
+    ``rule_of``: the agent as the plan lists it. Names that clients choose would be labels without a limit.
+    """
+
+    def __init__(self, rule_of: Callable[[str], str | None]) -> None:
+        self._rule_of = rule_of
         self.registry = CollectorRegistry()
         labels = ("agent", "arm", "shadow")
 
@@ -47,7 +51,7 @@ class Meters:
 
     def answered(self, call: ArmCall) -> None:
         """Count ``call``."""
-        labels = (call.agent, call.arm, str(call.shadow).lower())
+        labels = (self._label(call.agent), call.arm, str(call.shadow).lower())
         self._requests.labels(*labels, str(call.status)).inc()
         self._seconds.labels(*labels).observe(call.seconds)
         if call.first_byte is not None:
@@ -63,17 +67,20 @@ class Meters:
 
     def shadow_left_out(self, agent: str, arm: str) -> None:
         """Count a shadow request that was not made."""
-        self._left_out.labels(agent, arm).inc()
+        self._left_out.labels(self._label(agent), arm).inc()
 
     def rewarded(self, agent: str, arm: str, reward: float) -> None:
         """Count feedback."""
-        self._feedback.labels(agent, arm).inc()
-        self._reward.labels(agent, arm).inc(reward)
+        self._feedback.labels(self._label(agent), arm).inc()
+        self._reward.labels(self._label(agent), arm).inc(reward)
 
     def shared(self, agent: str, arms: Mapping[str, float]) -> None:
         """Show the shares of an agent."""
         for arm, share in arms.items():
             self._share.labels(agent, arm).set(share)
+
+    def _label(self, agent: str) -> str:
+        return self._rule_of(agent) or "other"
 
     def text(self) -> bytes:
         """All metrics, for ``GET /metrics``."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from lightning_core.endpoint.api_key import read_api_key
 from lightning_core.endpoint.guard import Tls
 from lightning_core.errors import ConfigError
 from lightning_core.tools.served_model import resolve_served
-from lightning_core.tools.serving import check_access, open_serving
+from lightning_core.tools.serving import check_access, is_loopback, open_serving
 from lightning_core.tools.switch.arm import Arm
 from lightning_core.tools.switch.plan import SwitchModel, SwitchPlan
 from lightning_core.tools.switch.recorded import SwitchTraces
@@ -54,7 +55,15 @@ def open_switch(
 def _open(name: str, model: SwitchModel, stack: ExitStack) -> Arm:
     if model.base_url is not None:
         key = read_api_key(model.api_key_env, f"models.{name}.api_key_env")
-        return Arm(name=name, base_url=model.base_url.rstrip("/"), model=model.model, api_key=key)
+        is_local = is_loopback(urlsplit(model.base_url).hostname or "")
+        return Arm(
+            name=name,
+            base_url=model.base_url.rstrip("/"),
+            model=model.model,
+            api_key=key,
+            gets_request_key=key is None and not is_local,
+            is_local=is_local,
+        )
     source = model.run or model.weights
     assert source is not None
     if model.run is not None and not (Path(source) / "config.yaml").is_file():
@@ -66,4 +75,4 @@ def _open(name: str, model: SwitchModel, stack: ExitStack) -> Arm:
         raise ConfigError(
             f"models.{name}.policy is {model.policy!r}; expected one of the models of {source!r}: {', '.join(served.models)}"
         )
-    return Arm(name=name, base_url=served.url, model=chosen, is_local=True)
+    return Arm(name=name, base_url=served.url, model=chosen, is_local=True, is_own=True)

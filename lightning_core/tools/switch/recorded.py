@@ -38,7 +38,7 @@ class SwitchTraces:
         self._pipeline = RecordPipeline(files, self._counts, share=1.0, maker=SpanMaker(None), names=CallNames())
         self._work: BackgroundWork[ObservedCall | SpanRecord] = BackgroundWork(self._pipeline.work)
 
-    def begin(self, url: str, body: bytes, agent: str) -> ObservedCall | None:
+    def begin(self, url: str, body: bytes, agent: str, conversation: str) -> ObservedCall | None:
         """A call that is being sent; None if it is not a model call."""
         target = urlsplit(url)
         route = find_route("POST", target.path, body)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import math
 import secrets
 import socket
 import threading
@@ -13,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, cast
+from urllib.parse import urlsplit
 
 import uvicorn
 from pydantic_core import PydanticCustomError
@@ -45,10 +45,12 @@ ADMIN_HEADER = "lightning-admin-key"
 """Header: the key for requests that change shares."""
 
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+_LARGEST_REWARD = 1e6
 _MOST_BYTES = 1 << 20
 """Of a request that is no model call."""
 _FROM_FILE = "file"
 """The reason of a change of shares that was made in the plan's file."""
+_ROLLBACK = "rollback"
 
 
 class SwitchServer:
@@ -73,6 +75,7 @@ class SwitchServer:
         traces: SwitchTraces | None = None,
     ) -> None:
         check_access(api_key, host=host, tls=tls)
+        check_keys(arms, api_key)
         try:
             self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         except (OSError, OverflowError) as error:
@@ -87,8 +90,14 @@ class SwitchServer:
         self._sessions = sessions
         self._admin_key = admin_key
         self._traces = traces
-        self._meters = Meters()
-        self._book = Book(Path(plan.folder))
+        self._meters = Meters(plan.rule_of)
+        self._earlier: dict[str, list[dict[str, float]]] = {}
+        """The shares of each agent before the present ones, the latest last."""
+        try:
+            self._book = Book(Path(plan.folder))
+        except BaseException:
+            self._socket.close()
+            raise
         self._proxy = Proxy(plan, arms, self._book, self._meters, sessions, limits, traces)
         app = Starlette(
             routes=[
@@ -123,19 +132,24 @@ class SwitchServer:
 
     def __enter__(self) -> Self:
         self._book.__enter__()
-        self.notes = self._restore()
-        """What the shares are, where they are not those of the file."""
-        self._thread.start()
-        deadline = time.monotonic() + 30
-        while not self._server.started:
-            if not self._thread.is_alive() or time.monotonic() > deadline:
-                raise InfrastructureError(f"the switch did not start at {self.url}")
-            time.sleep(0.005)
+        try:
+            self.notes = self._restore()
+            """What the shares are, where they are not those of the file."""
+            self._thread.start()
+            deadline = time.monotonic() + 30
+            while not self._server.started:
+                if not self._thread.is_alive() or time.monotonic() > deadline:
+                    raise InfrastructureError(f"the switch did not start at {self.url}")
+                time.sleep(0.005)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
         self._server.should_exit = True
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
         self._socket.close()
         self._book.__exit__(*error)
 
@@ -152,20 +166,31 @@ class SwitchServer:
 
     def _restore(self) -> list[str]:
         """Continue with the last shares, unless the file has changed since; return a line for each agent whose shares differ from it."""
-        latest, written = self._book.latest_shares(), self._book.latest_shares(why=_FROM_FILE)
+        latest: dict[str, dict[str, float]] = {}
+        written: dict[str, dict[str, float]] = {}
+        for agent, arms, why in self._book.changes():
+            earlier = self._earlier.setdefault(agent, [])
+            if why == _ROLLBACK:
+                del earlier[-1:]
+            elif agent in latest and latest[agent] != arms:
+                earlier.append(latest[agent])
+            latest[agent] = arms
+            if why == _FROM_FILE:
+                written[agent] = arms
         notes: list[str] = []
         for name, agent in self._plan.agents.items():
-            arms = dict(agent.arms)
-            last = latest.get(name)
+            arms, last = dict(agent.arms), latest.get(name)
             if last is not None and written.get(name) == arms and set(last) <= set(self._arms):
                 if last != arms:
                     notes.append(
                         f"{name}: {shares_text(last)}, as changed while serving; the file has {shares_text(arms)}"
                     )
-                arms = last
+                self._set(name, last)
             else:
+                if last is not None and last != arms:
+                    self._earlier[name].append(last)
                 self._book.change(name, arms, _FROM_FILE)
-            self._set(name, arms)
+                self._set(name, arms)
         return notes
 
     def _set(self, name: str, arms: Mapping[str, float]) -> None:
@@ -208,11 +233,13 @@ class SwitchServer:
             raise PolicyRequestError(
                 f"response is {show_json(response)}; expected the id of a response", param="response"
             )
-        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
-            raise PolicyRequestError(f"reward is {show_json(reward)}; expected a number", param="reward")
+        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not abs(reward) <= _LARGEST_REWARD:
+            raise PolicyRequestError(
+                f"reward is {show_json(reward)}; expected a number from -1e6 to 1e6", param="reward"
+            )
         if comment is not None and not isinstance(comment, str):
             raise PolicyRequestError(f"comment is {show_json(comment)}; expected a text", param="comment")
-        call = self._proxy.find(response) or await asyncio.to_thread(self._book.find, response)
+        call = await self._proxy.find(response)
         if call is None:
             raise PolicyRequestError(
                 f"response {show_json(response)} was not answered by this switch; expected the id in a response, or its header "
@@ -239,12 +266,15 @@ class SwitchServer:
                 status=404,
             )
         arms, why = self._wanted(name, body)
-        previous = dict(self._proxy.shares[name].arms)
+        previous, earlier = dict(self._proxy.shares[name].arms), self._earlier.setdefault(name, [])
         if arms is None:
-            await asyncio.to_thread(self._book.flush)
-            arms = await asyncio.to_thread(self._book.previous_shares, name, previous)
-            if arms is None or not set(arms) <= set(self._arms):
+            arms = next((one for one in reversed(earlier) if set(one) <= set(self._arms)), None)
+            if arms is None:
                 raise PolicyRequestError(f"agent {show_json(name)} has no earlier shares to go back to", status=409)
+            while earlier.pop() != arms:
+                pass
+        elif arms != previous:
+            earlier.append(previous)
         self._set(name, arms)
         self._book.change(name, arms, why)
         return JSONResponse({"agent": name, "arms": arms, "previous": previous})
@@ -258,13 +288,13 @@ class SwitchServer:
                 '{"arms": {MODEL: SHARE, …}}, {"promote": MODEL} and {"rollback": true}'
             )
         if keys == ["rollback"]:
-            return None, "rollback"
+            return None, _ROLLBACK
         if keys == ["promote"]:
-            arms: Any = {body["promote"]: 1.0} if isinstance(body["promote"], str) else body["promote"]
+            arms: Any = {str(body["promote"]): 1.0}
         else:
             arms = body["arms"]
         if not isinstance(arms, dict) or not all(
-            isinstance(share, (int, float)) and not isinstance(share, bool) and share >= 0
+            isinstance(share, (int, float)) and not isinstance(share, bool) and 0 <= share <= 1
             for share in arms.values()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         ):
             raise PolicyRequestError(
@@ -293,6 +323,21 @@ class SwitchServer:
     def _has_admin_key(self, request: Request) -> bool:
         given = request.headers.get(ADMIN_HEADER, "")
         return self._admin_key is not None and secrets.compare_digest(given.encode(), self._admin_key.encode())
+
+
+def check_keys(arms: Mapping[str, Arm], api_key: str | None) -> None:
+    """Raise `ConfigError` if the key of a request would be sent to a server that it is not for. ``api_key``: of the switch."""
+    open_arms = [arm for arm in arms.values() if arm.gets_request_key]
+    if api_key is not None and open_arms:
+        raise ConfigError(
+            f"models.{open_arms[0].name} has no api_key_env, so it would get the API key of the switch: set api_key_env"
+        )
+    servers = {urlsplit(arm.base_url).netloc: arm.name for arm in open_arms}
+    if len(servers) > 1:
+        raise ConfigError(
+            f"models.{' and models.'.join(servers.values())} are on different servers and have no api_key_env, so each would get the "
+            "key of the other's client: set api_key_env"
+        )
 
 
 def shares_text(arms: Mapping[str, float]) -> str:

@@ -1,4 +1,4 @@
-"""Chooses the arm of a conversation: the same one in each of its turns, and after any change of shares that leaves it possible."""
+"""Chooses the arm of a conversation: the same one in each of its turns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from lightning_core.endpoint.request_body import conversation, system_prompt, text_of_message
 
@@ -51,6 +51,11 @@ def conversation_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> str:
     for field in _NAMES:
         if isinstance(value := body.get(field), str) and value:
             return f"{field} {value}"
+    named: Any = body.get("conversation")  # of OpenAI's Responses: its id, or an object with it
+    if isinstance(named, Mapping):
+        named = cast("Mapping[str, Any]", named).get("id")
+    if isinstance(named, str) and named:
+        return f"conversation {named}"
     metadata = body.get("metadata")
     if isinstance(metadata, Mapping) and isinstance(user := metadata.get("user_id"), str):  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         return f"user {user}"

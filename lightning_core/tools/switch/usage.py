@@ -7,9 +7,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from lightning_core.dialects.dialect import Dialect
+from lightning_core.dialects.exchange import stream_error
+from lightning_core.errors import fold
 
-_MOST_BYTES = 4 << 20
+MOST_BYTES = 4 << 20
 """Of a response whose token counts are read."""
+_LARGEST = 1 << 53
 
 
 class ReadResponse(NamedTuple):
@@ -19,6 +22,8 @@ class ReadResponse(NamedTuple):
     input_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
+    error: str | None = None
+    """The error that its stream reports."""
 
 
 def response_id(data: Mapping[str, Any]) -> str | None:
@@ -27,7 +32,7 @@ def response_id(data: Mapping[str, Any]) -> str | None:
     for part in inner:
         if isinstance(part, Mapping):
             for name in ("id", "responseId"):
-                if isinstance(value := part.get(name), str) and value:  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+                if (value := text_or_none(part.get(name))) is not None:  # pyright: ignore[reportUnknownMemberType]
                     return value
     return None
 
@@ -46,12 +51,14 @@ def events_of(data: bytes) -> Iterator[Mapping[str, Any]]:
 
 def read_usage(dialect: Dialect, data: bytes, *, streamed: bool) -> ReadResponse | None:
     """The usage in the response ``data``; None if it is not complete, cannot be read or is larger than 4 MiB."""
-    if len(data) > _MOST_BYTES:
+    if len(data) > MOST_BYTES:
         return None
     try:
         if streamed:
             reader = dialect.stream_reader()
             for event in events_of(data):
+                if (failure := stream_error(event)) is not None:
+                    return ReadResponse(error=f"an error in the stream: {fold(failure.message, 200)}")
                 reader.read(event)
             found = reader.responses()
         else:
@@ -68,4 +75,18 @@ def read_usage(dialect: Dialect, data: bytes, *, streamed: bool) -> ReadResponse
         return None
     # Each choice of a response reports the usage of all.
     first = found[0]
-    return ReadResponse(first.model, first.input_tokens, first.cached_tokens, first.output_tokens)
+    return ReadResponse(
+        model=text_or_none(first.model),
+        input_tokens=_count(first.input_tokens),
+        cached_tokens=_count(first.cached_tokens),
+        output_tokens=_count(first.output_tokens),
+    )
+
+
+def text_or_none(value: Any) -> str | None:
+    """``value`` if it is a text, with at most 200 characters and without lone surrogates."""
+    return value[:200].encode("utf-8", "replace").decode() if isinstance(value, str) and value else None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST else None

@@ -1,0 +1,185 @@
+"""One request to one arm, from the answer's first byte to its record."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, cast
+
+import httpx
+
+from lightning_core.errors import UpstreamError, describe
+from lightning_core.tools.record.observed import ObservedCall
+from lightning_core.tools.switch.arm import Arm, dialect_of_path
+from lightning_core.tools.switch.book import ArmCall, KnownCall
+from lightning_core.tools.switch.meters import Meters
+from lightning_core.tools.switch.usage import MOST_BYTES, ReadResponse, events_of, read_usage, response_id
+
+_DISCONNECTED = "the client disconnected"
+_MOST_SEARCHED = 64 << 10
+"""Bytes of a stream in which the response's id is searched."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SentRequest:
+    """A request to the switch, as it is sent to arms."""
+
+    agent: str
+    conversation: str
+    path: str
+    query: str
+    headers: Sequence[tuple[str, str]]
+    body: Mapping[str, Any]
+    data: bytes = field(repr=False)
+
+
+class Outlet(Protocol):
+    """Sends requests, and receives their records."""
+
+    meters: Meters
+
+    async def send(self, sent: SentRequest, arm: Arm) -> httpx.Response:
+        """The response of ``arm``, whose body is not read yet."""
+        ...
+
+    def observe(self, sent: SentRequest, arm: Arm) -> ObservedCall | None:
+        """The record of a call with its messages; None if none is kept."""
+        ...
+
+    def answered(self, read: Callable[[], ArmCall]) -> None:
+        """Record the call that ``read`` returns, on another thread."""
+        ...
+
+    def remember(self, response: str, call: KnownCall) -> None:
+        """Accept feedback about ``response``."""
+        ...
+
+
+class Exchange:
+    """One request to one arm. It is recorded once: by `end`, `fail`, or the end of `parts`."""
+
+    def __init__(self, outlet: Outlet, sent: SentRequest, arm: Arm, *, shadow: bool = False) -> None:
+        self.id = f"call-{secrets.token_hex(8)}"
+        self.is_stream = False
+        self._outlet = outlet
+        self._sent = sent
+        self._arm = arm
+        self._shadow = shadow
+        self._clock, self._began = time.monotonic(), time.time()
+        self._first_byte: float | None = None
+        self._response: httpx.Response | None = None
+        self._named: str | None = None
+        self._recorded = False
+        # A shadow's responses reach nobody, so there is nothing to learn from them.
+        self._observed = None if shadow else outlet.observe(sent, arm)
+        self._know(None)
+        outlet.meters.busy(arm.name, 1)
+
+    async def open(self) -> httpx.Response:
+        """Send the request; return its response once that has begun."""
+        self._response = await self._outlet.send(self._sent, self._arm)
+        self._first_byte = time.monotonic() - self._clock
+        content_type = self._response.headers.get("content-type", "")
+        self.is_stream = content_type.startswith("text/event-stream")
+        if self._observed is not None:
+            self._observed.respond(self._response.status_code, content_type)
+        return self._response
+
+    async def parts(self) -> AsyncGenerator[bytes]:
+        """The bytes of the response as they arrive."""
+        assert self._response is not None
+        data, searched, error = bytearray(), 0, _DISCONNECTED
+        try:
+            async for part in self._response.aiter_bytes():
+                if len(data) <= MOST_BYTES:  # of a longer one only the id is read
+                    data += part
+                if self._named is None and searched < _MOST_SEARCHED and (end := data.rfind(b"\n\n")) > searched:
+                    events = events_of(bytes(data[searched:end]))
+                    self._name(next((found for event in events if (found := response_id(event))), None))
+                    searched = end
+                yield part
+            error = None
+        except httpx.HTTPError as failure:
+            error = f"its stream ended early: {describe(failure)}"
+            raise
+        finally:
+            await self._response.aclose()
+            self._record(bytes(data), error)
+
+    def end(self, data: bytes) -> None:
+        """Record the complete response ``data``, which is no stream to the client."""
+        if self.is_stream:
+            self._name(next((found for event in events_of(data) if (found := response_id(event))), None))
+        else:
+            self._name(_json_id(data))
+        self._record(data, None)
+
+    def fail(self, error: BaseException) -> None:
+        """Record that there is no response."""
+        self._record(b"", _DISCONNECTED if isinstance(error, asyncio.CancelledError) else describe(error))
+
+    def _name(self, response: str | None) -> None:
+        self._named = response
+        if response is not None and not self._shadow:
+            self._know(response)
+
+    def _know(self, response: str | None) -> None:
+        """Accept feedback by the id of the call and that of its ``response``."""
+        sent = self._sent
+        known = KnownCall(self.id, sent.agent, self._arm.name, sent.conversation, response)
+        for name in filter(None, (self.id, response)):
+            self._outlet.remember(name, known)
+
+    def _record(self, data: bytes, error: str | None) -> None:
+        if self._recorded:
+            return
+        self._recorded = True
+        self._outlet.meters.busy(self._arm.name, -1)
+        self._outlet.answered(partial(self._as_call, data, error, time.monotonic() - self._clock))
+
+    def _as_call(self, data: bytes, error: str | None, seconds: float) -> ArmCall:
+        sent, status = self._sent, 0 if self._response is None else self._response.status_code
+        if error is None and status >= 400:
+            error = f"status {status}: {data[:200].decode(errors='replace')}"
+        dialect, read = dialect_of_path(sent.path), None
+        if dialect is not None and (error is None or error == _DISCONNECTED):
+            read = read_usage(dialect, data, streamed=self.is_stream)
+            # Clients disconnect after the last event, before the end of the response.
+            error = error if read is None else read.error
+        if self._observed is not None:
+            self._observed.add(data)
+            if error is None or status >= 400:
+                self._observed.end()
+            else:
+                self._observed.fail(UpstreamError(error))
+        read = read or ReadResponse()
+        return ArmCall(
+            id=self.id,
+            response=self._named,
+            agent=sent.agent,
+            conversation=sent.conversation,
+            arm=self._arm.name,
+            shadow=self._shadow,
+            began=self._began,
+            seconds=seconds,
+            first_byte=self._first_byte,
+            status=status,
+            error=error,
+            input_tokens=read.input_tokens,
+            cached_tokens=read.cached_tokens,
+            output_tokens=read.output_tokens,
+            model=read.model,
+        )
+
+
+def _json_id(data: bytes) -> str | None:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return None
+    return response_id(cast("Mapping[str, Any]", value)) if isinstance(value, dict) else None

@@ -1,0 +1,221 @@
+"""What other servers get from a switch, and what it makes of their odd responses."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from lightning_core.errors import ConfigError
+from lightning_core.records.prices import Prices
+from lightning_core.testing.recording_server import serve_app
+from lightning_core.tools.switch.arm import Arm
+from lightning_core.tools.switch.plan import SwitchPlan
+from lightning_core.tools.switch.report import arm_rows
+from lightning_core.tools.switch.server import SwitchServer
+
+USAGE = {"prompt_tokens": 5, "completion_tokens": 2}
+
+
+class Upstream:
+    """A server whose models behave by their names."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, dict[str, str], Any]] = []
+
+    async def answer(self, request: Request) -> Response:
+        body = await request.json()
+        self.requests.append((str(request.url), dict(request.headers), body))
+        model = body.get("model", "")
+        usage, identity = {**USAGE}, f"chatcmpl-{len(self.requests)}"
+        if model == "odd":
+            usage, identity = {"prompt_tokens": -5, "completion_tokens": 1 << 70}, "id-\udce9"
+        if model == "broken":
+            return StreamingResponse(self.breaking(), status_code=503)
+        if model == "failing":
+            return JSONResponse({"error": "busy"}, status_code=503)
+        if model == "hanging":
+            await anyio.sleep(600)
+        if model == "erring":
+            error = {"error": {"message": "overloaded", "type": "server_error"}}
+            return StreamingResponse(iter([f"data: {json.dumps(error)}\n\n"]), media_type="text/event-stream")
+        message = {"role": "assistant", "content": model}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return Response(
+            json.dumps(
+                {"id": identity, "object": "chat.completion", "model": model, "choices": [choice], "usage": usage}
+            ),
+            media_type="application/json",
+        )
+
+    async def breaking(self) -> AsyncIterator[bytes]:
+        yield b"{"
+        raise ConnectionError("the server dies here")
+
+
+@pytest.fixture
+def upstream() -> Iterator[tuple[str, Upstream]]:
+    served = Upstream()
+    with serve_app(Starlette(routes=[Route("/{path:path}", served.answer, methods=["POST", "GET", "DELETE"])])) as url:
+        yield url, served
+
+
+def arm(url: str, model: str, **more: Any) -> Arm:
+    return Arm(name=model, base_url=f"{url}/v1", model=model, **more)
+
+
+def switch_of(folder: Path, arms: list[Arm], agents: dict[str, Any], **options: Any) -> SwitchServer:
+    models = {one.name: {"base_url": one.base_url} for one in arms}
+    plan = SwitchPlan.model_validate({"models": models, "agents": agents, "folder": str(folder)})
+    return SwitchServer(plan, {one.name: one for one in arms}, **options)
+
+
+def ask(switch: SwitchServer, agent: str, text: str = "hi", **more: Any) -> httpx.Response:
+    url = switch.url.replace("/v1", f"/a/{agent}/v1/chat/completions")
+    body = {"model": "gpt", "messages": [{"role": "user", "content": text}], **more.pop("body", {})}
+    return httpx.post(url, json=body, timeout=20, **more)
+
+
+def test_keys_and_headers_reach_only_the_server_that_they_are_for(tmp_path: Path, upstream: tuple[str, Upstream]):
+    url, served = upstream
+    arms = [arm(url, "keyed", api_key="theirs"), arm(url, "open", gets_request_key=True), arm(url, "closed")]
+    agents = {name: name for name in ("keyed", "open", "closed")}
+    headers = {
+        "authorization": "Bearer mine",
+        "openai-organization": "org",
+        "cookie": "c=1",
+        "x-title": "caf\u00e9".encode(),
+    }
+    with switch_of(tmp_path, arms, agents) as switch:
+        for name in agents:
+            assert ask(switch, name, headers=headers).json()["choices"][0]["message"]["content"] == name
+        google = switch.url.replace("/v1", "/a/keyed/v1beta/models/x:generateContent?key=mine&alt=sse")
+        httpx.post(google, json={"contents": []})
+        for method, path in (
+            ("DELETE", "/a/keyed/v1/files/1"),
+            ("POST", "/a/keyed/v1/files"),
+            ("GET", "/a/keyed/v1/chat/completions"),
+        ):
+            refused = httpx.request(method, switch.url.replace("/v1", path))
+            assert refused.status_code == 404
+        outside = "/a/keyed/v1/../../v1/chat/completions"
+        assert (
+            httpx.post(f"{switch.url.removesuffix('/v1')}{outside.replace('..', '%2e%2e')}", json={}).status_code == 404
+        )
+    keyed, opened, closed, gemini = served.requests
+    assert (keyed[1]["authorization"], opened[1]["authorization"]) == ("Bearer theirs", "Bearer mine")
+    assert "authorization" not in closed[1]
+    assert [("openai-organization" in one[1], "cookie" in one[1]) for one in (keyed, opened, closed)] == [
+        (False, False),
+        (True, False),
+        (False, False),
+    ]
+    assert gemini[1]["x-goog-api-key"] == "theirs"
+    assert gemini[0].endswith("/v1/models/keyed:generateContent?alt=sse")
+
+
+def test_a_key_is_not_sent_to_a_server_that_it_is_not_for(tmp_path: Path):
+    first, second = (Arm(name=n, base_url=f"https://{n}.test/v1", gets_request_key=True) for n in ("a", "b"))
+    with pytest.raises(ConfigError, match="models.a and models.b are on different servers and have no api_key_env"):
+        switch_of(tmp_path, [first, second], {"writer": "a"})
+    with pytest.raises(ConfigError, match="models.a has no api_key_env, so it would get the API key of the switch"):
+        switch_of(tmp_path, [first], {"writer": "a"}, api_key="ours")
+
+
+def test_odd_responses_stop_neither_the_answer_nor_the_record(tmp_path: Path, upstream: tuple[str, Upstream]):
+    url, _ = upstream
+    names = ("odd", "good", "broken", "failing", "erring")
+    arms = [arm(url, name) for name in names]
+    agents: dict[str, Any] = {name: {"arms": {name: 1.0}} for name in names}
+    agents["broken"]["fallback"] = agents["failing"]["fallback"] = "good"
+    with switch_of(tmp_path, arms, agents) as switch:
+        assert ask(switch, "odd").status_code == 200
+        assert ask(switch, "erring", body={"stream": True}).status_code == 200
+        for name in ("good", "broken", "failing"):
+            assert ask(switch, name).json()["model"] == "good"
+        last = ask(switch, "good").headers["lightning-call"]
+        assert httpx.post(f"{switch.url}/feedback", json={"response": last, "reward": 10**400}).status_code == 400
+        assert (
+            httpx.post(f"{switch.url}/feedback", json={"response": last, "reward": 1, "comment": "\u00e9"}).status_code
+            == 200
+        )
+        metrics = httpx.get(switch.url.replace("/v1", "/metrics")).text
+    assert 'lightning_requests_in_progress{arm="broken"} 0.0' in metrics
+    rows = {(row.agent, row.arm): (row.calls, row.failed, row.rated) for row in arm_rows(tmp_path, Prices())}
+    assert rows == {
+        ("odd", "odd"): (1, 0, 0),
+        ("erring", "erring"): (1, 1, 0),
+        ("good", "good"): (2, 0, 1),
+        ("broken", "broken"): (1, 1, 0),
+        ("broken", "good"): (1, 0, 0),
+        ("failing", "failing"): (1, 1, 0),
+        ("failing", "good"): (1, 0, 0),
+    }
+
+
+def test_shadows_end_with_the_switch_and_never_copy_to_the_answering_model(
+    tmp_path: Path, upstream: tuple[str, Upstream], monkeypatch: pytest.MonkeyPatch
+):
+    from lightning_core.tools.switch import proxy
+
+    monkeypatch.setattr(proxy, "_SHADOW_SECONDS", 0.2)
+    url, served = upstream
+    arms = [arm(url, "good"), arm(url, "hanging")]
+    agents = {"a": {"arms": {"good": 1.0}, "shadow": "hanging"}, "b": {"arms": {"good": 1.0}, "shadow": "good"}}
+    with switch_of(tmp_path, arms, agents) as switch:
+        assert ask(switch, "a").status_code == 200
+        assert ask(switch, "b").status_code == 200
+        began = time.monotonic()
+    assert time.monotonic() - began < 30, "it would wait 600 s"
+    assert sorted(body["model"] for _, _, body in served.requests) == ["good", "good", "hanging"]
+    assert {(row.agent, row.shadow): row.failed for row in arm_rows(tmp_path, Prices())} == {
+        ("a", False): 0,
+        ("a", True): 1,
+        ("b", False): 0,
+    }
+
+
+def test_a_conversation_that_the_server_keeps_stays_where_it_is(tmp_path: Path, upstream: tuple[str, Upstream]):
+    url, served = upstream
+    arms = [arm(url, "one"), arm(url, "two")]
+    with switch_of(tmp_path, arms, {"a": {"arms": {"one": 0.5, "two": 0.5}}}) as switch:
+        first = [ask(switch, "a", f"q{i}") for i in range(12)]
+        for i, response in enumerate(first):
+            again = ask(switch, "a", f"and {i}", body={"previous_response_id": response.json()["id"]})
+            assert again.headers["lightning-arm"] == response.headers["lightning-arm"]
+        named = {
+            ask(switch, "a", f"q{i}", body={"conversation": {"id": "c"}}).headers["lightning-arm"] for i in range(8)
+        }
+    assert len({response.headers["lightning-arm"] for response in first}) == 2
+    assert len(named) == 1
+    assert len(served.requests) == 32
+
+
+def test_rollbacks_go_further_back_and_two_switches_share_no_folder(tmp_path: Path, upstream: tuple[str, Upstream]):
+    url, _ = upstream
+    arms = [arm(url, name) for name in ("one", "two", "three")]
+
+    def change(body: dict[str, Any]) -> httpx.Response:
+        return httpx.post(f"{switch.url}/switch/a", json=body)
+
+    with switch_of(tmp_path, arms, {"a": "one"}) as switch:
+        change({"promote": "two"})
+        change({"promote": "three"})
+        with pytest.raises(ConfigError, match="another switch uses the folder"):
+            switch_of(tmp_path, arms, {"a": "one"})
+        assert change({"rollback": True}).json()["arms"] == {"two": 1.0}
+    with switch_of(tmp_path, arms, {"a": "one"}) as switch:
+        assert switch.shares == {"a": {"two": 1.0}}
+        assert change({"rollback": True}).json()["arms"] == {"one": 1.0}
+        assert change({"rollback": True}).status_code == 409
+    assert (tmp_path / "switch.db").stat().st_mode & 0o077 == 0
