@@ -35,9 +35,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     budget = parser.add_argument_group("budget")
     budget.add_argument(
-        "--minutes", metavar="N", type=finite, help="of the whole command (default: trainer.steps ends it)"
+        "--minutes",
+        metavar="N",
+        type=finite,
+        help="after which no stage begins, and training ends (default: trainer.steps ends it)",
     )
-    budget.add_argument("--usd", metavar="X", type=finite, help="for the provider's model; needs --prices")
+    budget.add_argument(
+        "--usd",
+        metavar="X",
+        type=finite,
+        help="for the provider's model; limits --teach, not the first measurement; needs --prices",
+    )
     budget.add_argument("--tokens", metavar="N", type=whole(1), help="that training samples (trainer.token_budget)")
 
 
@@ -46,6 +54,7 @@ def improve(options: argparse.Namespace) -> int:
     from lightning_core.config import load_config
     from lightning_core.records.atomic import write_atomically
     from lightning_core.records.prices import read_prices
+    from lightning_core.rollouts.interrupts import interruptible
     from lightning_core.tools.improve.report import report_text
     from lightning_core.tools.improve.road import Road, RoadLimits
     from lightning_core.tools.improve.stage import StageFailed
@@ -81,7 +90,8 @@ def improve(options: argparse.Namespace) -> int:
     road.on_stage = lambda: write_atomically(report, report_text(road))
     code = exits.OK
     try:
-        road.walk()
+        with interruptible():
+            road.walk()
     except StageFailed as error:
         say(f"lightning-rl: {error}", error=True)
         code = error.code

@@ -120,29 +120,31 @@ def _serve_plan(options: argparse.Namespace) -> int:
         raise ConfigError(f"{found} cannot be used with the file of a switch; set it under models in {options.model}")
     plan = read_plan(Path(options.model))
     traces = None if options.record is None else SwitchTraces(Path(options.record), days=options.record_days)
-    with open_switch(
-        plan,
-        host=options.host,
-        port=options.port,
-        api_key=_api_key(options),
-        admin_key=options.admin_key or os.environ.get(ADMIN_KEY_ENV) or None,
-        tls=_tls(options),
-        requests_per_minute=options.requests_per_minute,
-        traces=traces,
-    ) as switch:
-        root = switch.url.removesuffix("/v1")
-        for name, shares in switch.shares.items():
-            say(f"agent      {name}: {shares_text(shares)}")
-        if plan.default is not None:
-            say(f"others     {plan.default}")
-        for note in switch.notes:
-            say(f"note       {note}")
-        say(f"base URL   {root}/a/AGENT/v1 (OpenAI), {root}/a/AGENT (Anthropic), or {switch.url} for named agents")
-        say(f"metrics    {root}/metrics")
-        say(f"feedback   POST {switch.url}/feedback\nstop       Ctrl-C")
-        wait_for_signal()
-    if traces is not None:
-        say(traces.close())
+    try:
+        with open_switch(
+            plan,
+            host=options.host,
+            port=options.port,
+            api_key=_api_key(options),
+            admin_key=options.admin_key or os.environ.get(ADMIN_KEY_ENV) or None,
+            tls=_tls(options),
+            requests_per_minute=options.requests_per_minute,
+            traces=traces,
+        ) as switch:
+            root = switch.url.removesuffix("/v1")
+            for name, shares in switch.shares.items():
+                say(f"agent      {name}: {shares_text(shares)}")
+            if plan.default is not None:
+                say(f"others     {plan.default}")
+            for note in switch.notes:
+                say(f"note       {note}")
+            say(f"base URL   {root}/a/AGENT/v1 (OpenAI), {root}/a/AGENT (Anthropic), or {switch.url} for named agents")
+            say(f"metrics    {root}/metrics")
+            say(f"feedback   POST {switch.url}/feedback\nstop       Ctrl-C")
+            wait_for_signal()
+    finally:
+        if traces is not None:
+            say(traces.close())
     say("stopped")
     return exits.OK
 

@@ -52,7 +52,7 @@ def _result(road: Road) -> list[str]:
         prompts = [text for text in road.settings if text.startswith("prompts=") and trained is None]
         lines += ["", f"Serve it: `{shlex.join(['lightning-rl', 'serve', str(served), *prompts])}`"]
     elif road.settings:
-        lines += ["", f"Use it: `{' '.join(road.settings)}`"]
+        lines += ["", f"Use it: `{shlex.join(road.settings)}`"]
     return lines
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from lightning_core.config import Config
 from lightning_core.errors import plural
@@ -15,7 +16,7 @@ from lightning_core.records.intervals import Estimate
 from lightning_core.records.prices import Prices
 from lightning_core.records.usage import format_usd
 from lightning_core.tools.improve.stage import Stage, run_stage
-from lightning_core.tools.runs.compare import held_out_difference
+from lightning_core.tools.runs.compare import paired_difference
 
 PROMPTS, WARM, TRAIN = "prompts", "warm start", "train"
 STAGES = (PROMPTS, WARM, TRAIN)
@@ -32,6 +33,14 @@ _EPOCHS = ("--epochs", "4", "--batch", "8")
 """Of the warm start; the epoch with the lowest held-out loss is used."""
 _WARM_RATE = "1e-4"
 """Ten times the rate of RL, as measured in docs/sft.md."""
+
+
+class RunStage(Protocol):
+    """See `run_stage`."""
+
+    def __call__(
+        self, name: str, words: Sequence[str], runs: Path, prices: Prices, *, say: Callable[[str], None]
+    ) -> Stage: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +84,8 @@ class Road:
     """Called after each stage."""
     say: Callable[[str], None]
     """Prints a line."""
+    run: RunStage = run_stage
+    """Runs a command."""
     _began: float = field(default_factory=time.monotonic)
 
     def walk(self) -> None:
@@ -93,10 +104,7 @@ class Road:
 
     def difference(self, first: Stage | None, second: Stage | None) -> Estimate | None:
         """``second - first`` on the held-out tasks, paired; None without two evaluations."""
-        if first is None or second is None or first.folder is None or second.folder is None:
-            return None
-        found = held_out_difference(first.folder, second.folder)
-        return None if found is None else found.difference
+        return None if first is None or second is None else paired_difference(first.rewards, second.rewards)
 
     def _find_prompts(self) -> None:
         budget = self._prompt_rollouts()
@@ -137,7 +145,8 @@ class Road:
             if rate is None:
                 self._note(f"{WARM}: the provider's model was not asked, its cost is not known: pass --prices")
                 return None
-            tasks = min(tasks, int((self.limits.usd - self._usd_spent()) / rate))
+            left = self.limits.usd - self._usd_spent()
+            tasks = min(tasks, int(left / rate)) if rate > 0 else tasks
             if tasks < 1:
                 self._note(f"{WARM}: the provider's model was not asked, {format_usd(self.limits.usd)} are spent")
                 return None
@@ -161,7 +170,9 @@ class Road:
 
     def _train(self) -> None:
         minutes = self._minutes_left()
+        every: list[str] = []
         if minutes is not None:
+            every = ["eval.every=0", "eval.early_stop=null"]
             # Training is evaluated before and after each round, which takes as long as it did for the policy.
             minutes -= (_ROUNDS + 1) * next(stage.minutes for stage in self.stages if stage.name == "policy")
             if minutes <= 0:
@@ -170,7 +181,7 @@ class Road:
         rounds = 1 if minutes is None else _ROUNDS
         last, start = self.best, self.best
         for number in range(1, rounds + 1):
-            words = ["train", self.file, *self._common(), *self.settings, "run.name=trained"]
+            words = ["train", self.file, *self._common(), *self.settings, *every, "run.name=trained"]
             if minutes is not None:
                 words.append(f"trainer.minutes={minutes * number / rounds:.4g}")
             if self.limits.tokens is not None:
@@ -211,7 +222,7 @@ class Road:
             self._note(f"{stage.name}: not used, {shown}")
 
     def _run(self, name: str, words: Sequence[str]) -> Stage:
-        stage = run_stage(name, words, self.folder, self.prices, say=self.say)
+        stage = self.run(name, words, self.folder, self.prices, say=self.say)
         self.stages.append(stage)
         self.on_stage()
         return stage

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lightning_core.errors import LightningError
 from lightning_core.records.measured import EvaluationSummary
 from lightning_core.records.prices import Prices
 from lightning_core.records.runs import is_run, read_run, run_folders
-from lightning_core.tools.runs.compare import measure_held_out
+from lightning_core.tools.runs.compare import TaskRewards, last_rewards, measure_held_out
 
 
 class StageFailed(LightningError):
@@ -39,6 +40,8 @@ class Stage:
     """The last evaluation on held-out tasks; None without one."""
     usd: float | None
     """The cost of its evaluation; None if it is not known."""
+    rewards: TaskRewards = field(default_factory=dict[tuple[str, str], float])
+    """Of the last evaluation. A later stage may add evaluations to the same run."""
 
     @property
     def command(self) -> str:
@@ -49,12 +52,24 @@ class Stage:
 def run_stage(name: str, words: Sequence[str], runs: Path, prices: Prices, *, say: Callable[[str], None]) -> Stage:
     """Run ``lightning-rl`` with the arguments ``words``, which records a run in ``runs``.
 
-    Raises `StageFailed` if it fails.
+    An interrupt is left to the command, which saves what it has; a second one kills it. Raises `StageFailed` if it fails.
     """
     command = shlex.join(["lightning-rl", *words])
     say(f"\n== {name}: {command}")
     before, began = _states(runs), time.monotonic()
-    code = subprocess.run([sys.executable, "-m", "lightning_core.tools.cli", *words], check=False).returncode
+    with subprocess.Popen([sys.executable, "-m", "lightning_core.tools.cli", *words]) as process:
+        try:
+            code = process.wait()
+        except KeyboardInterrupt as error:
+            if (
+                number := getattr(error, "number", signal.SIGINT)
+            ) != signal.SIGINT:  # the terminal sends SIGINT to both
+                process.send_signal(number)
+            try:
+                process.wait()
+            except KeyboardInterrupt:
+                process.kill()
+            raise
     minutes = (time.monotonic() - began) / 60
     if code:
         raise StageFailed(
@@ -78,6 +93,7 @@ def read_stage(name: str, words: Sequence[str], folder: Path | None, prices: Pri
         minutes=minutes,
         result=measure_held_out(run, prices),
         usd=None if evaluation is None else evaluation.usd_spent,
+        rewards=last_rewards(folder),
     )
 
 

@@ -88,8 +88,20 @@ def held_out_difference(a: Path, b: Path) -> HeldOutDifference | None:
     )
 
 
-_Rewards = Mapping[tuple[str, str], float]
+TaskRewards = Mapping[tuple[str, str], float]
 """The mean reward by task: its id, and its content as JSON."""
+
+
+def last_rewards(folder: Path) -> TaskRewards:
+    """The rewards of the last held-out evaluation of the run in ``folder``; empty without one."""
+    found = _last_held_out(folder)
+    return {} if found is None else found[1]
+
+
+def paired_difference(first: TaskRewards, second: TaskRewards) -> Estimate | None:
+    """``second - first`` over the tasks in both, with its 95% interval; None if there are none."""
+    common = [task for task in first if task in second]
+    return paired_improvement([first[t] for t in common], [second[t] for t in common]) if common else None
 
 
 def measure_held_out(run: RunInfo, prices: Prices) -> EvaluationSummary | None:
@@ -125,7 +137,7 @@ def _solved(config: Mapping[str, Any]) -> float:
     return float(value) if isinstance(value, int | float) else 1.0
 
 
-def _last_held_out(folder: Path) -> tuple[EvaluationPoint, _Rewards] | None:
+def _last_held_out(folder: Path) -> tuple[EvaluationPoint, TaskRewards] | None:
     path = folder / "store.db"
     if not path.is_file():  # the run failed before it recorded anything
         return None
@@ -147,7 +159,7 @@ def _steps(store: Store, phase: Phase) -> list[int]:
     return [row["step"] for row in rows]
 
 
-def _rewards(store: Store, phase: Phase, step: int) -> _Rewards:
+def _rewards(store: Store, phase: Phase, step: int) -> TaskRewards:
     evaluation = recorded_evaluations(store, phase)[step]
     query = (
         "SELECT task_id, json_extract(attributes, ?) AS task FROM rollouts JOIN spans ON spans.rollout = rollouts.id "

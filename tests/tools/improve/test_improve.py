@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,12 @@ import yaml
 
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
+from lightning_core.config import load_config
 from lightning_core.endpoint.server import Routing
+from lightning_core.records.prices import Prices
 from lightning_core.tools.cli.main import main
+from lightning_core.tools.improve.road import Road, RoadLimits
+from lightning_core.tools.improve.stage import Stage
 from lightning_core.tools.serving import ServingEndpoint
 from tests.bandit_runs import settings
 from tests.tiny_model import make_tiny_model
@@ -57,6 +61,46 @@ def test_money_and_time_leave_stages_out(config: Path, tmp_path: Path) -> None:
     assert set(rewards_of(text)) == {"provider (large)", "policy"}
     for stage in ("prompts", "warm start", "train"):
         assert f"- {stage}: left out, the 0.001 minutes are spent" in text
+
+
+@pytest.mark.parametrize(
+    ("rewards", "rounds", "end"),
+    [
+        ([0.3, 0.4, 0.45], 3, "ended with the budget; gain +0.250"),
+        ([0.3, 0.3, 0.9], 2, "ended, the last round gained nothing: +0.000"),
+        ([0.9, 1.0, 1.0], 1, "ended, the policy is better than large: +0.400"),
+    ],
+)
+def test_training_goes_on_in_rounds_as_long_as_it_gains(
+    rewards: Sequence[float], rounds: int, end: str, tmp_path: Path
+) -> None:
+    """The provider has 0.5, the policy 0.2; a round resumes the run of the one before."""
+    left = iter(rewards)
+
+    def run(name: str, words: Sequence[str], runs: Path, prices: Prices, *, say: Callable[[str], None]) -> Stage:
+        reward = {"provider": 0.5, "policy": 0.2}.get(name)
+        value = next(left) if reward is None else reward
+        tasks = {(f"t{i}", ""): value for i in range(40)}
+        return Stage(name=name, words=words, folder=runs / "run", minutes=0.001, result=None, usd=None, rewards=tasks)
+
+    road = Road(
+        config=load_config({"policy": {"model": "m"}}),
+        file="c.yaml",
+        overrides=(),
+        folder=tmp_path,
+        limits=RoadLimits(minutes=10),
+        prices=Prices(),
+        model="large",
+        skip=frozenset({"prompts", "warm start"}),
+        say=lambda _: None,
+        run=run,
+    )
+    road.walk()
+    trained = [stage for stage in road.stages if stage.name.startswith("train")]
+    assert len(trained) == rounds
+    assert ["--resume" in stage.words for stage in trained] == [False, True, True][:rounds]
+    assert road.notes[-1].startswith(f"train: {end}")
+    assert road.best is trained[-1]
 
 
 @pytest.mark.parametrize(

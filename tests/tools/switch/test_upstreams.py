@@ -126,9 +126,9 @@ def test_keys_and_headers_reach_only_the_server_that_they_are_for(tmp_path: Path
 
 def test_a_key_is_not_sent_to_a_server_that_it_is_not_for(tmp_path: Path):
     first, second = (Arm(name=n, base_url=f"https://{n}.test/v1", gets_request_key=True) for n in ("a", "b"))
-    with pytest.raises(ConfigError, match="models.a and models.b are on different servers and have no api_key_env"):
+    with pytest.raises(ConfigError, match=r"models.a and models.b are on different servers and have no api_key_env"):
         switch_of(tmp_path, [first, second], {"writer": "a"})
-    with pytest.raises(ConfigError, match="models.a has no api_key_env, so it would get the API key of the switch"):
+    with pytest.raises(ConfigError, match=r"models.a has no api_key_env, so it would get the API key of the switch"):
         switch_of(tmp_path, [first], {"writer": "a"}, api_key="ours")
 
 
