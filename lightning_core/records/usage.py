@@ -139,7 +139,9 @@ def _model_usage(model: str, host: str | None, calls: Sequence[AnsweredCall], pr
     read, written = (sum(tokens or 0 for tokens in own) for own in zip(*counted, strict=True)) if counted else (0, 0)
     cached = sum(call.cached_tokens for call in calls)
     missing = sum(None in pair for pair in counted)
-    price = prices.of(model, *dict.fromkeys(call.requested for call in calls))
+    # A model here answers requests that name the provider's.
+    requested = () if host is None else dict.fromkeys(call.requested for call in calls)
+    price = prices.of(model, *requested)
     p50, p90 = np.percentile([call.seconds for call in calls], (50, 90)) if calls else (0.0, 0.0)
     return ModelUsage(
         model=model,

@@ -63,6 +63,8 @@ def improve(options: argparse.Namespace) -> int:
     skip = _skipped(options.skip)
     if options.teach and options.model is None:
         raise ConfigError("--teach requires --model, the model that solves the tasks")
+    if missing := [source for source in options.traces if not Path(source).exists()]:
+        raise ConfigError(f"--traces {missing[0]!r} does not exist; expected a run's folder, or traces")
     for name in ("minutes", "usd"):
         if (value := getattr(options, name)) is not None and value <= 0:
             raise ConfigError(f"--{name} is {value:g}; expected a number above 0")

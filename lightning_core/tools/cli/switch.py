@@ -46,7 +46,11 @@ def add_options(parser: argparse.ArgumentParser) -> Collection[argparse.Argument
     rollback = actions.add_parser("rollback", help="go back to an agent's shares before the last change")
     rollback.add_argument("agent", metavar="AGENT", help="as under agents in the plan")
     for action in (share, promote, rollback):
-        action.add_argument("--url", default=_URL, help="the running switch (default: %(default)s)")
+        action.add_argument(
+            "--url",
+            default=_URL,
+            help=f"the running switch (default: %(default)s); its keys are read from ${API_KEY_ENV} and ${ADMIN_KEY_ENV}",
+        )
     return actions.choices.values()
 
 
@@ -79,6 +83,8 @@ def _change(url: str, agent: str, wanted: Mapping[str, Any]) -> Mapping[str, Any
 
     from lightning_core.tools.switch.server import ADMIN_HEADER
 
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url is {url!r}; expected a URL such as {_URL}")
     headers: dict[str, str] = {}
     if key := os.environ.get(API_KEY_ENV):
         headers["authorization"] = f"Bearer {key}"
@@ -97,7 +103,8 @@ def _change(url: str, agent: str, wanted: Mapping[str, Any]) -> Mapping[str, Any
         answer = {}
     if response.status_code != 200:
         message = answer.get("error", {}).get("message") or response.text[:200]
-        raise ConfigError(f"the switch at {url} refused the change: {message}")
+        advice = f". Set {API_KEY_ENV} to its key" if response.status_code == 401 else ""
+        raise ConfigError(f"the switch at {url} refused the change: {message}{advice}")
     return answer
 
 
@@ -153,7 +160,7 @@ def make_arms(rows: Sequence[ArmRow]) -> list[RenderableType]:
 def _cells(row: ArmRow) -> list[str]:
     from lightning_core.records.usage import format_usd
 
-    answered = row.calls > row.failed
+    answered = row.p50 == row.p50  # not NaN
     return [
         row.agent or "(no agent)",
         f"{row.arm}{' (shadow)' if row.shadow else ''}",

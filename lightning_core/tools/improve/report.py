@@ -40,6 +40,8 @@ def _result(road: Road) -> list[str]:
         return ["No policy was measured."]
     over_policy = road.difference(_first(road), best)
     lines = [f"Best: **{best.name}**, held-out reward {_mean(best)}."]
+    if best is _first(road):
+        lines = [f"No stage is better than the untrained policy, whose held-out reward is {_mean(best)}."]
     if best is not _first(road) and over_policy is not None:
         lines.append(f"Gain over the untrained policy: {_difference(over_policy)}.")
     over = road.difference(road.provider, best)

@@ -204,7 +204,8 @@ class Road:
             return f"ended, the policy is better than {self.model}: {_interval(over)}"
         if is_last:
             gain = self.difference(start, trained)
-            return f"ended with the budget; gain {_interval(gain)}" if gain is not None else "ended with the budget"
+            end = "ended after trainer.steps" if self.limits.minutes is None else "ended with the budget"
+            return end if gain is None else f"{end}; gain {_interval(gain)}"
         gain = self.difference(before, trained)
         if gain is not None and gain.mean <= 0:
             return f"ended, the last round gained nothing: {_interval(gain)}"

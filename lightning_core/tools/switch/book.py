@@ -26,6 +26,8 @@ except ImportError:  # not on Windows
 logger = logging.getLogger(__name__)
 
 FILE = "switch.db"
+DISCONNECTED = "the client disconnected"
+"""The error of a call whose client did."""
 _MOST_AT_ONCE = 1000
 """Rows of one transaction."""
 _SCHEMA = """

@@ -16,11 +16,10 @@ import httpx
 from lightning_core.errors import UpstreamError, describe
 from lightning_core.tools.record.observed import ObservedCall
 from lightning_core.tools.switch.arm import Arm, dialect_of_path
-from lightning_core.tools.switch.book import ArmCall, KnownCall
+from lightning_core.tools.switch.book import DISCONNECTED, ArmCall, KnownCall
 from lightning_core.tools.switch.meters import Meters
 from lightning_core.tools.switch.usage import MOST_BYTES, ReadResponse, events_of, read_usage, response_id
 
-_DISCONNECTED = "the client disconnected"
 _MOST_SEARCHED = 64 << 10
 """Bytes of a stream in which the response's id is searched."""
 
@@ -93,7 +92,7 @@ class Exchange:
     async def parts(self) -> AsyncGenerator[bytes]:
         """The bytes of the response as they arrive."""
         assert self._response is not None
-        data, searched, error = bytearray(), 0, _DISCONNECTED
+        data, searched, error = bytearray(), 0, DISCONNECTED
         try:
             async for part in self._response.aiter_bytes():
                 if len(data) <= MOST_BYTES:  # of a longer one only the id is read
@@ -121,7 +120,11 @@ class Exchange:
 
     def fail(self, error: BaseException) -> None:
         """Record that there is no response."""
-        self._record(b"", _DISCONNECTED if isinstance(error, asyncio.CancelledError) else describe(error))
+        if isinstance(error, asyncio.CancelledError):
+            text = "it had no response when the switch ended" if self._shadow else DISCONNECTED
+        else:
+            text = describe(error)
+        self._record(b"", text)
 
     def _name(self, response: str | None) -> None:
         self._named = response
@@ -140,6 +143,8 @@ class Exchange:
             return
         self._recorded = True
         self._outlet.meters.busy(self._arm.name, -1)
+        if dialect_of_path(self._sent.path) is None:  # such as one that counts tokens
+            return
         self._outlet.answered(partial(self._as_call, data, error, time.monotonic() - self._clock))
 
     def _as_call(self, data: bytes, error: str | None, seconds: float) -> ArmCall:
@@ -147,7 +152,7 @@ class Exchange:
         if error is None and status >= 400:
             error = f"status {status}: {data[:200].decode(errors='replace')}"
         dialect, read = dialect_of_path(sent.path), None
-        if dialect is not None and (error is None or error == _DISCONNECTED):
+        if dialect is not None and (error is None or error == DISCONNECTED):
             read = read_usage(dialect, data, streamed=self.is_stream)
             # Clients disconnect after the last event, before the end of the response.
             error = error if read is None else read.error

@@ -41,9 +41,9 @@ class SwitchModel(Section):
     """Of `run`: the policy that answers, or `base`; null: the only policy."""
     weights: PathText | None = None
     """A model's folder or name."""
-    base_url: str | None = None
+    base_url: Annotated[str, Field(pattern=r"^https?://[^/]")] | None = None
     """The base URL of a server, such as `https://api.openai.com/v1`. It must know the wire format of the agent's client."""
-    model: str | None = None
+    model: Annotated[str, Field(min_length=1)] | None = None
     """Of `base_url`: the model's name there; null: the one that the request names."""
     api_key_env: str | None = None
     """Of `base_url`: the environment variable with the server's key; null: the key of the request."""
@@ -90,8 +90,6 @@ class SwitchPlan(Section):
     """Names for calls whose URL names no agent; see `agents.named` of a run's configuration."""
     folder: PathText = "switch"
     """Folder of what is recorded: calls, feedback, changes of shares."""
-    prices: PathText | None = None
-    """File with prices of models, for the cost of each arm."""
     shadows_at_once: Annotated[int, Field(ge=1)] = 8
     """Most shadow requests in progress; further ones are left out, and counted."""
 
@@ -101,6 +99,10 @@ class SwitchPlan(Section):
         for name, agent in self.agents.items():
             used += [(("agents", name, "arms"), arm) for arm in agent.arms]
             used += [(("agents", name, key), value) for key in ("shadow", "fallback") if (value := getattr(agent, key))]
+        if not self.agents and self.default is None:
+            raise PydanticCustomError(INVALID_VALUE, "expected agents, default or both: every request would be refused")
+        if "" in self.agents:
+            raise PydanticCustomError(INVALID_VALUE, "expected names of agents that are not empty")
         if found := [
             (path, f"there is no model {name!r}; expected one of {', '.join(self.models)}")
             for path, name in used

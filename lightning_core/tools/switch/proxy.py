@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, cast
 from urllib.parse import quote, unquote
 
@@ -48,6 +49,7 @@ _CONNECT_SECONDS = 10.0
 _SILENCE_SECONDS = 600.0
 """Longest time in which an arm sends nothing, as in the SDKs of OpenAI and Anthropic."""
 _RETRIED = (429, 529)
+_LONGEST_NAME = 200
 _SHADOW_SECONDS = 10.0
 """Time that shadow requests in progress have when the switch ends."""
 # Of one connection, or added again. Whole bodies and streams are decoded.
@@ -169,6 +171,10 @@ class Proxy:
             names = dict.fromkeys(rule.name for rule in self._named if rule.matches(body))
             model = requested_model(path, body)
             agent = next(iter(names), model if model in self._plan.agents else "")
+        if len(agent) > _LONGEST_NAME or not agent.isprintable():
+            raise PolicyRequestError(
+                f"the agent's name is {show_json(agent[:_LONGEST_NAME])}; expected at most {_LONGEST_NAME} printable characters"
+            )
         return SentRequest(
             agent=agent,
             conversation=conversation_of(by_name, body),
@@ -282,5 +288,6 @@ def _client(*, trust_env: bool) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         timeout=httpx.Timeout(_SILENCE_SECONDS, connect=_CONNECT_SECONDS, pool=None),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
+        cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=[])),  # it has the requests of all clients
         trust_env=trust_env,
     )

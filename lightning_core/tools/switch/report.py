@@ -18,11 +18,13 @@ import numpy as np
 from lightning_core.errors import ConfigError
 from lightning_core.records.intervals import Estimate, confidence_interval
 from lightning_core.records.prices import Prices
-from lightning_core.tools.switch.book import FILE
+from lightning_core.tools.switch.book import DISCONNECTED, FILE
 
 _MANY = 1000
 """Values from which on the interval is that of the normal distribution: the other one takes time in proportion to them."""
 _Z = 1.96
+_OF_THE_CLIENT = (400, 404, 413, 415, 422)
+"""Statuses of requests that are wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,7 @@ class ArmRow:
     shadow: bool
     calls: int
     failed: int
-    """Calls without a response, or with a status of 400 and above."""
+    """Calls without a response, or with an error; without those that the client left, or that asked for what cannot be answered."""
     conversations: int
     p50: float
     """Median seconds of an answered call."""
@@ -91,7 +93,7 @@ def _row(
         arm=arm,
         shadow=bool(shadow),
         calls=len(calls),
-        failed=len(calls) - len(answered),
+        failed=sum(map(_is_failure, calls)),
         conversations=len({call["conversation"] for call in calls}),
         p50=float(p50),
         p90=float(p90),
@@ -103,7 +105,13 @@ def _row(
     )
 
 
+def _is_failure(call: Any) -> bool:
+    return call["error"] not in (None, DISCONNECTED) and call["status"] not in _OF_THE_CLIENT
+
+
 def _cost(arm: str, calls: Sequence[Any], prices: Prices) -> float | None:
+    if not calls:
+        return None
     total = 0.0
     for call in calls:
         price = prices.of(call["model"] or "", arm)

@@ -228,6 +228,10 @@ class SwitchServer:
 
     async def _feedback(self, request: Request) -> Response:
         body = await _object(request)
+        if unknown := sorted(set(body) - {"response", "reward", "comment"}):
+            raise PolicyRequestError(
+                f"{unknown[0]} is unknown; expected response, reward and comment", param=unknown[0]
+            )
         response, reward, comment = body.get("response"), body.get("reward"), body.get("comment")
         if not isinstance(response, str) or not response:
             raise PolicyRequestError(

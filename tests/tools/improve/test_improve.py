@@ -109,6 +109,7 @@ def test_training_goes_on_in_rounds_as_long_as_it_gains(
         (["--teach", "3"], "--teach requires --model"),
         (["--usd", "1"], "--usd requires prices"),
         (["--minutes", "0"], "--minutes is 0; expected a number above 0"),
+        (["--traces", "nosuch"], "--traces 'nosuch' does not exist"),
         (["--skip", "rl"], "--skip rl: expected one of prompts, warm, train"),
     ],
 )

@@ -34,6 +34,11 @@ class Upstream:
         self.requests: list[tuple[str, dict[str, str], Any]] = []
 
     async def answer(self, request: Request) -> Response:
+        response = await self.respond(request)
+        response.headers["set-cookie"] = "session=somebody"
+        return response
+
+    async def respond(self, request: Request) -> Response:
         body = await request.json()
         self.requests.append((str(request.url), dict(request.headers), body))
         model = body.get("model", "")
