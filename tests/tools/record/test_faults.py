@@ -43,7 +43,12 @@ def ask(url: str, text: str = "hi") -> None:
 
 def span_of(name: str, trace: str, **more: Any) -> SpanRecord:
     """A span called ``name``, 16 hexadecimal digits, below the root of ``trace``."""
-    fields = {"start_ns": 1, "end_ns": 2, "parent_id": root_of(trace), "attributes": {tr.OPERATION: "chat"}}
+    fields: dict[str, Any] = {
+        "start_ns": 1,
+        "end_ns": 2,
+        "parent_id": root_of(trace),
+        "attributes": {tr.OPERATION: "chat"},
+    }
     return SpanRecord(name="chat", trace_id=trace, span_id=name, **{**fields, **more})
 
 
@@ -53,9 +58,7 @@ class Pipe:
     def __init__(self, folder: Path, names: CallNames | None = None) -> None:
         self.counts = RecordCounts()
         files = TraceFiles(folder, most_bytes=None)
-        self.pipeline = RecordPipeline(
-            files, self.counts, share=1.0, maker=SpanMaker(None), names=names or CallNames()
-        )
+        self.pipeline = RecordPipeline(files, self.counts, share=1.0, maker=SpanMaker(None), names=names or CallNames())
 
     def receive(self, call: ObservedCall) -> None:
         self.pipeline.work([call])
@@ -85,7 +88,7 @@ class Pipe:
 
 
 def test_names_that_are_not_utf_8_are_recorded_with_a_replacement(server: RecordingServer, tmp_path: Path):
-    @trainable("reader")
+    @trainable("caf\udce9")
     def read_file() -> None:
         ask(server.url)
         raise FileNotFoundError("caf\udce9")
@@ -97,7 +100,7 @@ def test_names_that_are_not_utf_8_are_recorded_with_a_replacement(server: Record
         requests.post(f"{server.url}/chat/completions", json={"model": "m", "messages": user("\udce9")}, timeout=5)
     assert recording.counts.as_dict() == {"recorded": 2, "rewards": 0}
     first, second = read(tmp_path)
-    assert first.error == "FileNotFoundError: caf\ufffd"
+    assert [first.calls[0].agent, *(event.name for event in first.events)] == ["caf\ufffd", "caf\ufffd"]
     assert second.calls[0].messages[0]["content"] == "\ufffd"
 
 
