@@ -43,9 +43,13 @@ def valid_span(span: SpanRecord) -> SpanRecord:
 
 
 def _is_valid(value: Any) -> bool:
-    if isinstance(value, str):
-        return value.isascii() or valid_unicode(value) == value
-    return not isinstance(value, (list, tuple, dict))
+    if not isinstance(value, str):
+        return not isinstance(value, (list, tuple, dict))
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _valid(value: Any) -> Any:
