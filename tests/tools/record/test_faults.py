@@ -183,7 +183,10 @@ def test_files_stay_open_while_the_thread_writes(tmp_path: Path, monkeypatch: py
     assert len(read(tmp_path)) == 1
 
 
-def test_options_of_python_are_read_with_their_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_options_of_python_are_read_with_their_arguments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delattr(os, "execvpe")  # which would replace the process of the tests
     for options in (["-W", "ignore", "-I"], ["-X", "dev", "-I"], ["-uE"], ["--check-hash-based-pycs", "never", "-S"]):
         assert main(["record", "--to", str(tmp_path), "--", "python3", *options, "app.py"]) == 2
         assert f"python3 {options[-1]} ignores the variables" in capsys.readouterr().err
