@@ -23,16 +23,22 @@ class OpenConversations:
         self._traces: OrderedDict[bytes, str] = OrderedDict()
 
     def place(
-        self, parties: Sequence[str | None], messages: Sequence[Any], responses: Sequence[Mapping[str, Any]], new: str
+        self,
+        parties: Sequence[str | None],
+        messages: Sequence[Any],
+        responses: Sequence[Mapping[str, Any]],
+        new: str,
+        *,
+        known: str | None = None,
     ) -> str:
         """The trace of a call with ``messages``: that of the conversation it continues, else ``new``.
 
-        ``parties``: the agent and, if it is known, the host.
+        ``parties``: the agent and, if it is known, the host. ``known``: the trace, if the request names the call it continues.
         """
-        digest, trace = _digest("messages", *parties), new
+        digest, trace = _digest("messages", *parties), known or new
         for message in messages:
             digest = _extend(digest, message)
-            if _role(message) == "assistant":
+            if known is None and _role(message) == "assistant":
                 trace = self._traces.get(digest, trace)
         for response in responses:
             self._keep(_extend(digest, response), trace)

@@ -93,7 +93,7 @@ class RecordPipeline:
         known = self._traces.find(previous) if isinstance(previous, str) else None
         responses = [response.message for response in read.responses]
         messages = read.request.input_messages(0)
-        return self._conversations.place((agent, call.host), messages, responses, known or new_trace())
+        return self._conversations.place((agent, call.host), messages, responses, new_trace(), known=known)
 
     def _keep_history(self, read: ReadCall) -> None:
         """Keep the conversation for a request that names its response. Instructions are not part of it."""

@@ -320,7 +320,7 @@ def test_feedback_and_names_from_a_configuration(url: str, tmp_path: Path, capsy
         reward(1.0)
     assert recording.counts.rewards == 2
     assert recording.summary.endswith("none left out, 2 rewards of no recorded call")
-    first_call, second_call = (call for trace in read(tmp_path / "traces") for call in trace.calls)
+    ((first_call, second_call),) = (trace.calls for trace in read(tmp_path / "traces"))
     assert (first_call.agent, second_call.agent) == ("seller", None)
     assert [m["content"] for m in second_call.messages] == ["hi", "hello", "more"]
     rewards = [r for trace in read(tmp_path / "traces") for r in trace.rewards]
