@@ -15,8 +15,13 @@ from lightning_core.errors import ConfigError
 from lightning_core.tools.cli.numbers import finite
 
 FOLDER = "recorded"
-_ISOLATED = ("I", "E", "S")
+_ISOLATED = "IES"
 """Options of Python with which it ignores the environment, or imports nothing at its start."""
+_WITH_ARGUMENT = "WX"
+"""Options of Python with an argument, in the same word or the next."""
+_LAST = "cm"
+"""Options of Python that end its own."""
+_LONG_WITH_ARGUMENT = "--check-hash-based-pycs"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -86,9 +91,21 @@ def _check(options: argparse.Namespace, command: Sequence[str]) -> None:
 
 def _isolating(arguments: Sequence[str]) -> str | None:
     """The option among Python's own ``arguments`` with which nothing would be recorded."""
-    for argument in arguments:
-        if not argument.startswith("-") or argument in ("-c", "-m", "-"):
+    words = iter(arguments)
+    for word in words:
+        if not word.startswith("-") or word in ("-", "--"):
             return None
-        if not argument.startswith("--") and any(letter in argument for letter in _ISOLATED):
-            return argument
+        if word.startswith("--"):
+            if word == _LONG_WITH_ARGUMENT:
+                next(words, None)
+            continue
+        for place, letter in enumerate(word[1:], 2):
+            if letter in _ISOLATED:
+                return word
+            if letter in _LAST:
+                return None
+            if letter in _WITH_ARGUMENT:
+                if place == len(word):
+                    next(words, None)
+                break
     return None

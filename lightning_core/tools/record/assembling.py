@@ -9,9 +9,10 @@ from pathlib import Path
 
 from lightning_core import trace as tr
 from lightning_core.capture.recording import call_id
-from lightning_core.tools.record.counts import FOLDER_FULL, UNWRITTEN, RecordCounts
+from lightning_core.tools.record.counts import FAILED, FOLDER_FULL, UNWRITTEN, RecordCounts
 from lightning_core.tools.record.files import FolderFull, TraceFiles
 from lightning_core.tools.record.spans import CallPlace
+from lightning_core.tools.record.unicode import valid_span
 from lightning_core.tools.record.units import root_of
 from lightning_core.trace import SpanRecord
 
@@ -21,6 +22,8 @@ _MOST_WAITING = 1000
 """Spans of a trace that wait for its first call."""
 _MOST_RESPONSES = 20_000
 """Responses that a reward can name."""
+_MOST_EARLY = 10_000
+"""Rewards that wait for the call that they name."""
 
 
 @dataclass(slots=True)
@@ -55,6 +58,9 @@ class TraceAssembler:
         self._traces: OrderedDict[str, _OpenTrace] = OrderedDict()
         self._responses: OrderedDict[str, CallPlace] = OrderedDict()
         """The trace and span of recent calls, by the id of the response and of the span."""
+        self._early: OrderedDict[str, list[SpanRecord]] = OrderedDict()
+        """Rewards that came before the call that they name."""
+        self._early_count = 0
         self._batch: dict[str, list[SpanRecord]] = {}
 
     def add_call(self, span: SpanRecord) -> None:
@@ -72,15 +78,26 @@ class TraceAssembler:
         for name in (span.span_id, response, None if response is None else call_id(response)):
             if name is not None:
                 self._responses[name] = place
+                for early in self._take_early(name):
+                    self.add_span(early)
         while len(self._responses) > _MOST_RESPONSES:
             self._responses.popitem(last=False)
 
+    def find(self, response: str) -> str | None:
+        """The trace of the call with this response id; None if it was not recorded recently."""
+        place = self._responses.get(response)
+        return None if place is None else place.trace
+
     def add_span(self, span: SpanRecord) -> None:
-        """Add the span of an agent, a tool or a reward, which waits for the first call of its trace."""
+        """Add the span of an agent, a tool or a reward, which waits for the first call of its trace.
+
+        A reward that names a call waits for that call.
+        """
+        span = valid_span(span)
         if span.attributes.get(tr.OPERATION) == "reward" and (name := span.attributes.get(tr.REWARD_CALL)) is not None:
             place = self._responses.get(name)
             if place is None:
-                self._counts.rewards += 1
+                self._wait(name, span)
                 return
             # Feedback often comes after the unit of work, and from another one.
             attributes = {**span.attributes, tr.REWARD_CALL: place.parent}
@@ -98,7 +115,7 @@ class TraceAssembler:
     def flush(self) -> None:
         """Write what was added since the last time."""
         batch, self._batch = self._batch, {}
-        by_file: dict[Path, list[SpanRecord]] = {}
+        by_file: dict[Path, list[Sequence[SpanRecord]]] = {}
         for name, spans in batch.items():
             trace = self._traces.get(name)
             try:
@@ -108,15 +125,11 @@ class TraceAssembler:
                 continue
             if trace is not None:
                 trace.file = file
-            by_file.setdefault(file, []).extend({span.span_id: span for span in spans}.values())
-        for file, spans in by_file.items():
-            try:
-                self._files.write(file, spans)
-                self._counts.add(_calls(spans))
-            except FolderFull:
-                self._counts.leave_out(FOLDER_FULL, times=_calls(spans))
-            except OSError as error:
-                self._counts.leave_out(UNWRITTEN, times=_calls(spans), error=error)
+            by_file.setdefault(file, []).append([*{span.span_id: span for span in spans}.values()])
+        for file, traces in by_file.items():
+            if not self._write(file, [span for spans in traces for span in spans], is_whole=len(traces) == 1):
+                for spans in traces:
+                    self._write(file, spans, is_whole=True)
 
     def close(self) -> None:
         """Write the rest, and count the rewards of traces without a call."""
@@ -124,7 +137,36 @@ class TraceAssembler:
         for trace in self._traces.values():
             self._forget(trace)
         self._traces.clear()
+        for name in [*self._early]:
+            self._counts.rewards += len(self._take_early(name))
         self._files.close()
+
+    def _write(self, file: Path, spans: Sequence[SpanRecord], *, is_whole: bool) -> bool:
+        """Write spans and count them; return False if they cannot be written, and are more than one trace."""
+        try:
+            self._files.write(file, spans)
+            self._counts.add(_calls(spans))
+        except FolderFull:
+            self._counts.leave_out(FOLDER_FULL, times=_calls(spans))
+        except OSError as error:
+            self._counts.leave_out(UNWRITTEN, times=_calls(spans), error=error)
+        except Exception as error:  # noqa: BLE001 - a span may have any attributes; other traces are written
+            if not is_whole:
+                return False
+            self._counts.leave_out(FAILED, times=_calls(spans), error=error)
+        return True
+
+    def _wait(self, name: str, reward: SpanRecord) -> None:
+        """Keep a reward until the call that it names is added."""
+        self._early.setdefault(name, []).append(reward)
+        self._early_count += 1
+        while self._early_count > _MOST_EARLY:
+            self._counts.rewards += len(self._take_early(next(iter(self._early))))
+
+    def _take_early(self, name: str) -> Sequence[SpanRecord]:
+        found = self._early.pop(name, ())
+        self._early_count -= len(found)
+        return found
 
     def _find(self, span: SpanRecord) -> _OpenTrace:
         trace = self._traces.get(span.trace_id)

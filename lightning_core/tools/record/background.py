@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from lightning_core.capture.context import outside_rollout
+
+logger = logging.getLogger("lightning_core.tools.record")
 
 T = TypeVar("T")
 
@@ -21,7 +24,10 @@ _PAUSE_SECONDS = 0.2
 
 
 class BackgroundWork(Generic[T]):
-    """Calls ``work`` with batches of items on a thread, which starts with the first item. `put` never waits."""
+    """Calls ``work`` with batches of items on a thread, which starts with the first item. `put` never waits.
+
+    Once the queue is closed and `ended`, ``work`` is not called any more, so that what it uses can be closed.
+    """
 
     def __init__(self, work: Callable[[Sequence[T]], None]) -> None:
         self._work = work
@@ -31,7 +37,7 @@ class BackgroundWork(Generic[T]):
         self._closing = threading.Event()
         self._idle = threading.Event()
         self._thread: threading.Thread | None = None
-        self._items = self._bytes = 0
+        self._items = self._bytes = self._failed = 0
 
     def put(self, item: T, size: int) -> bool:
         """Add an item of ``size`` bytes; return False if the queue is full or closed."""
@@ -55,13 +61,20 @@ class BackgroundWork(Generic[T]):
         return not self._items or self._idle.wait(seconds)
 
     def close(self, seconds: float) -> int:
-        """Work on the items that wait, for at most ``seconds``; return how many are left."""
+        """Work on the items that wait, for at most ``seconds``; return how many are left, or were in a batch that failed."""
         self._closing.set()
         self._queue.put(None)
         thread = self._thread
         if thread is not None and thread.ident is not None and thread is not threading.current_thread():
             thread.join(seconds)
-        return self._items
+        return self._items + self._failed
+
+    @property
+    def ended(self) -> bool:
+        """Whether the queue is closed, and its thread has ended or never started."""
+        thread = self._thread
+        is_over = thread is None or (thread.ident is not None and not thread.is_alive())
+        return self._closing.is_set() and is_over
 
     def _run(self) -> None:
         while (first := self._queue.get()) is not None:
@@ -75,8 +88,14 @@ class BackgroundWork(Generic[T]):
                     batch.append(more)
             except Empty:
                 pass
-            self._work([item for item, _ in batch])
+            failed = 0
+            try:
+                self._work([item for item, _ in batch])
+            except BaseException:  # the last place that can keep the thread
+                failed = len(batch)
+                logger.exception("a batch of %d recorded items failed", failed)
             with self._lock:
+                self._failed += failed
                 self._items -= len(batch)
                 self._bytes -= sum(size for _, size in batch)
                 if not self._items:

@@ -153,11 +153,50 @@ def _note_whole(call: ObservedCall, status: int, headers: Mapping[str, str], con
 
 
 class _ObservedRaw(wrapt.ObjectProxy[Any]):
-    """The response of urllib3 below a streamed response of ``requests``, which reads it decoded."""
+    """The response of urllib3 below a streamed response of ``requests``, which reads it decoded by `stream`.
 
-    def __init__(self, raw: Any, call: ObservedCall) -> None:
+    A program that reads it by other methods gets bytes that may be encoded, or only some of them: that call is counted as left out.
+    """
+
+    def __init__(self, raw: Any, call: ObservedCall, observer: CallObserver) -> None:
         super().__init__(raw)
-        self._self_call = call
+        self._self_call, self._self_observer = call, observer
+
+    def _miss(self) -> Any:
+        if self._self_call.drop():
+            self._self_observer.miss(self._self_call)
+        return self.__wrapped__
+
+    def read(self, *args: Any, **kwargs: Any) -> Any:
+        return self._miss().read(*args, **kwargs)
+
+    def read1(self, *args: Any, **kwargs: Any) -> Any:
+        return self._miss().read1(*args, **kwargs)
+
+    def readinto(self, *args: Any, **kwargs: Any) -> Any:
+        return self._miss().readinto(*args, **kwargs)
+
+    def readline(self, *args: Any, **kwargs: Any) -> Any:
+        return self._miss().readline(*args, **kwargs)
+
+    def readlines(self, *args: Any, **kwargs: Any) -> Any:
+        return self._miss().readlines(*args, **kwargs)
+
+    def read_chunked(self, *args: Any, **kwargs: Any) -> Any:
+        return self._miss().read_chunked(*args, **kwargs)
+
+    def json(self) -> Any:
+        return self._miss().json()
+
+    @property
+    def data(self) -> Any:
+        return self._miss().data
+
+    def __iter__(self) -> Any:
+        return iter(self._miss())
+
+    def __next__(self) -> Any:
+        return next(self._miss())
 
     def stream(self, *args: Any, **kwargs: Any) -> Generator[bytes]:
         try:
@@ -183,7 +222,7 @@ def _install_requests(patches: Patches, observer: CallObserver, requests: Any) -
     def note(call: ObservedCall, response: Any, is_streamed: bool) -> None:
         if is_streamed:
             call.respond(response.status_code, response.headers.get("content-type", ""))
-            response.raw = _ObservedRaw(response.raw, call)
+            response.raw = _ObservedRaw(response.raw, call, observer)
         else:
             _note_whole(call, response.status_code, response.headers, response.content)
 

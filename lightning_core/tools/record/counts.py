@@ -48,7 +48,8 @@ class RecordCounts:
     def leave_out(self, reason: str, *, times: int = 1, error: BaseException | None = None) -> None:
         """Count calls as left out. The first time with an ``error`` is logged."""
         with self._lock:
-            self.left_out[reason] += times
+            if times:
+                self.left_out[reason] += times
             first, self._warned = error is not None and not self._warned, self._warned or error is not None
         if first and error is not None:
             logger.warning(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_core.endpoint.routing import NamedCalls
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CallNames:
     """The agents that a configuration names."""
 
@@ -21,9 +25,13 @@ class CallNames:
         """The name of the first rule that matches a request; None if none does."""
         if not self.rules:
             return None
-        from lightning_core.endpoint.routing import NamedCalls
+        return next((rule.name for rule in self._named if rule.matches(body)), None)
 
-        return next((rule.name for rule in (NamedCalls(**fields) for fields in self.rules) if rule.matches(body)), None)
+    @cached_property
+    def _named(self) -> Sequence[NamedCalls]:
+        from lightning_core.endpoint.routing import NamedCalls  # not before the first call: its import takes long
+
+        return [NamedCalls(**fields) for fields in self.rules]
 
 
 def names_of(config: str | Path | None) -> CallNames:

@@ -82,6 +82,12 @@ class ObservedCall:
             self.end_ns = time.time_ns()
             self.receiver.receive(self)
 
+    def drop(self) -> bool:
+        """End the call without handing it over; return False if it had ended."""
+        ended, self._ended = self._ended, True
+        self.parts.clear()
+        return not ended
+
 
 def is_sending() -> bool:
     """Whether a client library that this one serves observes the request already."""

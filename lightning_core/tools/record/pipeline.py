@@ -18,7 +18,7 @@ from lightning_core.tools.record.naming import CallNames
 from lightning_core.tools.record.observed import ObservedCall
 from lightning_core.tools.record.spans import CallPlace, RedactionError, SpanMaker
 from lightning_core.tools.record.units import is_sampled, new_trace, root_of
-from lightning_core.tools.record.wire import RESPONSE_ID_PREFIX, ReadCall, UnreadableCall, read_call
+from lightning_core.tools.record.wire import PREVIOUS_RESPONSE, RESPONSE_ID_PREFIX, ReadCall, UnreadableCall, read_call
 from lightning_core.trace import SpanRecord
 
 logger = logging.getLogger(__name__)
@@ -69,14 +69,14 @@ class RecordPipeline:
         read = read_call(call, self._histories)
         self._keep_history(read)
         origin = call.origin
+        agent = origin.agent or self._names.find(read.request.body)
         place = CallPlace(origin.trace, origin.parent)
         if not origin.in_unit:
-            trace = self._place(read)
+            trace = self._place(call, read, agent)
             place = CallPlace(trace, root_of(trace))
             if not is_sampled(trace, self._share):
                 self._counts.leave_out(SHARE)
                 return
-        agent = origin.agent or self._names.find(read.request.body)
         expected, made = max(len(read.responses), 1), 0
         for span in self._maker.make(call, read, agent, place):
             self._traces.add_call(span)
@@ -84,9 +84,16 @@ class RecordPipeline:
         if expected > made:
             self._counts.leave_out(REDACTED, times=expected - made)
 
-    def _place(self, read: ReadCall) -> str:
+    def _place(self, call: ObservedCall, read: ReadCall, agent: str | None) -> str:
+        """The trace of a call outside units: that of its conversation."""
+        if call.origin.conversation is not None:
+            return self._conversations.place_named(agent, call.origin.conversation, new_trace())
+        # A rule may name only the first call, by instructions that the next ones do not repeat.
+        previous = read.request.body.get(PREVIOUS_RESPONSE)
+        known = self._traces.find(previous) if isinstance(previous, str) else None
         responses = [response.message for response in read.responses]
-        return self._conversations.place(read.request.input_messages(0), responses, new_trace())
+        messages = read.request.input_messages(0)
+        return self._conversations.place((agent, call.host), messages, responses, new_trace(), known=known)
 
     def _keep_history(self, read: ReadCall) -> None:
         """Keep the conversation for a request that names its response. Instructions are not part of it."""

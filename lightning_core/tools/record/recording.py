@@ -121,7 +121,7 @@ class CallRecording:
         """Write the calls that wait, for at most some seconds."""
         if left := self._work.close(_CLOSE_SECONDS):
             self.counts.leave_out(UNFINISHED, times=left)
-        else:
+        if self._work.ended:  # else the thread still writes
             self._pipeline.close()
         self.on_finish(self)
 

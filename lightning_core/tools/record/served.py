@@ -43,7 +43,8 @@ class ServedCalls:
         """Write the calls that wait. Returns one line: the number of calls recorded, those left out, and why."""
         if left := self._work.close(_CLOSE_SECONDS):
             self._counts.leave_out(UNFINISHED, times=left)
-        self._traces.close()
+        if self._work.ended:  # else the thread still writes
+            self._traces.close()
         return self._counts.summary(self._folder)
 
     def _write(self, spans: Sequence[SpanRecord]) -> None:
@@ -58,5 +59,5 @@ class ServedCalls:
         """``span`` in the trace of its conversation."""
         attributes = {key: value for key, value in span.attributes.items() if not isinstance(value, bytes)}
         messages, responses = (json.loads(attributes.get(key, "[]")) for key in (tr.INPUT_MESSAGES, tr.OUTPUT_MESSAGES))
-        trace = self._conversations.place(messages, responses, new_trace())
+        trace = self._conversations.place((attributes.get(tr.AGENT),), messages, responses, new_trace())
         return replace(span, trace_id=trace, parent_id=root_of(trace), attributes=attributes)

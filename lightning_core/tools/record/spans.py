@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, cast
 
-from pydantic_core import to_json
-
 from lightning_core import trace as tr
 from lightning_core.capture.span_ids import new_span_id
 from lightning_core.dialects.exchange import UpstreamResponse
 from lightning_core.errors import ConfigError
 from lightning_core.tools.record.observed import ObservedCall
+from lightning_core.tools.record.unicode import valid_span, write_json
 from lightning_core.tools.record.wire import ReadCall
 from lightning_core.trace import SpanRecord
 
@@ -28,7 +27,7 @@ _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 
 
 def _to_json(value: Any) -> str:
-    return to_json(value).decode()
+    return write_json(value).decode()
 
 
 class RedactionError(Exception):
@@ -81,7 +80,7 @@ class SpanMaker:
                 **({} if response is None else _response_attributes(response)),
             }
             error = kept.get("error")
-            yield SpanRecord(
+            span = SpanRecord(
                 name=f"chat {kept.get('model') or ''}".rstrip(),
                 trace_id=place.trace,
                 span_id=new_span_id(),
@@ -91,6 +90,7 @@ class SpanMaker:
                 attributes=attributes,
                 error=None if error is None else str(error),
             )
+            yield valid_span(span)
 
     def _redacted(self, record: dict[str, Any]) -> Mapping[str, Any] | None:
         if self._redact is None:
@@ -99,7 +99,7 @@ class SpanMaker:
             if isinstance(self._redact, str):
                 self._redact = find_redaction(self._redact)
             kept = self._redact(record)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # which would end the thread
             raise RedactionError(f"{type(error).__name__}: {error}") from error
         if kept is not None and not (isinstance(kept, Mapping) and set(kept) <= set(FIELDS)):  # pyright: ignore[reportUnnecessaryIsInstance]
             found = sorted(set(kept) - set(FIELDS)) if isinstance(kept, Mapping) else type(kept).__name__  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -42,6 +42,8 @@ class CallOrigin:
     agent: str | None
     in_unit: bool
     """Whether a unit of work is open; otherwise the trace belongs to this call alone."""
+    conversation: str | None = None
+    """The conversation of a call outside units, if the program names it. Calls of one agent and conversation are one trace."""
 
 
 class RecordedUnits:

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from pydantic_core import from_json
-
 from lightning_core.chat.messages import Message
 from lightning_core.dialects import ALL_DIALECTS, DIALECTS, gemini
 from lightning_core.dialects.dialect import Dialect
@@ -16,10 +14,11 @@ from lightning_core.dialects.exchange import ChatRequest, UpstreamResponse, stre
 from lightning_core.errors import describe, fold
 from lightning_core.tools.record.counts import CONTINUED, OTHER_FORMAT, TOO_LARGE
 from lightning_core.tools.record.observed import CLOSED, ObservedCall
+from lightning_core.tools.record.unicode import read_json
 
 _DIALECTS: Mapping[str, Dialect] = {dialect.PATH: dialect for dialect in DIALECTS}
 _PROVIDERS = {"/messages": "anthropic"}
-_PREVIOUS = "previous_response_id"
+PREVIOUS_RESPONSE = "previous_response_id"
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
 RESPONSE_ID_PREFIX = "resp_"
@@ -54,14 +53,14 @@ def read_call(call: ObservedCall, conversations: Mapping[str, Sequence[Message]]
     """
     if call.too_large:
         raise UnreadableCall(TOO_LARGE)
-    body, provider = from_json(call.body), _PROVIDERS.get(call.route, "openai")
+    body, provider = read_json(call.body), _PROVIDERS.get(call.route, "openai")
     dialect: Dialect | None = _DIALECTS.get(call.route)
     if call.route.endswith(tuple(f":{method}" for method in gemini.METHODS)):
         dialect, provider = ALL_DIALECTS[-1], "gcp.gemini"
         body = gemini.with_url(body, call.path, stream=call.route.endswith(gemini.STREAM))
     if dialect is None:
         raise UnreadableCall(OTHER_FORMAT)
-    previous = body.get(_PREVIOUS)
+    previous = body.get(PREVIOUS_RESPONSE)
     if isinstance(previous, str) and previous.removeprefix(RESPONSE_ID_PREFIX) not in conversations:
         raise UnreadableCall(CONTINUED)
     request = dialect.read_request(body, conversations=conversations)
@@ -103,7 +102,7 @@ def _read_response(call: ObservedCall, dialect: Dialect) -> tuple[Sequence[Upstr
     try:
         content = _content(call)
         if "event-stream" not in call.content_type:
-            value = from_json(content)
+            value = read_json(content)
             if isinstance(value, list):  # Gemini's streams without ``alt=sse``
                 return _read_events(dialect, iter(cast("list[Any]", value)))
             return dialect.read_response(value), _response_id(value), None
@@ -130,7 +129,7 @@ def _events(content: bytes) -> Iterator[Mapping[str, Any]]:
     for event in _EVENT_END.split(content):
         data = b"\n".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
         if data not in (b"", b"[DONE]"):
-            value = from_json(data)
+            value = read_json(data)
             if isinstance(value, dict):
                 yield cast("dict[str, Any]", value)
 

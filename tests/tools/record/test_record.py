@@ -320,7 +320,7 @@ def test_feedback_and_names_from_a_configuration(url: str, tmp_path: Path, capsy
         reward(1.0)
     assert recording.counts.rewards == 2
     assert recording.summary.endswith("none left out, 2 rewards of no recorded call")
-    first_call, second_call = (call for trace in read(tmp_path / "traces") for call in trace.calls)
+    ((first_call, second_call),) = (trace.calls for trace in read(tmp_path / "traces"))
     assert (first_call.agent, second_call.agent) == ("seller", None)
     assert [m["content"] for m in second_call.messages] == ["hi", "hello", "more"]
     rewards = [r for trace in read(tmp_path / "traces") for r in trace.rewards]
@@ -354,7 +354,7 @@ def test_served_calls_are_recorded_by_conversation_and_old_files_deleted(tmp_pat
     recorded = ServedCalls(tmp_path, days=30)
     backend = ScriptedBackend(lambda prompt: "hello")
     with ServingEndpoint(backend, Chat(backend.tokenizer), routing=Routing(), on_call=recorded.add) as endpoint:
-        first = ask(endpoint.url)
+        first = ask(endpoint.url, extra_headers={"lightning-agent": "a"})
         with openai.OpenAI(base_url=endpoint.url, api_key="k") as client:
             answer = first.choices[0].message.model_dump(exclude_none=True)
             messages: Any = [*user("hi"), answer, *user("go on")]
@@ -365,7 +365,7 @@ def test_served_calls_are_recorded_by_conversation_and_old_files_deleted(tmp_pat
     assert not old.exists()
     traces = read(tmp_path)
     assert [[len(call.messages) for call in trace.calls] for trace in traces] == [[1, 3], [1]]
-    assert [call.agent for trace in traces for call in trace.calls] == [None, "a", None]
+    assert [call.agent for trace in traces for call in trace.calls] == ["a", "a", None]
 
 
 def test_a_run_of_a_graph_and_one_of_the_agents_sdk_are_one_trace_each(server: RecordingServer, tmp_path: Path):

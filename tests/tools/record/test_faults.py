@@ -1,0 +1,263 @@
+"""Faults of calls, files and processes end neither the recording nor its counts."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import requests
+
+from lightning_core import Trace, record, trainable
+from lightning_core import trace as tr
+from lightning_core.otel import read_traces
+from lightning_core.testing.recording_server import RecordingServer
+from lightning_core.tools.cli.main import main
+from lightning_core.tools.record.assembling import TraceAssembler
+from lightning_core.tools.record.background import BackgroundWork
+from lightning_core.tools.record.counts import FAILED, UNREAD_RESPONSE, RecordCounts
+from lightning_core.tools.record.files import TraceFiles
+from lightning_core.tools.record.naming import CallNames
+from lightning_core.tools.record.observed import ObservedCall
+from lightning_core.tools.record.pipeline import RecordPipeline
+from lightning_core.tools.record.served import ServedCalls
+from lightning_core.tools.record.spans import SpanMaker
+from lightning_core.tools.record.units import CallOrigin, new_trace, root_of
+from lightning_core.trace import SpanRecord
+from tests.tools.record.apps import user
+
+
+def read(folder: Path) -> list[Trace]:
+    return [trace for file in sorted(folder.glob("*.jsonl")) for trace in read_traces(file)]
+
+
+def ask(url: str, text: str = "hi") -> None:
+    with openai.OpenAI(base_url=url, api_key="k", max_retries=0) as client:
+        client.chat.completions.create(model="m", messages=user(text))
+
+
+def span_of(name: str, trace: str, **more: Any) -> SpanRecord:
+    """A span called ``name``, 16 hexadecimal digits, below the root of ``trace``."""
+    fields: dict[str, Any] = {
+        "start_ns": 1,
+        "end_ns": 2,
+        "parent_id": root_of(trace),
+        "attributes": {tr.OPERATION: "chat"},
+    }
+    return SpanRecord(name="chat", trace_id=trace, span_id=name, **{**fields, **more})
+
+
+class Pipe:
+    """A pipeline that records to ``folder``, and calls as a client observes them."""
+
+    def __init__(self, folder: Path, names: CallNames | None = None) -> None:
+        self.counts = RecordCounts()
+        files = TraceFiles(folder, most_bytes=None)
+        self.pipeline = RecordPipeline(files, self.counts, share=1.0, maker=SpanMaker(None), names=names or CallNames())
+
+    def receive(self, call: ObservedCall) -> None:
+        self.pipeline.work([call])
+
+    def call(
+        self,
+        messages: Sequence[Any],
+        agent: str | None = None,
+        host: str = "a",
+        conversation: str | None = None,
+        response: str = "r",
+    ) -> None:
+        trace = new_trace()
+        call = ObservedCall(
+            receiver=self,
+            route="/chat/completions",
+            path="/v1/chat/completions",
+            host=host,
+            body=json.dumps({"model": "m", "messages": messages}).encode(),
+            origin=CallOrigin(trace, root_of(trace), agent, in_unit=False, conversation=conversation),
+            sequence=0,
+        )
+        call.respond(200, "application/json")
+        choice = {"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}
+        call.add(json.dumps({"id": response, "model": "m", "choices": [choice]}).encode())
+        call.end()
+
+
+def test_names_that_are_not_utf_8_are_recorded_with_a_replacement(server: RecordingServer, tmp_path: Path):
+    @trainable("caf\udce9")
+    def read_file() -> None:
+        ask(server.url)
+        raise FileNotFoundError("caf\udce9")
+
+    with record(tmp_path) as recording:
+        with pytest.raises(FileNotFoundError):
+            read_file()
+        assert recording.flush()
+        requests.post(f"{server.url}/chat/completions", json={"model": "m", "messages": user("\udce9")}, timeout=5)
+    assert recording.counts.as_dict() == {"recorded": 2, "rewards": 0}
+    first, second = read(tmp_path)
+    assert {first.calls[0].agent, *(event.name for event in first.events)} == {"caf\ufffd", "rollout"}
+    assert second.calls[0].messages[0]["content"] == "\ufffd"
+
+
+def test_a_trace_that_cannot_be_written_is_counted_and_the_others_are_written(tmp_path: Path):
+    counts = RecordCounts()
+    traces = TraceAssembler(TraceFiles(tmp_path, most_bytes=None), counts)
+    traces.add_call(span_of("a" * 16, "1" * 32, error="\udce9"))
+    traces.add_call(span_of("b" * 16, "2" * 32))
+    traces.close()
+    assert counts.as_dict() == {FAILED: 1, "recorded": 1, "rewards": 0}
+    assert [call.id for trace in read(tmp_path) for call in trace.calls] == ["b" * 16]
+
+
+def test_the_thread_survives_a_batch_that_fails(caplog: pytest.LogCaptureFixture):
+    done: list[str] = []
+
+    def work(items: Sequence[str]) -> None:
+        if "bad" in items:
+            raise SystemExit
+        done.extend(items)
+
+    background = BackgroundWork(work)
+    background.put("bad", 1)
+    assert background.wait(5)
+    background.put("good", 1)
+    assert background.close(5) == 1
+    assert (done, background.ended) == (["good"], True)
+    assert "a batch of 1 recorded items failed" in caplog.text
+
+
+def test_conversations_of_other_agents_hosts_and_names_are_other_traces(tmp_path: Path):
+    pipe, more = Pipe(tmp_path), [*user("hi"), {"role": "assistant", "content": "ok"}, *user("more")]
+    for agent, host in (("a", "x"), ("b", "x"), ("a", "y")):
+        pipe.call(user("hi"), agent, host)
+    for agent, host in (("a", "x"), ("b", "x"), ("a", "y")):
+        pipe.call(more, agent, host)
+    pipe.call(user("hi"), "a", conversation="1")
+    pipe.call(user("other"), "a", conversation="1")
+    pipe.call(more, "a", conversation="2")
+    pipe.call(user("hi"), "b", conversation="1")
+    pipe.pipeline.close()
+    found = [[(call.agent, len(call.messages)) for call in trace.calls] for trace in read(tmp_path)]
+    by_messages = [[("a", 1), ("a", 3)], [("b", 1), ("b", 3)], [("a", 1), ("a", 3)]]
+    assert sorted(found) == sorted([*by_messages, [("a", 1), ("a", 1)], [("a", 3)], [("b", 1)]])
+
+
+def test_a_reward_waits_for_its_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lightning_core.tools.record.assembling._MOST_EARLY", 2)
+    pipe = Pipe(tmp_path)
+    for number, response in enumerate(("dropped", "later", "never")):
+        attributes = {tr.OPERATION: "reward", tr.REWARD_VALUE: 0.5, tr.REWARD_CALL: response}
+        pipe.pipeline.work([span_of(f"{number:016x}", new_trace(), attributes=attributes)])
+    pipe.call(user("hi"), response="later")
+    pipe.pipeline.close()
+    (trace,) = read(tmp_path)
+    assert [(reward.value, reward.call) for reward in trace.rewards] == [(0.5, trace.calls[0].id)]
+    assert pipe.counts.as_dict() == {"recorded": 1, "rewards": 2}
+
+
+def test_files_stay_open_while_the_thread_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lightning_core.tools.record.served._CLOSE_SECONDS", 0.05)
+    begun, may_write, write = threading.Event(), threading.Event(), os.write
+
+    def write_slowly(file: int, data: bytes) -> int:
+        """As a file system that hangs for a while."""
+        if b"lightning-record" in data[:300]:
+            begun.set()
+            may_write.wait(5)
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", write_slowly)
+    served = ServedCalls(tmp_path)
+    served.add(span_of("a" * 16, "1" * 32))
+    assert begun.wait(5)
+    assert served.close().endswith("1 left out (1 not written before the program ended)")
+    may_write.set()
+    for thread in threading.enumerate():
+        if thread.name == "lightning-record":
+            thread.join(5)
+    assert len(read(tmp_path)) == 1
+
+
+def test_options_of_python_are_read_with_their_arguments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delattr(os, "execvpe")  # which would replace the process of the tests
+    for options in (["-W", "ignore", "-I"], ["-X", "dev", "-I"], ["-uE"], ["--check-hash-based-pycs", "never", "-S"]):
+        assert main(["record", "--to", str(tmp_path), "--", "python3", *options, "app.py"]) == 2
+        assert f"python3 {options[-1]} ignores the variables" in capsys.readouterr().err
+    command = [sys.executable, "-m", "lightning_core.tools.cli.main", "record", "--to", str(tmp_path), "--"]
+    program = [sys.executable, "-Wignore::ImportWarning", '-cprint("ISE")']
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([*command, *program], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ISE\n", "")
+
+
+PARENT = """
+import httpx, json, os, pathlib, subprocess, sys
+counts = json.loads(os.environ["LIGHTNING_RECORD"])["counts"]
+pathlib.Path(counts, "1.json").write_text('{"recor')  # as of a process that was killed
+subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]], stdin=subprocess.PIPE)
+"""
+CHILD = """
+import httpx, sys
+sys.stdin.read()  # until the parent ends
+httpx.post(sys.argv[1], json={"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+"""
+
+
+def test_a_child_that_outlives_its_parent_prints_its_own_line(server: RecordingServer, tmp_path: Path):
+    traces, temporary = tmp_path / "traces", tmp_path / "temporary"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "lightning_core.tools.cli.main", "record", "--to", str(traces), "--"]
+    program = [sys.executable, "-c", PARENT, CHILD, f"{server.url}/chat/completions"]
+    path = os.pathsep.join(filter(None, sys.path))
+    environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(temporary), "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([*command, *program], env=environment, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines() == [
+        f"lightning-rl record: 0 calls recorded in {traces}, none left out; "
+        "1 file with the counts of a child process cannot be read",
+        f"lightning-rl record: 1 call recorded in {traces}, none left out",
+    ]
+    assert [file.suffix for file in traces.iterdir()] == [".jsonl"]
+    assert not [*temporary.iterdir()]
+
+
+def test_a_streamed_response_that_is_read_raw_is_counted(server: RecordingServer, tmp_path: Path):
+    body = {"model": "m", "messages": user("hi")}
+    with record(tmp_path) as recording:
+        response = requests.post(f"{server.url}/chat/completions", json=body, stream=True, timeout=5)
+        assert b"ok" in response.raw.read()
+        response.close()
+    assert recording.counts.as_dict() == {UNREAD_RESPONSE: 1, "recorded": 0, "rewards": 0}
+
+
+class CountedRule(Mapping[str, Any]):
+    """A rule under ``agents.named`` that counts how often it is read."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._fields, self.read = fields, 0
+
+    def __getitem__(self, name: str) -> Any:
+        return self._fields[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self.read += 1
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+
+def test_the_rules_of_a_configuration_are_read_once(tmp_path: Path):
+    rule = CountedRule({"name": "seller", "contains": "sell"})
+    pipe = Pipe(tmp_path, CallNames(rules=(rule,)))
+    pipe.call(user("sell"))
+    pipe.call(user("buy"))
+    pipe.pipeline.close()
+    assert [call.agent for trace in read(tmp_path) for call in trace.calls] == ["seller", None]
+    assert rule.read == 1
