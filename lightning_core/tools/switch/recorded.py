@@ -51,7 +51,7 @@ class SwitchTraces:
             path=target.path,
             host=host_of(target),
             body=body,
-            origin=CallOrigin(trace, root_of(trace), agent or None, in_unit=False),
+            origin=CallOrigin(trace, root_of(trace), agent or None, in_unit=False, conversation=conversation),
             sequence=next_sequence(),
         )
 
@@ -73,11 +73,13 @@ class SwitchTraces:
             end_ns=now,
             attributes={tr.OPERATION: "reward", tr.REWARD_VALUE: reward, tr.REWARD_CALL: response},
         )
-        self._work.put(span, _SPAN_BYTES)
+        if not self._work.put(span, _SPAN_BYTES):
+            self._counts.rewards += 1
 
     def close(self) -> str:
         """Write what waits. Returns one line: the number of calls recorded, those left out, and why."""
         if left := self._work.close(_CLOSE_SECONDS):
             self._counts.leave_out(UNFINISHED, times=left)
-        self._pipeline.close()
+        if self._work.ended:  # else its thread still writes
+            self._pipeline.close()
         return self._counts.summary(self._folder)
