@@ -137,6 +137,8 @@ def load_url() -> str:
         (["--demonstrations", "0"], "nothing to search: pass --demonstrations K above 0, or --gepa"),
         (["--budget", "20"], "found 24 training tasks and a budget for 2 validation tasks; expected at least 12 tasks"),
         (["--gepa", "--reflection", "m"], "no server for the reflection model 'm': set policy.upstream"),
+        (["--gepa", "--reflection", "m", "--reflection-key-env", "K"], "names the key of --reflection-url, which is"),
+        (["--reflection-url", "http://x"], "--reflection-url and --reflection-key-env are for --gepa"),
         (["-o", "plain.yaml"], "'plain.yaml' has no versions: it was not written by this command"),
         (
             ["prompts={wrter: {extend: x}}"],
