@@ -146,8 +146,8 @@ def _show(found: FoundPrompts) -> None:
     if refused := found.refused + found.held_out_refused:
         of_held_out = f", {found.held_out_refused} of them of held-out tasks," if found.held_out_refused else ""
         say(
-            f"{plural(refused, 'rollout')}{of_held_out} had a refused request and counted as 0: with long demonstrations the context may be full; "
-            "raise policy.max_context, or lower --demonstrations"
+            f"{plural(refused, 'rollout')}{of_held_out} had a refused request and counted as 0: with long demonstrations the context "
+            "may be full; raise policy.max_context, or lower --demonstrations"
         )
     reflections = f", {plural(found.reflections, 'reflection')}" if found.reflections else ""
     say(f"{plural(found.rollouts, 'rollout')} of training tasks{left_out}{reflections}")
