@@ -45,7 +45,7 @@ class AgentPrompts:
     by_agent: Mapping[str, AgentPrompt] = field(default_factory=dict[str, AgentPrompt])
 
     def find(self, agent: str | None) -> AgentPrompt | None:
-        """The prompt of ``agent``, if it has one. The reward function has none, whatever the patterns match."""
+        """The prompt of ``agent``, if it has one. The reward function has none, even if a pattern matches it."""
         selector = None if agent in (None, REWARD_FUNCTION) else find_selector(self.by_agent, agent)
         return None if selector is None else self.by_agent[selector]
 

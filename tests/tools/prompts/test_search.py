@@ -79,7 +79,7 @@ def test_no_more_rollouts_than_the_budget_and_means_of_the_same_tasks(tmp_path: 
                 only,
                 job=replace(only.job, task_id=task),
                 status="infrastructure" if reward is None else "ok",
-                reward=reward or 0.0,
+                trace=replace(only.trace, rewards=[replace(only.trace.rewards[0], value=reward or 0.0)]),
             )
             for task, reward in rewards.items()
         ]
