@@ -16,7 +16,7 @@ from lightning_core.tools.interchange.atif_export import ATIF_EXPORT
 from lightning_core.tools.interchange.openai_tuning import OPENAI_TUNING
 from lightning_core.tools.interchange.otlp import to_line
 from lightning_core.tools.interchange.target_format import ExportedRollout, TargetFormat
-from lightning_core.tools.runs.sources import RolloutFilter, is_run, read_recorded
+from lightning_core.tools.runs.sources import LeaveOut, is_run, read_recorded
 
 
 def _otlp(rollout: ExportedRollout, _: Counter[str]) -> list[Mapping[str, Any]]:
@@ -97,7 +97,7 @@ def export_traces(sources: Sequence[str | Path], options: ExportOptions) -> Expo
     return summary
 
 
-def _refusal(target: TargetFormat, least: float | None) -> RolloutFilter:
+def _refusal(target: TargetFormat, least: float | None) -> LeaveOut:
     def refuse(reward: float | None, failed: bool) -> str | None:
         if failed and not target.takes_failed:
             return "rollouts that failed"

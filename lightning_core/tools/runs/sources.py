@@ -17,7 +17,7 @@ from lightning_core.trace import SpanRecord, Trace, spans_to_trace
 TRACE_FILES = (".json", ".jsonl", ".pb")
 """File name endings of stored traces."""
 
-RolloutFilter = Callable[[float | None, bool], str | None]
+LeaveOut = Callable[[float | None, bool], str | None]
 """Reward of a rollout, and whether it failed → the reason it is left out, or None."""
 
 
@@ -40,12 +40,12 @@ def trace_files(folder: Path) -> list[Path]:
 
 
 def read_recorded(
-    source: Path, phase: Phase | None, refusal: RolloutFilter, left_out: Counter[str]
+    source: Path, phase: Phase | None, refusal: LeaveOut, left_out: Counter[str]
 ) -> Iterator[RecordedRollout]:
     """The rollouts of ``source``: a run's folder, a file of traces, a folder of such files.
 
-    ``phase``: that of a run's rollouts; None: all. Rollouts that `refusal` refuses, those with an infrastructure failure or an invalid reward, and
-    forks that were dropped are added to ``left_out``, by reason. Raises `ConfigError` for a source that cannot be read.
+    ``phase``: that of a run's rollouts; None: all. Rollouts that ``refusal`` refuses, those with an infrastructure failure or an
+    invalid reward, and forks that were dropped are added to ``left_out``, by reason. Raises `ConfigError` for a source that cannot be read.
     """
     if is_run(source):
         yield from _read_run(source, phase, refusal, left_out)
@@ -69,7 +69,7 @@ def read_recorded(
 
 
 def _read_run(
-    folder: Path, phase: Phase | None, refusal: RolloutFilter, left_out: Counter[str]
+    folder: Path, phase: Phase | None, refusal: LeaveOut, left_out: Counter[str]
 ) -> Iterator[RecordedRollout]:
     with (
         need_path(f"read the run {str(folder)!r}", "Change its permissions"),
