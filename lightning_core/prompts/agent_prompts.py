@@ -12,6 +12,7 @@ from lightning_core.capture.selectors import find_selector
 from lightning_core.errors import PolicyRequestError
 from lightning_core.prompts.demonstrations import Conversation, join_demonstrations
 from lightning_core.prompts.wire_formats import WIRE_FORMATS, Insertion, insert_messages
+from lightning_core.trace import REWARD_FUNCTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,8 @@ class AgentPrompts:
     by_agent: Mapping[str, AgentPrompt] = field(default_factory=dict[str, AgentPrompt])
 
     def find(self, agent: str | None) -> AgentPrompt | None:
-        """The prompt of ``agent``, if it has one."""
-        selector = None if agent is None else find_selector(self.by_agent, agent)
+        """The prompt of ``agent``, if it has one. The reward function has none, even if a pattern matches it."""
+        selector = None if agent in (None, REWARD_FUNCTION) else find_selector(self.by_agent, agent)
         return None if selector is None else self.by_agent[selector]
 
     def insert(self, agent: str | None, path: str, body: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:

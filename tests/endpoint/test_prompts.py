@@ -13,12 +13,13 @@ import pytest
 from google import genai
 from google.genai import types
 
-from lightning_core.capture import ActiveRollout, current_address, scope
+from lightning_core.capture import ActiveRollout, current_address, run_as, scope
 from lightning_core.config import load_config
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.errors import ConfigError
 from lightning_core.prompts.agent_prompts import AgentPrompts, make_prompt
 from lightning_core.testing.playground import tool_call
+from lightning_core.trace import REWARD_FUNCTION
 from tests.endpoint.serving import key_in_rollout, prompts_of, rows_of, serve, serve_upstream
 
 CALL = {"id": "a", "type": "function", "function": {"name": "run", "arguments": '{"sql": "SELECT 1"}'}}
@@ -175,6 +176,18 @@ def test_agents_are_distinguished() -> None:
         "planner": "You plan.",
         "other": "Be brief.",
     }
+
+
+def test_a_judge_of_the_reward_function_gets_no_prompt() -> None:
+    routing = Routing(prompts=AgentPrompts({"*": make_prompt("*", replace="You plan.")}))
+    with serve() as endpoint, key_in_rollout(endpoint, routing) as (run, key):
+        for name, enter in (("planner", scope), (REWARD_FUNCTION, run_as)):
+            with enter(name):
+                headers = current_address().to_headers()  # type: ignore[union-attr]
+            client = openai.OpenAI(base_url=endpoint.url, api_key=key, default_headers=headers, max_retries=0)
+            client.chat.completions.create(model="base", messages=[{"role": "user", "content": "Right?"}])
+    roles = {call.agent: [m["role"] for m in call.messages] for call in run.trace.calls}
+    assert roles == {"planner": ["system", "user"], REWARD_FUNCTION: ["user"]}
 
 
 def test_an_agent_without_a_system_prompt_gets_one() -> None:

@@ -76,6 +76,8 @@ def prompts(options: argparse.Namespace) -> int:
     number = options.demonstrations if options.demonstrations is not None else 0 if options.gepa else DEMONSTRATIONS
     if options.gepa != (options.reflection is not None):
         raise ConfigError("--gepa and --reflection MODEL go together: the model proposes the system prompts")
+    if not options.gepa and (options.reflection_url or options.reflection_key_env):
+        raise ConfigError("--reflection-url and --reflection-key-env are for --gepa. Remove them, or pass --gepa")
     if not options.gepa and not number:
         raise ConfigError("nothing to search: pass --demonstrations K above 0, or --gepa")
     reflection = None
@@ -140,10 +142,12 @@ def _show(found: FoundPrompts) -> None:
     for line in found.methods:
         say(line)
     left_out = f", {found.left_out} left out" if found.left_out else ""
-    if found.refused:
+    held_out_left_out = f", {plural(found.held_out_left_out, 'rollout')} left out" if found.held_out_left_out else ""
+    if refused := found.refused + found.held_out_refused:
+        of_held_out = f", {found.held_out_refused} of them of held-out tasks," if found.held_out_refused else ""
         say(
-            f"{plural(found.refused, 'rollout')} had a refused request and counted as 0: with long demonstrations the context may be full; "
-            "raise policy.max_context, or lower --demonstrations"
+            f"{plural(refused, 'rollout')}{of_held_out} had a refused request and counted as 0: with long demonstrations the context "
+            "may be full; raise policy.max_context, or lower --demonstrations"
         )
     reflections = f", {plural(found.reflections, 'reflection')}" if found.reflections else ""
     say(f"{plural(found.rollouts, 'rollout')} of training tasks{left_out}{reflections}")
@@ -154,7 +158,7 @@ def _show(found: FoundPrompts) -> None:
         )
         return
     say(f"validation  {_line(found.validation)} (these tasks chose the prompts)")
-    say(f"held out    {_line(found.held_out)}")
+    say(f"held out    {_line(found.held_out)}{held_out_left_out}")
     if not found.held_out.improved:
         say("Not significant on the held-out tasks: the 95% interval of the difference includes 0.")
 

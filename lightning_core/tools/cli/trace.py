@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from lightning_core.records.store import CallCredit, RolloutRecord
     from lightning_core.trace import Trace
 
-TRACE_FILES = (".json", ".jsonl", ".pb")
-"""File name endings of stored traces; any other file is a configuration."""
 PHASES = ("train", "fork", "judge", "eval_before", "eval", "eval_after", "eval_manual", "eval_unfinished")
 STATUSES = (
     "ok",
@@ -120,11 +118,13 @@ def _refuse_pages(options: argparse.Namespace, why: str) -> None:
 
 
 def stored_traces(path: str) -> list[Path]:
-    """The files of traces that ``path`` is or, as a folder other than a run's, has."""
+    """The files of traces that ``path`` is or, as a folder other than a run's, has; any other file is a configuration."""
+    from lightning_core.tools.runs.sources import TRACE_FILES, is_run, trace_files
+
     folder = Path(path)
     if not folder.is_dir():
         return [folder] if path.endswith(TRACE_FILES) else []
-    return [] if (folder / "config.yaml").is_file() else sorted(p for p in folder.iterdir() if p.suffix in TRACE_FILES)
+    return [] if is_run(folder) else trace_files(folder)
 
 
 def as_run_folder(path: str) -> Path | None:

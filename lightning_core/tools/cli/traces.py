@@ -57,7 +57,11 @@ def add_options(parser: argparse.ArgumentParser) -> Collection[argparse.Argument
         "--agents", metavar="NAMES", help="only calls of these agents: names or patterns, separated by commas"
     )
     write.add_argument("--min-reward", metavar="X", type=finite, help="only rollouts with at least this reward")
-    write.add_argument("--phase", choices=PHASES, help="of a run: only rollouts of this phase (default: all)")
+    write.add_argument(
+        "--phase",
+        choices=(*PHASES, "all"),
+        help="of a run: only rollouts of this phase (default: all; with --as openai, train)",
+    )
     return actions.choices.values()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -46,7 +47,7 @@ def _read(path: Path, found: Findings) -> list[Document]:
         if path.suffix == ".parquet":
             return list(_objects(_parquet_rows(path), found))
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         problem = os_problem(error) if isinstance(error, OSError) else describe(error)
         raise ConfigError(f"{str(path)!r} cannot be read: {problem}") from None
     try:
@@ -99,7 +100,8 @@ def _objects(values: Iterable[Any], found: Findings) -> Iterator[Document]:
             document = cast("Document", value)
             lists = [items for key in _PAGES if isinstance(items := document.get(key), list)]
             if lists and "id" not in document:
-                yield from _objects(lists[0], found)
+                for items in lists:
+                    yield from _objects(items, found)
             else:
                 yield document
 

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 from lightning_core.errors import ConfigError, plural
 from lightning_core.otel import spans_to_otlp
-from lightning_core.otel.reading import read_rollouts
 from lightning_core.records.atomic import write_atomically
-from lightning_core.records.failures import need_path
-from lightning_core.records.store import LEFT_OUT, Phase, Store
+from lightning_core.records.store import Phase
 from lightning_core.tools.interchange.atif_export import ATIF_EXPORT
 from lightning_core.tools.interchange.openai_tuning import OPENAI_TUNING
 from lightning_core.tools.interchange.otlp import to_line
 from lightning_core.tools.interchange.target_format import ExportedRollout, TargetFormat
-from lightning_core.tools.runs.traces import merit, read_trace
-from lightning_core.trace import SpanRecord, Trace, spans_to_trace
-
-_FILES = (".json", ".jsonl", ".pb")
+from lightning_core.tools.runs.sources import LeaveOut, is_run, read_recorded
 
 
 def _otlp(rollout: ExportedRollout, _: Counter[str]) -> list[Mapping[str, Any]]:
@@ -48,8 +43,8 @@ class ExportOptions:
     """Names or patterns; empty: all."""
     min_reward: float | None = None
     """The least reward; None: all rollouts, those without a reward too."""
-    phase: Phase | None = None
-    """The phase of a run's rollouts; None: all."""
+    phase: Phase | Literal["all"] | None = None
+    """The phase of a run's rollouts; None: that of the format, see `TargetFormat`."""
 
 
 @dataclass(slots=True)
@@ -76,13 +71,13 @@ def export_traces(sources: Sequence[str | Path], options: ExportOptions) -> Expo
         raise ConfigError(f"-o {str(options.output)!r}: expected {expected}")
     summary = ExportSummary(target.title)
     written: dict[str, list[Mapping[str, Any]]] = {}
-    for source in sources:
-        for read in _read(Path(source), options.phase, summary.left_out):
-            reason = _refusal(read, target, options.min_reward)
+    phase = target.phase if options.phase is None else None if options.phase == "all" else options.phase
+    for source in map(Path, sources):
+        if options.phase is not None and source.exists() and not is_run(source):
+            raise ConfigError(f"--phase is for runs, but {str(source)!r} is none. Remove it")
+        for read in read_recorded(source, phase, _refusal(target, options.min_reward), summary.left_out):
             if read.trace.rollout in written:
-                reason = "rollouts that another source has too"
-            if reason is not None:
-                summary.left_out[reason] += 1
+                summary.left_out["rollouts that another source has too"] += 1
                 continue
             rollout = ExportedRollout(trace=read.trace, spans=read.spans, agents=options.agents)
             if documents := target.write(rollout, summary.left_out):
@@ -102,63 +97,17 @@ def export_traces(sources: Sequence[str | Path], options: ExportOptions) -> Expo
     return summary
 
 
-class _Recorded(NamedTuple):
-    trace: Trace
-    spans: Sequence[SpanRecord]
-    reward: float | None
-    failed: bool
+def _refusal(target: TargetFormat, least: float | None) -> LeaveOut:
+    def refuse(reward: float | None, failed: bool) -> str | None:
+        if failed and not target.takes_failed:
+            return "rollouts that failed"
+        if least is None:
+            return None
+        if reward is None:
+            return "rollouts without a reward"
+        return None if reward >= least else f"rollouts with a reward below {least:g}"
 
-
-def _refusal(read: _Recorded, target: TargetFormat, least: float | None) -> str | None:
-    if read.failed and not target.takes_failed:
-        return "rollouts that failed"
-    if least is None:
-        return None
-    if read.reward is None:
-        return "rollouts without a reward"
-    return None if read.reward >= least else f"rollouts with a reward below {least:g}"
-
-
-def _read(path: Path, phase: Phase | None, left_out: Counter[str]) -> Iterator[_Recorded]:
-    if (path / "config.yaml").is_file():
-        yield from _read_run(path, phase, left_out)
-        return
-    if phase is not None:
-        raise ConfigError(f"--phase is for runs, but {str(path)!r} is none. Remove it")
-    if not path.exists():
-        raise ConfigError(f"{str(path)!r} does not exist; expected a run's folder, or traces ({', '.join(_FILES)})")
-    files = sorted(p for p in path.iterdir() if p.suffix in _FILES) if path.is_dir() else [path]
-    if not files:
-        raise ConfigError(f"{str(path)!r} is a folder without traces ({', '.join(_FILES)}), and no run's folder")
-    for file in files:
-        try:
-            rollouts = read_rollouts(file)
-            traces = [spans_to_trace(spans) for spans in rollouts]
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"no traces could be read from {str(file)!r}: {error}") from None
-        for trace, spans in zip(traces, rollouts, strict=True):
-            yield _Recorded(trace, spans, merit(trace), trace.error is not None)
-
-
-def _read_run(folder: Path, phase: Phase | None, left_out: Counter[str]) -> Iterator[_Recorded]:
-    with (
-        need_path(f"read the run {str(folder)!r}", "Change its permissions"),
-        Store(folder / "store.db", read_only=True) as store,
-    ):
-        records = store.rollouts(phase=phase)
-        if not records:
-            raise ConfigError(
-                f"the run {str(folder)!r} has no rollouts" + (f" of the phase {phase!r}" if phase else "")
-            )
-        for record in records:
-            if record.status in LEFT_OUT:
-                left_out["rollouts with an infrastructure failure or an invalid reward"] += 1
-                continue
-            read = read_trace(store, record)
-            if read.trace is None:
-                left_out["rollouts whose record cannot be read"] += 1
-            else:
-                yield _Recorded(read.trace, read.spans, record.reward, record.status != "ok")
+    return refuse
 
 
 def describe_export(summary: ExportSummary) -> str:

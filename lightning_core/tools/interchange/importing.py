@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -115,13 +117,21 @@ def import_traces(sources: Sequence[str | Path], folder: str | Path, options: Im
                 summary.left_out["traces without a model call"] += 1
                 continue
             _count(summary, trace)
+            if all(span.parent_id is not None for span in spans):
+                summary.left_out[
+                    "roots of imported traces: the source does not have them, and perhaps not all calls"
+                ] += 1
             lines.append(line)
     for trace_id in found.refused.keys() - {span.trace_id for span in found.spans} - known:
         summary.left_out[f"traces: {found.refused[trace_id]}"] += 1
     if lines:
         folder.mkdir(parents=True, exist_ok=True)
         summary.file = _new_file(folder, source.name)
-        write_atomically(summary.file, "\n".join([*lines, ""]))
+        try:
+            write_atomically(summary.file, "\n".join([*lines, ""]))
+        except BaseException:
+            summary.file.unlink()
+            raise
     return summary
 
 
@@ -140,10 +150,13 @@ def known_traces(folder: Path) -> set[str]:
 
 
 def _new_file(folder: Path, name: str) -> Path:
-    number = 1
-    while (file := folder / f"{name}-{number:04d}.jsonl").exists():
-        number += 1
-    return file
+    """An empty file, which another import at the same time cannot choose."""
+    for number in count(1):
+        file = folder / f"{name}-{number:04d}.jsonl"
+        with suppress(FileExistsError):
+            file.touch(exist_ok=False)
+            return file
+    raise AssertionError("numbers do not end")
 
 
 def _by_trace(found: Findings) -> Mapping[str, list[SpanRecord]]:

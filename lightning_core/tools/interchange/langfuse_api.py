@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 
 import httpx
 
-from lightning_core.errors import ConfigError, describe, redact_urls
+from lightning_core.errors import ConfigError, redact_urls
 from lightning_core.tools.interchange.messages import mapping, sequence
+from lightning_core.tools.interchange.retries import NoAnswer, request_object
 from lightning_core.tools.interchange.source_format import Document
 
 KEYS = ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
 """The environment variables with the keys of a project."""
-_ATTEMPTS = 6
 _SECONDS = 60.0
 """The time limit of a request."""
 
@@ -50,22 +49,9 @@ def _pages(client: httpx.Client, path: str, query: dict[str, str]) -> Iterator[D
 
 
 def _get(client: httpx.Client, path: str, query: dict[str, str]) -> Document:
-    """One page. Rate limits and errors of the server are waited for."""
-    problem = ""
-    for attempt in range(_ATTEMPTS):
-        wait = 0.5 * 2**attempt
-        try:
-            response = client.get(path, params=query)
-        except httpx.TransportError as error:
-            problem = describe(error)
-        else:
-            if response.is_success:
-                return mapping(response.json())
-            problem = f"status {response.status_code}: {response.text[:200]}"
-            if response.status_code < 500 and response.status_code != 429:
-                break
-            if (given := response.headers.get("retry-after", "")).isdecimal():
-                wait = min(float(given), _SECONDS)
-        if attempt + 1 < _ATTEMPTS:
-            time.sleep(wait)
-    raise ConfigError(f"{redact_urls(str(client.base_url))}: {path} could not be read: {problem}")
+    """One page."""
+    try:
+        return request_object(lambda: client.get(path, params=query))
+    except NoAnswer as error:
+        url = redact_urls(str(client.base_url))
+        raise ConfigError(f"{url}: {path} could not be read: {error}. Check --url") from None

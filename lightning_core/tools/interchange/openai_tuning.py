@@ -74,5 +74,10 @@ def _message(message: Mapping[str, Any], call: Call | None, left_out: Counter[st
 
 
 OPENAI_TUNING = TargetFormat(
-    name="openai", title="OpenAI fine-tuning data", write=_write, takes_failed=False, one_document=False
+    name="openai",
+    title="OpenAI fine-tuning data",
+    write=_write,
+    takes_failed=False,
+    phase="train",
+    one_document=False,
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_core.capture.selectors import matches
+from lightning_core.records.store import Phase
 from lightning_core.trace import Call, SpanRecord, Trace
 
 
@@ -42,5 +43,7 @@ class TargetFormat:
     takes_agents: bool = True
     takes_failed: bool = True
     """Whether rollouts that failed are written."""
+    phase: Phase | None = None
+    """The phase of a run's rollouts that is written unless the user chooses; None: all."""
     one_document: bool = True
     """Whether a rollout is one document, which can be a file."""

@@ -6,14 +6,14 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lightning_core.chat.messages import check_message
 from lightning_core.errors import PolicyRequestError
 from lightning_core.prompts.demonstrations import Conversation, check_demonstrations
 from lightning_core.records.solved import is_solved
 from lightning_core.rollouts.attempt import Rollout
-from lightning_core.tools.prompts.search import AgentSections, PromptSearch, TaskSplit, changed, mean_reward
+from lightning_core.tools.interchange.conversations import is_same
+from lightning_core.tools.prompts.search import AgentSections, PromptSearch, TaskSplit, changed, is_better
 from lightning_core.trace import Call, Trace
 
 _SYSTEM_ROLES = ("system", "developer")
@@ -69,14 +69,16 @@ def find_demonstrations(
     tasks = split.collected[: max(1, room)]
     collected = search.collect(bare, tasks, attempts=max(1, min(2, room // len(tasks))))
     pool = solved_rollouts(search, collected)
-    best, reward = sections, mean_reward(before)
-    tried = choose_sets(pool, number=number, sets=sets, seed=search.config.run.seed)
-    for chosen in tried:
+    best, reached, compared = sections, before, 0
+    for chosen in choose_sets(pool, number=number, sets=sets, seed=search.config.run.seed):
+        if search.left < len(split.validation):
+            break
         candidate = with_demonstrations(bare, chosen)
-        found = mean_reward(search.evaluate(candidate, split.validation))
-        if found > reward:
-            best, reward = candidate, found
-    return DemonstrationResult(sections=best, solved=len(pool), sets=len(tried))
+        found = search.evaluate(candidate, split.validation)
+        compared += 1
+        if is_better(found, reached):
+            best, reached = candidate, found
+    return DemonstrationResult(sections=best, solved=len(pool), sets=compared)
 
 
 def solved_rollouts(search: PromptSearch, rollouts: Sequence[Rollout]) -> list[SolvedRollout]:
@@ -107,11 +109,7 @@ def conversations_of(trace: Trace, agent: str) -> list[Conversation]:
 
 def _continues(call: Call, later: Call) -> bool:
     before, after = call.messages, later.messages
-    return len(after) > len(before) and [*map(_said, before)] == [*map(_said, after[: len(before)])]
-
-
-def _said(message: Mapping[str, Any]) -> tuple[Any, Any]:
-    return message.get("role"), message.get("content")
+    return len(after) > len(before) and all(map(is_same, before, after))
 
 
 def _conversation(call: Call) -> Conversation | None:

@@ -44,9 +44,13 @@ class FoundPrompts:
     rollouts: int
     """Number of rollouts of training tasks."""
     left_out: int
-    """Number of rollouts that were left out of the means."""
+    """Number of rollouts of training tasks that were left out of the means."""
     refused: int = 0
-    """Number of rollouts with a refused request, which count as 0; with a long prompt, the context may be full."""
+    """Number of rollouts of training tasks with a refused request, which count as 0; with a long prompt, the context may be full."""
+    held_out_left_out: int = 0
+    """As `left_out`, of held-out tasks."""
+    held_out_refused: int = 0
+    """As `refused`, of held-out tasks."""
     reflections: int = 0
     """Number of responses of the reflection model."""
 
@@ -112,6 +116,7 @@ def find_prompts(
             sections = shown.sections
             methods.append(_of_demonstrations(shown, demonstrations))
         after = search.evaluate(sections, split.validation)
+        left_out, refused = search.left_out, search.refused
         held_out = None
         if sections != config.prompts:
             samples = config.eval.samples
@@ -126,8 +131,10 @@ def find_prompts(
         validation=compare(rewards_of(before), rewards_of(after)),
         held_out=held_out,
         rollouts=search.spent,
-        left_out=search.left_out,
-        refused=search.refused,
+        left_out=left_out,
+        refused=refused,
+        held_out_left_out=search.left_out - left_out,
+        held_out_refused=search.refused - refused,
         reflections=0 if reflection is None else reflection.calls,
     )
 

@@ -12,10 +12,8 @@ import httpx
 from lightning_core.capture.context import outside_rollout
 from lightning_core.config import Config
 from lightning_core.endpoint.api_key import read_api_key
-from lightning_core.errors import ConfigError, InfrastructureError, describe, fold
-
-_TRIES = 3
-_RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
+from lightning_core.errors import ConfigError, InfrastructureError, fold
+from lightning_core.tools.interchange.retries import NoAnswer, request_object
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,34 +44,25 @@ class ReflectionModel:
 
     def _post(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         headers = {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
-        problem = ""
-        for _ in range(_TRIES):
-            try:
-                with outside_rollout():
-                    answer = httpx.post(
-                        f"{self.base_url.rstrip('/')}/chat/completions",
-                        json=body,
-                        headers=headers,
-                        timeout=self.timeout_seconds,
-                    )
-            except httpx.HTTPError as error:
-                problem = describe(error)
-                continue
-            if answer.status_code == 200:
-                return answer.json()
-            problem = f"status {answer.status_code}: {fold(answer.text, 240)}"
-            if answer.status_code not in _RETRIED:
-                break
-        raise InfrastructureError(
-            f"the reflection model {self.model!r} at {self.base_url} did not answer: {problem}. Check --reflection, its URL and its key"
-        )
+        url = f"{self.base_url.rstrip('/')}/chat/completions"
+        try:
+            with outside_rollout():
+                return request_object(lambda: httpx.post(url, json=body, headers=headers, timeout=self.timeout_seconds))
+        except NoAnswer as error:
+            raise InfrastructureError(
+                f"the reflection model {self.model!r} at {self.base_url} did not answer: {error}. Check --reflection, its URL and its key"
+            ) from None
 
 
 def open_reflection(config: Config, model: str, url: str | None, key_env: str | None) -> ReflectionModel:
     """The model at ``url``, with the key in the environment variable ``key_env``; without a URL, at ``policy.upstream``.
 
-    Raises `ConfigError` without either, or if the variable is not set.
+    Raises `ConfigError` without either, if the variable is not set, or for a variable without a URL.
     """
+    if key_env is not None and url is None:
+        raise ConfigError(
+            "--reflection-key-env names the key of --reflection-url, which is missing. Pass both, or remove --reflection-key-env"
+        )
     upstream = config.policy.upstream
     if url is not None:
         key = read_api_key(key_env, "--reflection-key-env")

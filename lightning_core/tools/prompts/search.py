@@ -12,7 +12,7 @@ from lightning_core.capture.selectors import find_selector
 from lightning_core.config import Config
 from lightning_core.config.prompts import PromptSection, make_prompts
 from lightning_core.errors import ConfigError
-from lightning_core.records.intervals import MIN_TASKS
+from lightning_core.records.intervals import MIN_TASKS, compare
 from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.abort_checks import check_finished
 from lightning_core.rollouts.attempt import Group, Rollout, Task
@@ -78,18 +78,23 @@ class PromptSearch:
         return max(0, self.budget - self.spent)
 
     def evaluate(self, sections: AgentSections, tasks: Sequence[Task]) -> list[Rollout]:
-        """One rollout of each of the training ``tasks`` with the prompts ``sections``; of each of these once."""
+        """One rollout of each of the training ``tasks`` with the prompts ``sections``; of each of these once.
+
+        Tasks that the budget has no rollout for are not in the result, nor those without an outcome.
+        """
         labels = _key(sections)
-        new = [task for task in tasks if (labels, str(task["id"])) not in self._known]
+        new = [task for task in tasks if (labels, str(task["id"])) not in self._known][: self.left]
         self.spent += len(new)
         for rollout in self.roll_out(sections, new) if new else ():
             self._known[labels, rollout.job.task_id] = rollout
         return [known for task in tasks if (known := self._known.get((labels, str(task["id"])))) is not None]
 
     def collect(self, sections: AgentSections, tasks: Sequence[Task], *, attempts: int) -> list[Rollout]:
-        """``attempts`` rollouts of each of ``tasks`` at the temperature of training."""
+        """``attempts`` rollouts of each of ``tasks`` that the budget has them for, at the temperature of training."""
+        tasks = tasks[: self.left // attempts]
         self.spent += attempts * len(tasks)
-        return self.roll_out(sections, tasks, samples=attempts, temperature=self.config.rollouts.temperature)
+        temperature = self.config.rollouts.temperature
+        return self.roll_out(sections, tasks, samples=attempts, temperature=temperature) if tasks else []
 
     def roll_out(
         self, sections: AgentSections, tasks: Sequence[Task], *, samples: int = 1, temperature: float | None = None
@@ -148,10 +153,10 @@ def rewards_of(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
     return rewards
 
 
-def mean_reward(rollouts: Sequence[Rollout]) -> float:
-    """The mean reward of ``rollouts`` without those that were left out; 0 without any."""
-    values = [value for rewards in rewards_of(rollouts).values() for value in rewards]
-    return sum(values) / len(values) if values else 0.0
+def is_better(after: Sequence[Rollout], before: Sequence[Rollout]) -> bool:
+    """Whether the mean reward of ``after`` is higher than that of ``before``, on the tasks that both have a reward of."""
+    first, last = rewards_of(before), rewards_of(after)
+    return bool(first.keys() & last.keys()) and compare(first, last).improvement > 0
 
 
 def changed(section: PromptSection | None, **fields: Any) -> PromptSection:

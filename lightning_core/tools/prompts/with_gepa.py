@@ -18,7 +18,7 @@ from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.attempt import Rollout, Task
 from lightning_core.tools.prompts.bootstrap import conversations_of
 from lightning_core.tools.prompts.reflection import ReflectionModel
-from lightning_core.tools.prompts.search import AgentSections, PromptSearch, TaskSplit, changed, mean_reward
+from lightning_core.tools.prompts.search import AgentSections, PromptSearch, TaskSplit, changed, is_better
 from lightning_core.trace import REWARD_FUNCTION, Trace
 
 logger = logging.getLogger(__name__)
@@ -225,5 +225,5 @@ def find_with_gepa(
         track_best_outputs=False,
     )
     best = adapter.sections(found.candidates[found.best_idx])
-    better = mean_reward(search.evaluate(best, split.validation)) > mean_reward(before)
+    better = is_better(search.evaluate(best, split.validation), before)
     return GepaResult(sections=best if better else sections, candidates=len(found.candidates))

@@ -37,10 +37,14 @@ class Provider:
     def __init__(self) -> None:
         self.prompts: list[list[dict[str, Any]]] = []
         self.reflections: list[str] = []
+        self.too_long = ""
 
     async def answer(self, request: Request) -> Response:
         body = await request.json()
         messages = body["messages"]
+        if messages[-1]["content"] == self.too_long:
+            error = {"message": "maximum context length", "code": "context_length_exceeded"}
+            return JSONResponse({"error": error}, status_code=400)
         if body["model"] == "reflector":
             self.reflections.append(messages[-1]["content"])
             text = "Better:\n```\nYou are a calculator. Answer with digits only.\n```"
@@ -105,6 +109,16 @@ def test_own_solved_rollouts_become_demonstrations(provider: Provider, capsys: p
     assert len(yaml.safe_load(Path("prompts.yaml").read_text())["versions"]) == 1
 
 
+def test_refused_rollouts_of_held_out_tasks_are_counted_apart(
+    provider: Provider, capsys: pytest.CaptureFixture[str]
+) -> None:
+    provider.too_long = "3 + 100?"
+    assert main(["prompts", "c.yaml", "--demonstrations", "1", "--sets", "1", "--budget", "60"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "2 rollouts, 2 of them of held-out tasks, had a refused request and counted as 0" in out
+    assert re.search(r"rollouts of training tasks validation", out), "none of these was left out"
+
+
 def test_gepa_proposes_a_system_prompt(provider: Provider, capsys: pytest.CaptureFixture[str]) -> None:
     upstream = "policy.upstream={base_url: '" + load_url() + "'}"
     arguments = ["--gepa", "--reflection", "reflector", "--budget", "80", "-o", "found.yaml", "--sets", "2"]
@@ -137,6 +151,8 @@ def load_url() -> str:
         (["--demonstrations", "0"], "nothing to search: pass --demonstrations K above 0, or --gepa"),
         (["--budget", "20"], "found 24 training tasks and a budget for 2 validation tasks; expected at least 12 tasks"),
         (["--gepa", "--reflection", "m"], "no server for the reflection model 'm': set policy.upstream"),
+        (["--gepa", "--reflection", "m", "--reflection-key-env", "K"], "names the key of --reflection-url, which is"),
+        (["--reflection-url", "http://x"], "--reflection-url and --reflection-key-env are for --gepa"),
         (["-o", "plain.yaml"], "'plain.yaml' has no versions: it was not written by this command"),
         (
             ["prompts={wrter: {extend: x}}"],

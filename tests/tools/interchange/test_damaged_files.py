@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from collections.abc import Iterator
@@ -59,6 +60,14 @@ def test_a_damaged_field_costs_no_more_than_its_trace(name: str, tmp_path: Path)
         imported += summary.traces
         assert summary.traces or summary.left_out
     assert imported or name in ("openai_completions.json", "openai_messages.jsonl", *ALONE)
+
+
+def test_a_damaged_gzip_file_is_an_error(tmp_path: Path) -> None:
+    data = bytearray(gzip.compress((SAMPLES / "mlflow_traces.json").read_bytes()))
+    data[20:60] = b"\xff" * 40
+    (tmp_path / "a.json.gz").write_bytes(data)
+    with pytest.raises(ConfigError, match=r"a\.json\.gz' cannot be read: "):
+        import_traces([tmp_path / "a.json.gz"], tmp_path / "out", ImportOptions())
 
 
 ALONE = ("langsmith_feedback.jsonl", "phoenix_annotations.json")

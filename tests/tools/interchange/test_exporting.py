@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,14 @@ def test_the_command_writes_a_run_s_rollouts_to_a_folder(
     assert json.loads(file.read_text())["agent"]["name"] == "judge"
     assert main(["traces", "export", "run", "--as", "openai", "-o", "tuning.jsonl", "--phase", "eval_manual"]) == 0
     assert "OpenAI fine-tuning data: 1 rollout in 2 documents, in tuning.jsonl" in capsys.readouterr().out
+    assert main(["traces", "export", "run", "--as", "openai", "-o", "tuning.jsonl"]) == 2
+    held_out = "no rollouts of the phase 'train', but 3 of eval_manual: choose one with --phase"
+    assert held_out in " ".join(capsys.readouterr().err.split())
+    with Store(Path("run", "store.db")) as store:
+        run, _ = try_it()
+        keep(store, run, id=run.rollout, phase="fork", error="fork dropped: no reward differs")
+    assert main(["traces", "export", "run", "--as", "openai", "-o", "tuning.jsonl", "--phase", "all"]) == 0
+    assert re.search(r"OpenAI.*: 1 rollout in 2 .*forks that were dropped +1", capsys.readouterr().out, re.DOTALL)
     for wrong, message in (
         (["run", "--as", "openai", "-o", "folder"], "-o 'folder': expected a file that ends in .jsonl"),
         (["run", "--as", "otlp", "-o", "a.jsonl", "--agents", "writer"], "--agents: OTLP/JSON has whole rollouts"),

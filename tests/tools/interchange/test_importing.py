@@ -18,6 +18,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.otel import read_traces
 from lightning_core.tools.cli import traces as command
 from lightning_core.tools.cli.main import main
+from lightning_core.tools.interchange import importing
 from lightning_core.tools.interchange.exporting import TARGET_FORMATS
 from lightning_core.tools.interchange.formats import SOURCE_FORMATS
 from lightning_core.tools.interchange.importing import ImportOptions, ImportSummary, import_traces
@@ -184,6 +185,43 @@ def test_a_trace_is_imported_once(tmp_path: Path) -> None:
     assert (other.traces, len(list(tmp_path.glob("*.jsonl")))) == (2, 2)
 
 
+def test_two_imports_at_once_write_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = importing.write_atomically
+
+    def write_second(path: Path, text: str) -> None:
+        monkeypatch.setattr(importing, "write_atomically", write)
+        (tmp_path / "other.json").write_text((SAMPLES / "mlflow_langchain.json").read_text())
+        import_traces([tmp_path / "other.json"], tmp_path, ImportOptions())
+        write(path, text)
+
+    monkeypatch.setattr(importing, "write_atomically", write_second)
+    first = import_traces([SAMPLES / "mlflow_traces.json"], tmp_path, ImportOptions())
+    assert first.file is not None
+    assert {path.name: len(read_traces(path)) for path in tmp_path.glob("*.jsonl")} == {
+        "mlflow-0001.jsonl": 2,
+        "mlflow-0002.jsonl": 1,
+    }
+
+
+def test_a_trace_without_its_root_is_counted(tmp_path: Path) -> None:
+    pages = [json.loads(line) for line in (SAMPLES / "langfuse_pages.jsonl").read_text().splitlines()]
+    for page in pages:
+        page["data"] = [item for item in page["data"] if "type" not in item or item.get("parentObservationId")]
+    (tmp_path / "late.jsonl").write_text("\n".join(map(json.dumps, pages)))
+    summary = import_traces([tmp_path / "late.jsonl"], tmp_path / "out", ImportOptions())
+    missing = next(number for reason, number in summary.left_out.items() if reason.startswith("roots of imported"))
+    assert missing == summary.traces > 0
+
+
+def test_all_lists_of_a_page_are_read(tmp_path: Path) -> None:
+    first, *others = [json.loads(line) for line in (SAMPLES / "langfuse_pages.jsonl").read_text().splitlines()]
+    rows = [item for page in others for item in page["data"]]
+    (tmp_path / "page.json").write_text(json.dumps({"data": first["data"], "rows": rows}))
+    summary = import_traces([tmp_path / "page.json"], tmp_path / "out", ImportOptions())
+    apart, _ = read(["langfuse_pages.jsonl"], tmp_path / "apart")
+    assert summary.calls == apart.calls
+
+
 def test_a_bad_record_rejects_its_own_trace_only(tmp_path: Path) -> None:
     pages = [json.loads(line) for line in (SAMPLES / "langfuse_pages.jsonl").read_text().splitlines()]
     pages[0]["data"][1]["startTime"] = "soon"
@@ -240,6 +278,8 @@ class _Langfuse(BaseHTTPRequestHandler):
         path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
         if self.headers["Authorization"] != f"Basic {b64encode(b'pk:sk').decode()}":
             return self._send(401, {"message": "Invalid credentials"})
+        if path.startswith("/page/"):
+            return self._send(200, None)
         if len(self.requests) == 1:
             return self._send(429, {"message": "slow down"})
         pages = [json.loads(line)["data"] for line in (SAMPLES / "langfuse_pages.jsonl").read_text().splitlines()]
@@ -251,8 +291,8 @@ class _Langfuse(BaseHTTPRequestHandler):
         score = {"id": "s", "name": "correct", "value": 1, "dataType": "NUMERIC", "subject": subject}
         return self._send(200, {"data": [score], "meta": {}})
 
-    def _send(self, status: int, document: dict[str, Any]) -> None:
-        data = json.dumps(document).encode()
+    def _send(self, status: int, document: dict[str, Any] | None) -> None:
+        data = b"<html>Sign in</html>" if document is None else json.dumps(document).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.send_header("Retry-After", "0")
@@ -280,6 +320,8 @@ def test_langfuse_s_api_is_read_page_by_page(
     assert [reward.call for reward in first.rewards] == [first.calls[0].id]
     assert second.error is not None
     assert "fromStartTime=2026-11-01T00%3A00%3A00Z" in _Langfuse.requests[0]
+    assert main(["traces", "import", "--url", f"{arguments[3]}/page", "-o", str(tmp_path)]) == 2
+    assert "could not be read: expected a JSON object, got: <html>Sign in" in capsys.readouterr().err
     monkeypatch.setenv("LANGFUSE_SECRET_KEY", "wrong")
     assert main(arguments) == 2
     assert "status 401" in capsys.readouterr().err

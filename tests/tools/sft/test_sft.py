@@ -249,7 +249,7 @@ def test_good_rollouts_of_a_run_are_learned_with_their_own_tokens(
         (["{run}", "--phase", "eval_manual", "trainer.warmup_steps=9"], "warmup_steps is 9, but must be less than the number of updates"),
         (["{run}", "--held-out", "1"], "--held-out 1: expected a share from 0 to less than 1"),
         (["{run}", "run.resume=true"], "supervised fine-tuning cannot be resumed"),
-        (["nowhere"], "'nowhere' does not exist; expected a run's folder, or traces"),
+        (["nowhere"], "'nowhere' does not exist; expected a run's folder"),
         (["{tmp}"], "is a folder without traces"),
     ],
     ids=["phase", "reward", "marked", "name", "long", "warm-up", "share", "resume", "missing", "folder"],

@@ -1,0 +1,107 @@
+"""Recorded rollouts of runs' folders and of files of traces."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning_core.errors import ConfigError
+from lightning_core.otel.reading import read_rollouts
+from lightning_core.records.failures import need_path
+from lightning_core.records.store import LEFT_OUT, Phase, RolloutRecord, Store
+from lightning_core.tools.runs.traces import merit, read_trace
+from lightning_core.trace import SpanRecord, Trace, spans_to_trace
+
+TRACE_FILES = (".json", ".jsonl", ".pb")
+"""File name endings of stored traces."""
+
+LeaveOut = Callable[[float | None, bool], str | None]
+"""Reward of a rollout, and whether it failed → the reason it is left out, or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRollout:
+    """A rollout of a run or of a file."""
+
+    trace: Trace
+    spans: Sequence[SpanRecord]
+
+
+def is_run(source: Path) -> bool:
+    """Whether ``source`` is a run's folder."""
+    return (source / "config.yaml").is_file()
+
+
+def trace_files(folder: Path) -> list[Path]:
+    """The files of traces in ``folder``, by name."""
+    return sorted(path for path in folder.iterdir() if path.suffix in TRACE_FILES)
+
+
+def read_recorded(
+    source: Path, phase: Phase | None, refusal: LeaveOut, left_out: Counter[str]
+) -> Iterator[RecordedRollout]:
+    """The rollouts of ``source``: a run's folder, a file of traces, a folder of such files.
+
+    ``phase``: that of a run's rollouts; None: all. Rollouts that ``refusal`` refuses, those with an infrastructure failure or an
+    invalid reward, and forks that were dropped are added to ``left_out``, by reason. Raises `ConfigError` for a source that cannot be read.
+    """
+    if is_run(source):
+        yield from _read_run(source, phase, refusal, left_out)
+        return
+    expected = f"expected a run's folder with config.yaml and store.db, or files that end in {', '.join(TRACE_FILES)}"
+    if not source.exists():
+        raise ConfigError(f"{str(source)!r} does not exist; {expected}")
+    files = trace_files(source) if source.is_dir() else [source]
+    if not files:
+        raise ConfigError(f"{str(source)!r} is a folder without traces: {expected}")
+    for file in files:
+        try:
+            read = [(spans_to_trace(spans), spans) for spans in read_rollouts(file)]
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"no traces could be read from {str(file)!r}: {error}") from None
+        for trace, spans in read:
+            if reason := refusal(merit(trace), trace.error is not None):
+                left_out[reason] += 1
+            else:
+                yield RecordedRollout(trace=trace, spans=spans)
+
+
+def _read_run(
+    folder: Path, phase: Phase | None, refusal: LeaveOut, left_out: Counter[str]
+) -> Iterator[RecordedRollout]:
+    with (
+        need_path(f"read the run {str(folder)!r}", "Change its permissions"),
+        Store(folder / "store.db", read_only=True) as store,
+    ):
+        records = store.rollouts(phase=phase)
+        if not records:
+            raise ConfigError(_other_phases(folder, phase, store.rollouts()))
+        for record in records:
+            if reason := _outcome(record) or refusal(record.reward, record.status != "ok"):
+                left_out[reason] += 1
+                continue
+            read = read_trace(store, record)
+            if read.trace is None:
+                left_out["rollouts whose record cannot be read"] += 1
+            else:
+                yield RecordedRollout(trace=read.trace, spans=read.spans)
+
+
+def _outcome(record: RolloutRecord) -> str | None:
+    """The reason the rollout has no result, or None."""
+    if record.status in LEFT_OUT:
+        return "rollouts with an infrastructure failure or an invalid reward"
+    return "forks that were dropped" if record.status == "ok" and record.error is not None else None
+
+
+def _other_phases(folder: Path, phase: Phase | None, records: Sequence[RolloutRecord]) -> str:
+    phases = Counter(record.phase for record in records)
+    if not phases:
+        return f"the run {str(folder)!r} has no rollouts"
+    listed = ", ".join(f"{number} of {name}" for name, number in phases.most_common())
+    return (
+        f"the run {str(folder)!r} has no rollouts of the phase {phase!r}, but {listed}: choose one with --phase, if their tasks are not "
+        "those that you evaluate on"
+    )
