@@ -284,7 +284,7 @@ def test_the_command_serves_the_newest_checkpoint_until_it_is_stopped(run: Path,
             process.send_signal(signal.SIGINT)
         out, err = process.stdout.read(), process.errors()
     assert (process.returncode, out) == (0, "stopped\n")
-    assert re.fullmatch(r"WARNING .*unknown API key.*\n", err), "the request with another key is reported"
+    assert re.fullmatch(r"WARNING: .*unknown API key.*\n", err), "the request with another key is reported"
 
 
 def test_the_command_serves_a_model_without_a_run(run: Path, monkeypatch: pytest.MonkeyPatch):
