@@ -40,7 +40,8 @@ def resolve_served(model: str, checkpoint: str | None, overrides: Sequence[str])
         )
     if folder.suffix in (".yaml", ".yml"):
         raise ConfigError(
-            f"{model!r} is a configuration; expected a run's folder such as runs/latest, a model's folder, or a model's name"
+            f"{model!r} is a configuration; expected a run's folder such as runs/latest, a model's folder, a model's name, "
+            "or the plan of a switch"
         )
     if checkpoint is not None:
         raise ConfigError(f"--checkpoint requires a run's folder; {model!r} is not one")

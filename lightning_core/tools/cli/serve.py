@@ -70,13 +70,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def serve(options: argparse.Namespace) -> int:
     """Serve until interrupted or terminated; returns the exit code."""
     from lightning_core.tools.served_model import resolve_served
+    from lightning_core.tools.switch.plan import is_plan
 
     if (options.tls_cert is None) != (options.tls_key is None):
         given, missing = ("--tls-cert", "--tls-key") if options.tls_key is None else ("--tls-key", "--tls-cert")
         raise ConfigError(f"{given} requires {missing}: expected the files of a certificate and of its private key")
     if options.record_days is not None and options.record is None:
         raise ConfigError("--record-days requires --record: expected the folder of the traces")
-    if Path(options.model).suffix in (".yaml", ".yml"):
+    if is_plan(Path(options.model)):
         return _serve_plan(options)
     if options.admin_key is not None:
         raise ConfigError("--admin-key requires the YAML file of a switch: a single model has no shares to change")

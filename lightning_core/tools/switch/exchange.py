@@ -59,7 +59,7 @@ class Outlet(Protocol):
         ...
 
 
-class Exchange:
+class ArmExchange:
     """One request to one arm. It is recorded once: by `end`, `fail`, or the end of `parts`."""
 
     def __init__(self, outlet: Outlet, sent: SentRequest, arm: Arm, *, shadow: bool = False) -> None:

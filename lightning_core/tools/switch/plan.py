@@ -116,6 +116,13 @@ class SwitchPlan(Section):
         return None if agent is None else find_selector(self.agents, agent)
 
 
+def is_plan(path: Path) -> bool:
+    """Whether ``path`` is a YAML file that is not the configuration of a run."""
+    if path.suffix not in (".yaml", ".yml"):
+        return False
+    return not path.is_file() or not {"policy", "agent", "tasks"} & set(read_yaml(path).data)
+
+
 def read_plan(path: Path) -> SwitchPlan:
     """The plan in the YAML file ``path``. Raises `ConfigError` with all its problems."""
     return validate(SwitchPlan, read_yaml(path))

@@ -30,7 +30,7 @@ from lightning_core.errors import COUNTED, PolicyRequestError, Repeats, describe
 from lightning_core.tools.record.observed import ObservedCall
 from lightning_core.tools.switch.arm import Arm, dialect_of_path, is_forwarded, requested_model
 from lightning_core.tools.switch.book import ArmCall, Book, KnownCall
-from lightning_core.tools.switch.exchange import Exchange, SentRequest
+from lightning_core.tools.switch.exchange import ArmExchange, SentRequest
 from lightning_core.tools.switch.meters import Meters
 from lightning_core.tools.switch.plan import SwitchPlan
 from lightning_core.tools.switch.recorded import SwitchTraces
@@ -194,7 +194,7 @@ class Proxy:
         )
 
     async def _answer(self, sent: SentRequest, arm: Arm, fallback: Arm | None) -> Response:
-        exchange = Exchange(self, sent, arm)
+        exchange = ArmExchange(self, sent, arm)
         try:
             response = await exchange.open()
             is_failure = response.status_code in _RETRIED or response.status_code >= 500
@@ -226,7 +226,7 @@ class Proxy:
         task.add_done_callback(self._shadows.discard)
 
     async def _shadow(self, sent: SentRequest, arm: Arm) -> None:
-        exchange = Exchange(self, sent, arm, shadow=True)
+        exchange = ArmExchange(self, sent, arm, shadow=True)
         try:
             response = await exchange.open()
             exchange.end(await response.aread())

@@ -248,7 +248,7 @@ BASH = shutil.which("bash")
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("lightning-rl tra", ["train", "trace"]),
+        ("lightning-rl tra", ["train", "trace", "traces"]),
         ("lightning-rl runs rem", ["remove"]),
         ("lightning-rl trace --max-", ["--max-reward"]),
         ("lightning-rl trace runs --sort ta", ["task_id"]),

@@ -35,7 +35,7 @@ class Upstream:
 
     async def answer(self, request: Request) -> Response:
         response = await self.respond(request)
-        response.headers["set-cookie"] = "session=somebody"
+        response.headers["set-cookie"] = "session=1"
         return response
 
     async def respond(self, request: Request) -> Response:
