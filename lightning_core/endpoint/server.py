@@ -123,7 +123,7 @@ class PolicyEndpoint:
             raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another host or port") from error
         # asyncio sets this on sockets that it opens itself. Without it every response waits about 40 ms for a delayed ACK.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.url = f"{'http' if tls is None else 'https'}://{_reachable(host)}:{self._socket.getsockname()[1]}/v1"
+        self.url = f"{'http' if tls is None else 'https'}://{reachable(host)}:{self._socket.getsockname()[1]}/v1"
         self.public_url = None if public_url is None else f"{public_url.rstrip('/').removesuffix('/v1')}/v1"
         chats = defaultdict(lambda: chat) if isinstance(chat, Chat) else chat
         self._known_agents = KnownAgents()
@@ -318,7 +318,7 @@ class PolicyEndpoint:
         return JSONResponse({"status": "ok"})
 
 
-def _reachable(host: str) -> str:
+def reachable(host: str) -> str:
     """The host of a URL on this machine, for a server that listens on ``host``."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     return f"[{host}]" if ":" in host else host

@@ -139,7 +139,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     improve = commands.add_parser(
         "improve",
-        help="measure, find prompts, fine-tune and train, within a budget, and report what each led to",
+        help="measure, find prompts, fine-tune and train within a budget, and compare the results",
         epilog="Exit code: that of the stage that failed, else 0.",
     )
     cli_improve.add_options(improve)

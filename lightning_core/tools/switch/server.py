@@ -30,6 +30,7 @@ from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.receive import connection_class, read_body, read_json
 from lightning_core.endpoint.refusals import credentials, error_response
 from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.server import reachable
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session
 from lightning_core.errors import ConfigError, InfrastructureError, PolicyRequestError
 from lightning_core.tools.serving import SingleSession, check_access
@@ -82,7 +83,7 @@ class SwitchServer:
             raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another host or port") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         limits = Limits()
-        self.url = f"{'http' if tls is None else 'https'}://{_shown(host)}:{self._socket.getsockname()[1]}/v1"
+        self.url = f"{'http' if tls is None else 'https'}://{reachable(host)}:{self._socket.getsockname()[1]}/v1"
         root = Address(rollout=secrets.token_hex(16), span=secrets.token_hex(8))
         sessions = SingleSession(Session(root=root, routing=Routing(), seed=None), api_key, limits)
         self._plan = plan
@@ -354,8 +355,3 @@ async def _object(request: Request) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise PolicyRequestError(f"the request body is {show_json(value)}; expected a JSON object")
     return cast("Mapping[str, Any]", value)
-
-
-def _shown(host: str) -> str:
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
-    return f"[{host}]" if ":" in host else host
