@@ -6,7 +6,7 @@ import shlex
 
 from lightning_core.records.intervals import Estimate
 from lightning_core.records.usage import format_usd
-from lightning_core.tools.improve.road import Road
+from lightning_core.tools.improve.road import UNMEASURED, Road
 from lightning_core.tools.improve.stage import Stage
 
 _NOTHING = "–"
@@ -65,7 +65,7 @@ def _first(road: Road) -> Stage | None:
 def _cells(road: Road, stage: Stage) -> list[str]:
     result = stage.result
     minutes = f"{stage.minutes:.1f}"
-    if result is None or stage.name == "teacher":
+    if result is None or stage.name in UNMEASURED:
         return [stage.name, *[_NOTHING] * 7, minutes]
     usage, first = result.usage, _first(road)
     tokens = usage.per_rollout(usage.all.input_tokens + usage.all.output_tokens)

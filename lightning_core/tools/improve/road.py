@@ -21,6 +21,9 @@ from lightning_core.tools.runs.compare import paired_difference
 PROMPTS, WARM, TRAIN = "prompts", "warm start", "train"
 STAGES = (PROMPTS, WARM, TRAIN)
 """The stages that can be left out."""
+TEACHER = "teacher"
+UNMEASURED = (PROMPTS, TEACHER)
+"""Stages whose runs have rollouts of training tasks: their rewards are none of the held-out tasks."""
 
 _ROUNDS = 3
 """Parts of the training, each followed by an evaluation and a decision."""
@@ -112,9 +115,10 @@ class Road:
             self._note(f"{PROMPTS}: left out, there is time for {plural(budget, 'rollout')} only")
             return
         file = self.folder / "prompts.yaml"
-        found = self._run(PROMPTS, ["prompts", self.file, "--budget", str(budget), "-o", str(file), *self._common()])
+        self._run(PROMPTS, ["prompts", self.file, "--budget", str(budget), "-o", str(file), *self._common()])
         if file.is_file():
-            self._adopt(found, [f"prompts={file}"])
+            used = f"prompts={file}"
+            self._adopt(self._run(f"{PROMPTS}, evaluated", ["eval", self.file, *self._common(), used]), [used])
         else:
             self._note(f"{PROMPTS}: none is better than the agent's own")
 
@@ -156,7 +160,7 @@ class Road:
         held_out = [f"tasks.eval={source}", f"eval.tasks={tasks}", "eval.samples=1"]
         assert self.model is not None
         words = ["baseline", self.file, "--model", self.model, *self._prices(), *self._common(), *held_out]
-        return self._run("teacher", words)
+        return self._run(TEACHER, words)
 
     def _policy_of(self, folder: Path) -> str | None:
         """The setting that makes the best checkpoint of the run in ``folder`` the policy; None for an adapter."""

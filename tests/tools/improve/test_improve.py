@@ -103,6 +103,37 @@ def test_training_goes_on_in_rounds_as_long_as_it_gains(
     assert road.best is trained[-1]
 
 
+@pytest.mark.parametrize(("reward", "used"), [(0.6, True), (0.1, False)])
+def test_prompts_are_used_if_an_evaluation_of_their_own_is_better(reward: float, used: bool, tmp_path: Path) -> None:
+    """The search's run has rollouts of training tasks, which prove nothing."""
+
+    def run(name: str, words: Sequence[str], runs: Path, prices: Prices, *, say: Callable[[str], None]) -> Stage:
+        if name == "prompts":
+            (runs / "prompts.yaml").write_text("{}")
+        value = {"policy": 0.2, "prompts": 0.9, "prompts, evaluated": reward, "train": 1.0}[name]
+        tasks = {(f"t{i}", ""): value for i in range(40)}
+        return Stage(name=name, words=words, folder=runs / "run", minutes=0.001, result=None, usd=None, rewards=tasks)
+
+    road = Road(
+        config=load_config({"policy": {"model": "m"}}),
+        file="c.yaml",
+        overrides=(),
+        folder=tmp_path,
+        limits=RoadLimits(),
+        prices=Prices(),
+        say=lambda _: None,
+        run=run,
+    )
+    road.walk()
+    setting = f"prompts={tmp_path / 'prompts.yaml'}"
+    assert [(stage.name, setting in stage.words) for stage in road.stages] == [
+        ("policy", False),
+        ("prompts", False),
+        ("prompts, evaluated", True),
+        ("train", used),
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
