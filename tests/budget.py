@@ -1,4 +1,4 @@
-"""Seconds of each folder of tests, printed at the end of a run: what takes long is then found in the log and not by guessing."""
+"""Seconds of each folder of tests and of the longest ones, printed at the end of a run: what takes long is then found in the log."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ LONGEST = (
 """Folders and files that run first: a long file that starts last leaves the other processes idle."""
 
 
+SHOWN = 30
+"""The number of tests that are listed."""
+
+
 class Budget:
     """The CPU seconds, the seconds and the number of the tests of each folder. CPU seconds include programs that a test waited for."""
 
@@ -37,6 +41,7 @@ class Budget:
         self._root = config.rootpath
         self._output: dict[str, Any] | None = getattr(config, "workeroutput", None)
         self._spent: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0])
+        self._tests: list[tuple[float, float, str]] = []
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: self._place(item.path))
@@ -45,21 +50,25 @@ class Budget:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         cpu, wall = _cpu_seconds(), time.perf_counter()
         done = yield
-        self._add(self._folder(item.path), _cpu_seconds() - cpu, time.perf_counter() - wall, 1)
+        cpu, wall = _cpu_seconds() - cpu, time.perf_counter() - wall
+        self._add(self._folder(item.path), cpu, wall, 1)
+        self._tests.append((cpu, wall, item.nodeid))
         return done
 
     def pytest_sessionfinish(self) -> None:
         if self._output is not None:
             self._output["budget"] = dict(self._spent)
+            self._output["longest"] = sorted(self._tests)[-SHOWN:]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Add what a process of pytest-xdist has spent."""
         for folder, spent in getattr(node, "workeroutput", {}).get("budget", {}).items():
             self._add(folder, *spent)
+        self._tests += getattr(node, "workeroutput", {}).get("longest", [])
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if len(self._spent) < 2:
+        if len(self._tests) < 2:
             return
         terminalreporter.section("seconds by folder")
         terminalreporter.line(f"{'CPU':>7} {'wall':>7} {'tests':>6}")
@@ -67,6 +76,9 @@ class Budget:
         rows = sorted(self._spent.items(), key=lambda row: -row[1][0])
         for folder, (cpu, wall, tests) in [*rows, ("all, without starting and collecting", total)]:
             terminalreporter.line(f"{cpu:7.1f} {wall:7.1f} {tests:6}  {folder}")
+        terminalreporter.section("seconds of the longest tests")
+        for cpu, wall, name in sorted(self._tests, reverse=True)[:SHOWN]:
+            terminalreporter.line(f"{cpu:7.1f} {wall:7.1f}  {name}")
 
     def _add(self, folder: str, *spent: float) -> None:
         self._spent[folder] = [a + b for a, b in zip(self._spent[folder], spent, strict=True)]
