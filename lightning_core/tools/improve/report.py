@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from lightning_core.records.intervals import Estimate
+from lightning_core.records.intervals import format_mean
 from lightning_core.records.usage import format_usd
 from lightning_core.tools.improve.road import UNMEASURED, Road
 from lightning_core.tools.improve.stage import Stage
@@ -43,11 +43,11 @@ def _result(road: Road) -> list[str]:
     if best is _first(road):
         lines = [f"No stage is better than the untrained policy, whose held-out reward is {_mean(best)}."]
     if best is not _first(road) and over_policy is not None:
-        lines.append(f"Gain over the untrained policy: {_difference(over_policy)}.")
+        lines.append(f"Gain over the untrained policy: {over_policy.text(sign='+')}.")
     over = road.difference(road.provider, best)
     if over is not None:
         word = "better than" if over.low > 0 else "worse than" if over.high < 0 else "not significantly different from"
-        lines.append(f"It is {word} {road.model}: {_difference(over)}.")
+        lines.append(f"It is {word} {road.model}: {over.text(sign='+')}.")
     trained = best.folder if best.folder is not None and (best.folder / "checkpoints").is_dir() else None
     tuned = next((text.partition("=")[2] for text in road.settings if text.startswith("policy.model=")), None)
     if (served := trained or tuned) is not None:
@@ -75,8 +75,8 @@ def _cells(road: Road, stage: Stage) -> list[str]:
         stage.name if stage is not road.provider else f"{stage.name} ({road.model})",
         _mean(stage),
         f"{result.solved} of {result.tasks}",
-        _NOTHING if own is None else _difference(own),
-        _NOTHING if other is None else _difference(other),
+        _NOTHING if own is None else own.text(sign="+"),
+        _NOTHING if other is None else other.text(sign="+"),
         f"{tokens:,.0f}" if usage.all.calls else _NOTHING,
         f"{usage.all.seconds_p50:.2f} s" if usage.all.calls else _NOTHING,
         _NOTHING if usage.usd_per_1000 is None else format_usd(usage.usd_per_1000),
@@ -86,14 +86,7 @@ def _cells(road: Road, stage: Stage) -> list[str]:
 
 def _mean(stage: Stage) -> str:
     assert stage.result is not None
-    interval = stage.result.reward_ci95
-    text = f"{stage.result.reward:.3f}"
-    return text if interval is None else f"{text} [{interval[0]:.3f}, {interval[1]:.3f}]"
-
-
-def _difference(estimate: Estimate) -> str:
-    text = f"{estimate.mean:+.3f}"
-    return text if estimate.interval is None else f"{text} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
+    return format_mean(stage.result.reward, stage.result.reward_ci95)
 
 
 def _row(cells: list[str] | tuple[str, ...]) -> str:

@@ -205,14 +205,14 @@ class Road:
         """The reason that training ends after ``trained``, or None."""
         over = self.difference(self.provider, trained)
         if over is not None and over.interval is not None and over.low > 0:
-            return f"ended, the policy is better than {self.model}: {_interval(over)}"
+            return f"ended, the policy is better than {self.model}: {over.text(sign='+')}"
         if is_last:
             gain = self.difference(start, trained)
             end = "ended after trainer.steps" if self.limits.minutes is None else "ended with the budget"
-            return end if gain is None else f"{end}; gain {_interval(gain)}"
+            return end if gain is None else f"{end}; gain {gain.text(sign='+')}"
         gain = self.difference(before, trained)
         if gain is not None and gain.mean <= 0:
-            return f"ended, the last round gained nothing: {_interval(gain)}"
+            return f"ended, the last round gained nothing: {gain.text(sign='+')}"
         return None
 
     def _adopt(self, stage: Stage, settings: Sequence[str]) -> None:
@@ -223,7 +223,7 @@ class Road:
             keys = {text.partition("=")[0] for text in settings}
             self.settings = [*(text for text in self.settings if text.partition("=")[0] not in keys), *settings]
         else:
-            shown = "it has no evaluation" if gain is None else f"its reward is not higher: {_interval(gain)}"
+            shown = "it has no evaluation" if gain is None else f"its reward is not higher: {gain.text(sign='+')}"
             self._note(f"{stage.name}: not used, {shown}")
 
     def _run(self, name: str, words: Sequence[str]) -> Stage:
@@ -260,8 +260,3 @@ class Road:
         assert self.provider is not None
         result = self.provider.result
         return None if result is None or self.provider.usd is None else self.provider.usd / max(1, result.rollouts)
-
-
-def _interval(estimate: Estimate) -> str:
-    text = f"{estimate.mean:+.3f}"
-    return text if estimate.interval is None else f"{text} [{estimate.low:+.3f}, {estimate.high:+.3f}]"

@@ -24,9 +24,9 @@ from lightning_core.endpoint.guard import dialect_of
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.receive import check_strings, check_values, plain_body, read_body, read_json
 from lightning_core.endpoint.refusals import credentials, error_response
-from lightning_core.endpoint.routing import NamedCalls
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Sessions
 from lightning_core.errors import COUNTED, PolicyRequestError, Repeats, describe
+from lightning_core.tools.record.naming import CallNames
 from lightning_core.tools.record.observed import ObservedCall
 from lightning_core.tools.switch.arm import Arm, dialect_of_path, is_forwarded, requested_model
 from lightning_core.tools.switch.book import ArmCall, Book, KnownCall
@@ -92,10 +92,7 @@ class Proxy:
         self._book = book
         self._sessions = sessions
         self._limits = limits
-        self._named = [
-            NamedCalls(name=rule.name, contains=rule.contains, model=rule.model, tools=rule.tools)
-            for rule in plan.named
-        ]
+        self._names = CallNames(rules=[rule.model_dump() for rule in plan.named])
         self._client, self._local_client = _client(trust_env=True), _client(trust_env=False)
         self._recent: OrderedDict[str, KnownCall] = OrderedDict()
         self._shadows: set[asyncio.Task[None]] = set()
@@ -168,9 +165,8 @@ class Proxy:
         by_name = dict(headers)
         agent = in_url or unquote(by_name.get(AGENT_HEADER, ""))
         if not agent:
-            names = dict.fromkeys(rule.name for rule in self._named if rule.matches(body))
             model = requested_model(path, body)
-            agent = next(iter(names), model if model in self._plan.agents else "")
+            agent = self._names.find(body) or (model if model in self._plan.agents else "")
         if len(agent) > _LONGEST_NAME or not agent.isprintable():
             raise PolicyRequestError(
                 f"the agent's name is {show_json(agent[:_LONGEST_NAME])}; expected at most {_LONGEST_NAME} printable characters"

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import secrets
-import socket
-import threading
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
-import uvicorn
 from pydantic_core import PydanticCustomError
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -24,15 +19,14 @@ from starlette.routing import Route
 from lightning_core.capture.address import Address
 from lightning_core.chat.json_text import show_json
 from lightning_core.dialects import openai_chat
-from lightning_core.endpoint.event_loop import new_event_loop
 from lightning_core.endpoint.guard import Guard, Protection, Tls
 from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.receive import connection_class, read_body, read_json
+from lightning_core.endpoint.listening import ServerThread, listen
+from lightning_core.endpoint.receive import read_body, read_json
 from lightning_core.endpoint.refusals import credentials, error_response
 from lightning_core.endpoint.routing import Routing
-from lightning_core.endpoint.server import reachable
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session
-from lightning_core.errors import ConfigError, InfrastructureError, PolicyRequestError
+from lightning_core.errors import ConfigError, PolicyRequestError
 from lightning_core.tools.serving import SingleSession, check_access
 from lightning_core.tools.switch.arm import Arm
 from lightning_core.tools.switch.book import Book
@@ -77,13 +71,8 @@ class SwitchServer:
     ) -> None:
         check_access(api_key, host=host, tls=tls)
         check_keys(arms, api_key)
-        try:
-            self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        except (OSError, OverflowError) as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another host or port") from error
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         limits = Limits()
-        self.url = f"{'http' if tls is None else 'https'}://{reachable(host)}:{self._socket.getsockname()[1]}/v1"
+        listening, self.url = listen(host, port, tls)
         root = Address(rollout=secrets.token_hex(16), span=secrets.token_hex(8))
         sessions = SingleSession(Session(root=root, routing=Routing(), seed=None), api_key, limits)
         self._plan = plan
@@ -97,7 +86,7 @@ class SwitchServer:
         try:
             self._book = Book(Path(plan.folder))
         except BaseException:
-            self._socket.close()
+            listening.close()
             raise
         self._proxy = Proxy(plan, arms, self._book, self._meters, sessions, limits, traces)
         app = Starlette(
@@ -112,46 +101,29 @@ class SwitchServer:
             ]
         )
         protection = Protection(tls=tls, requests_per_minute=requests_per_minute, anonymous=api_key is None)
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                Guard(app, sessions, protection, host, [self.url]),
-                ssl_certfile=None if tls is None else tls.certificate,
-                ssl_keyfile=None if tls is None else tls.key,
-                http=connection_class(limits),
-                h11_max_incomplete_event_size=limits.header_bytes,
-                ws="none",
-                proxy_headers=False,
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                timeout_keep_alive=3600,
-                timeout_graceful_shutdown=10,
-            )
+        self._server = ServerThread(
+            Guard(app, sessions, protection, host, [self.url]),
+            listening,
+            self._serve,
+            name="lightning-switch",
+            tls=tls,
+            limits=limits,
+            ending_seconds=10,
         )
-        self._loop = new_event_loop(limits.requests)
-        self._thread = threading.Thread(target=self._serve, name="lightning-switch", daemon=True)
 
     def __enter__(self) -> Self:
         self._book.__enter__()
         try:
             self.notes = self._restore()
             """What the shares are, where they are not those of the file."""
-            self._thread.start()
-            deadline = time.monotonic() + 30
-            while not self._server.started:
-                if not self._thread.is_alive() or time.monotonic() > deadline:
-                    raise InfrastructureError(f"the switch did not start at {self.url}")
-                time.sleep(0.005)
+            self._server.start(f"the switch did not start at {self.url}")
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._server.should_exit = True
-        if self._thread.is_alive():
-            self._thread.join()
-        self._socket.close()
+        self._server.stop()
         self._book.__exit__(*error)
 
     @property
@@ -160,9 +132,8 @@ class SwitchServer:
         return {name: one.arms for name, one in self._proxy.shares.items()}
 
     def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._server.serve(sockets=[self._socket]))
+        with self._server.runner() as runner:
+            runner.run(self._server.serve())
             runner.run(self._proxy.close())
 
     def _restore(self) -> list[str]:
