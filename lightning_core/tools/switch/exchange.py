@@ -18,8 +18,8 @@ from lightning_core.errors import UpstreamError, describe, fold
 from lightning_core.tools.record.observed import ObservedCall
 from lightning_core.tools.record.responses import UNREADABLE, ReadResponse, find_id, read_response
 from lightning_core.tools.switch.arm import Arm, dialect_of_path
-from lightning_core.tools.switch.book import DISCONNECTED, ArmCall, KnownCall
 from lightning_core.tools.switch.meters import Meters
+from lightning_core.tools.switch.store import DISCONNECTED, ArmCall, KnownCall
 
 _MOST_BYTES = 4 << 20
 """Of a response whose token counts are read."""

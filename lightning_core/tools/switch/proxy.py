@@ -29,12 +29,12 @@ from lightning_core.errors import COUNTED, PolicyRequestError, Repeats, describe
 from lightning_core.tools.record.naming import CallNames
 from lightning_core.tools.record.observed import ObservedCall
 from lightning_core.tools.switch.arm import Arm, dialect_of_path, is_forwarded, requested_model
-from lightning_core.tools.switch.book import ArmCall, Book, KnownCall
 from lightning_core.tools.switch.exchange import ArmExchange, SentRequest
 from lightning_core.tools.switch.meters import Meters
 from lightning_core.tools.switch.plan import SwitchPlan
 from lightning_core.tools.switch.recorded import SwitchTraces
 from lightning_core.tools.switch.shares import Shares, conversation_of
+from lightning_core.tools.switch.store import ArmCall, KnownCall, SwitchStore
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Proxy:
         self,
         plan: SwitchPlan,
         arms: Mapping[str, Arm],
-        book: Book,
+        store: SwitchStore,
         meters: Meters,
         sessions: Sessions,
         limits: Limits,
@@ -89,7 +89,7 @@ class Proxy:
         self.meters = meters
         self._plan = plan
         self._arms = arms
-        self._book = book
+        self._store = store
         self._sessions = sessions
         self._limits = limits
         self._names = CallNames(rules=[rule.model_dump() for rule in plan.named])
@@ -110,7 +110,7 @@ class Proxy:
 
     async def find(self, response: str) -> KnownCall | None:
         """The call with this id, or whose response has it."""
-        return self._recent.get(response) or await asyncio.to_thread(self._book.find, response)
+        return self._recent.get(response) or await asyncio.to_thread(self._store.find, response)
 
     async def respond(self, request: Request) -> Response:
         """The response of an arm, as it is; or a refusal in the format of the client."""
@@ -261,7 +261,7 @@ class Proxy:
                 logger.warning("model %r failed for %s%s: %s", call.arm, shown, times, call.error, extra=COUNTED)
             return call
 
-        self._book.call(count)
+        self._store.call(count)
 
     def remember(self, response: str, call: KnownCall) -> None:
         """Accept feedback about ``response``."""

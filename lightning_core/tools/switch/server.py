@@ -29,12 +29,12 @@ from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session
 from lightning_core.errors import ConfigError, PolicyRequestError
 from lightning_core.tools.serving import SingleSession, check_access
 from lightning_core.tools.switch.arm import Arm
-from lightning_core.tools.switch.book import Book
 from lightning_core.tools.switch.meters import Meters
 from lightning_core.tools.switch.plan import SwitchPlan, check_shares
 from lightning_core.tools.switch.proxy import Proxy
 from lightning_core.tools.switch.recorded import SwitchTraces
 from lightning_core.tools.switch.shares import Shares
+from lightning_core.tools.switch.store import SwitchStore
 
 ADMIN_HEADER = "lightning-admin-key"
 """Header: the key for requests that change shares."""
@@ -84,11 +84,11 @@ class SwitchServer:
         self._earlier: dict[str, list[dict[str, float]]] = {}
         """The shares of each agent before the present ones, the latest last."""
         try:
-            self._book = Book(Path(plan.folder))
+            self._store = SwitchStore(Path(plan.folder))
         except BaseException:
             listening.close()
             raise
-        self._proxy = Proxy(plan, arms, self._book, self._meters, sessions, limits, traces)
+        self._proxy = Proxy(plan, arms, self._store, self._meters, sessions, limits, traces)
         app = Starlette(
             routes=[
                 Route("/health", self._health, methods=["GET"]),
@@ -112,7 +112,7 @@ class SwitchServer:
         )
 
     def __enter__(self) -> Self:
-        self._book.__enter__()
+        self._store.__enter__()
         try:
             self.notes = self._restore()
             """What the shares are, where they are not those of the file."""
@@ -124,7 +124,7 @@ class SwitchServer:
 
     def __exit__(self, *error: object) -> None:
         self._server.stop()
-        self._book.__exit__(*error)
+        self._store.__exit__(*error)
 
     @property
     def shares(self) -> dict[str, Mapping[str, float]]:
@@ -140,7 +140,7 @@ class SwitchServer:
         """Continue with the last shares, unless the file has changed since; return a line for each agent whose shares differ from it."""
         latest: dict[str, dict[str, float]] = {}
         written: dict[str, dict[str, float]] = {}
-        for agent, arms, why in self._book.changes():
+        for agent, arms, why in self._store.changes():
             earlier = self._earlier.setdefault(agent, [])
             if why == _ROLLBACK:
                 del earlier[-1:]
@@ -161,7 +161,7 @@ class SwitchServer:
             else:
                 if last is not None and last != arms:
                     self._earlier[name].append(last)
-                self._book.change(name, arms, _FROM_FILE)
+                self._store.change(name, arms, _FROM_FILE)
                 self._set(name, arms)
         return notes
 
@@ -223,7 +223,7 @@ class SwitchServer:
                 status=404,
                 param="response",
             )
-        self._book.feedback(call.id, float(reward), comment)
+        self._store.feedback(call.id, float(reward), comment)
         if self._traces is not None and call.response is not None:
             self._traces.reward(call.response, float(reward))
         self._meters.rewarded(call.agent, call.arm, float(reward))
@@ -252,7 +252,7 @@ class SwitchServer:
         elif arms != previous:
             earlier.append(previous)
         self._set(name, arms)
-        self._book.change(name, arms, why)
+        self._store.change(name, arms, why)
         return JSONResponse({"agent": name, "arms": arms, "previous": previous})
 
     def _wanted(self, name: str, body: Mapping[str, Any]) -> tuple[dict[str, float] | None, str]:

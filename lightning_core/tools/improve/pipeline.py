@@ -1,4 +1,4 @@
-"""The road: the provider's score, the policy's, prompts, a warm start, reinforcement learning; each stage starts from the best so far."""
+"""The stages: the provider's score, the policy's, prompts, a warm start, reinforcement learning; each stage starts from the best so far."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class RunStage(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoadLimits:
-    """What a road may spend; None: any amount. A command that has begun is not stopped for `usd`."""
+class ImprovementLimits:
+    """What the stages may spend; None: any amount. A command that has begun is not stopped for `usd`."""
 
     minutes: float | None = None
     usd: float | None = None
@@ -57,15 +57,15 @@ class RoadLimits:
 
 
 @dataclass(slots=True, kw_only=True)
-class Road:
-    """The stages in ``folder``, and the policy that they have led to."""
+class ImprovementPipeline:
+    """The stages in ``folder``, and the best policy so far."""
 
     config: Config
     file: str
     """The configuration's file."""
     overrides: Sequence[str]
     folder: Path
-    limits: RoadLimits
+    limits: ImprovementLimits
     prices: Prices
     prices_file: str | None = None
     model: str | None = None
@@ -87,11 +87,11 @@ class Road:
     """Called after each stage."""
     say: Callable[[str], None]
     """Prints a line."""
-    run: RunStage = run_stage
+    run_command: RunStage = run_stage
     """Runs a command."""
     _began: float = field(default_factory=time.monotonic)
 
-    def walk(self) -> None:
+    def run(self) -> None:
         """Run all stages. Raises `StageFailed` if one fails."""
         if self.model is not None:
             words = ["baseline", self.file, "--model", self.model, *self._prices(), *self._common()]
@@ -227,7 +227,7 @@ class Road:
             self._note(f"{stage.name}: not used, {shown}")
 
     def _run(self, name: str, words: Sequence[str]) -> Stage:
-        stage = self.run(name, words, self.folder, self.prices, say=self.say)
+        stage = self.run_command(name, words, self.folder, self.prices, say=self.say)
         self.stages.append(stage)
         self.on_stage()
         return stage

@@ -96,7 +96,7 @@ _COLUMNS = ", ".join(field.name for field in fields(ArmCall))
 _PLACES = ", ".join("?" * len(fields(ArmCall)))
 
 
-class Book:
+class SwitchStore:
     """The record of the switch in ``folder``, written by a thread of its own. A context manager.
 
     Raises `ConfigError` if the folder cannot be written, or if another switch uses it.
@@ -117,7 +117,7 @@ class Book:
             raise ConfigError(
                 f"{str(self.path)!r} cannot be opened as the record of a switch: {error}. Choose another folder"
             ) from None
-        self._thread = threading.Thread(target=self._write, name="lightning-switch-book", daemon=True)
+        self._thread = threading.Thread(target=self._write, name="lightning-switch-store", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
