@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_core.errors import ConfigError, plural
+from lightning_core.errors import ConfigError, list_counts, plural
 from lightning_core.otel import spans_to_otlp
 from lightning_core.records.atomic import write_atomically
 from lightning_core.records.store import Phase
@@ -83,7 +83,7 @@ def export_traces(sources: Sequence[str | Path], options: ExportOptions) -> Expo
             if documents := target.write(rollout, summary.left_out):
                 written[read.trace.rollout] = documents
     if not written:
-        listed = "; ".join(f"{number} {reason}" for reason, number in summary.left_out.items())
+        listed = list_counts(summary.left_out)
         raise ConfigError(f"there is nothing to write: {listed or 'the sources have no rollouts'}")
     summary.rollouts, summary.documents = len(written), sum(map(len, written.values()))
     if is_file:

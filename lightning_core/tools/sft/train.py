@@ -21,7 +21,7 @@ from lightning_core.config import Config
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.credit import CreditSection
 from lightning_core.config.policies import PolicyCredit
-from lightning_core.errors import ConfigError, plural
+from lightning_core.errors import ConfigError, list_counts, plural
 from lightning_core.observers.open import make_observers
 from lightning_core.observers.progress import Progress
 from lightning_core.records.checkpoints import checkpoints, delete_old, drop_optimizer, mark_best
@@ -94,7 +94,7 @@ def sft(
         progress.message(f"left out: {number} {reason}")
     if not rows:
         raise ConfigError(
-            f"none of {plural(len(traces), 'rollout')} has a call that can be learned: {_listed(left_out)}"
+            f"none of {plural(len(traces), 'rollout')} has a call that can be learned: {list_counts(left_out) or 'they have none'}"
         )
     learned, held = split([trace for trace in traces if trace.rollout in rows], options.held_out, seed=config.run.seed)
     if config.prompts:
@@ -252,10 +252,6 @@ def _for_supervision(config: Config, *, steps: int) -> Config:
             "trainer": trainer.model_copy(update={"name": "torch", "steps": steps, "max_logprob_difference": None}),
         }
     )
-
-
-def _listed(left_out: Mapping[str, int]) -> str:
-    return "; ".join(f"{number} {reason}" for reason, number in left_out.items()) or "they have none"
 
 
 def _overview(
