@@ -250,11 +250,6 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def list_counts(counts: Mapping[str, int]) -> str:
-    """``2 rollouts that failed; 1 …``, for ``counts`` by reason."""
-    return "; ".join(f"{number} {reason}" for reason, number in counts.items())
-
-
 def shorten(text: str, most: int) -> str:
     """``text``, with an ellipsis in place of its end if it has more than ``most`` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"

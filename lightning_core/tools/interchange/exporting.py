@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_core.errors import ConfigError, list_counts, plural
+from lightning_core.errors import ConfigError, plural
 from lightning_core.otel import spans_to_otlp
 from lightning_core.records.atomic import write_atomically
 from lightning_core.records.store import Phase
@@ -16,7 +16,7 @@ from lightning_core.tools.interchange.atif_export import ATIF_EXPORT
 from lightning_core.tools.interchange.openai_tuning import OPENAI_TUNING
 from lightning_core.tools.interchange.otlp import to_line
 from lightning_core.tools.interchange.target_format import ExportedRollout, TargetFormat
-from lightning_core.tools.runs.sources import LeaveOut, is_run, read_recorded
+from lightning_core.tools.runs.sources import LeaveOut, is_run, list_counts, read_recorded
 
 
 def _otlp(rollout: ExportedRollout, _: Counter[str]) -> list[Mapping[str, Any]]:

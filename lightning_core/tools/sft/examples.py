@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_core.errors import ConfigError, list_counts, plural
+from lightning_core.errors import ConfigError, plural
 from lightning_core.records.store import Phase
-from lightning_core.tools.runs.sources import read_recorded
+from lightning_core.tools.runs.sources import list_counts, read_recorded
 from lightning_core.tools.runs.traces import merit
 from lightning_core.trace import Trace
 

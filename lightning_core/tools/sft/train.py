@@ -21,7 +21,7 @@ from lightning_core.config import Config
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.credit import CreditSection
 from lightning_core.config.policies import PolicyCredit
-from lightning_core.errors import ConfigError, list_counts, plural
+from lightning_core.errors import ConfigError, plural
 from lightning_core.observers.open import make_observers
 from lightning_core.observers.progress import Progress
 from lightning_core.records.checkpoints import checkpoints, delete_old, drop_optimizer, mark_best
@@ -33,6 +33,7 @@ from lightning_core.records.results import Result
 from lightning_core.records.steps import StepLog
 from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import interruptible, uninterrupted
+from lightning_core.tools.runs.sources import list_counts
 from lightning_core.tools.sft.agents import learning_agents
 from lightning_core.tools.sft.chats import open_chats
 from lightning_core.tools.sft.examples import Selection, read_examples
