@@ -71,10 +71,6 @@ class ChatTemplate:
         self.call_syntax: CallSyntax | None = find_syntax(self._probe_response, self.ids.example)
         """The texts around tool calls in responses; None if they are not regular."""
 
-    def has_variable(self, name: str) -> bool:
-        """Whether the template uses the variable ``name``."""
-        return self.raw.has_variable(name)
-
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Self
 
@@ -257,7 +257,11 @@ class PolicyEndpoint:
         return handle
 
     def _list_models(self, request: Request) -> Response:
-        return JSONResponse(_model_list(self._backend.models, request.headers))
+        models, headers = self._backend.models, request.headers
+        data = [_model(model, headers) for model in models]
+        if is_anthropic(headers):
+            return JSONResponse({"data": data, "has_more": False, "first_id": models[0], "last_id": models[-1]})
+        return JSONResponse({"object": "list", "data": data})
 
     def _find_model(self, request: Request) -> Response:
         name, models = request.path_params["model"], self._backend.models
@@ -281,14 +285,6 @@ class PolicyEndpoint:
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
-
-
-def _model_list(models: Sequence[str], headers: Mapping[str, str]) -> dict[str, Any]:
-    """The body of ``GET /v1/models``."""
-    data = [_model(model, headers) for model in models]
-    if is_anthropic(headers):
-        return {"data": data, "has_more": False, "first_id": models[0], "last_id": models[-1]}
-    return {"object": "list", "data": data}
 
 
 def _model(name: str, headers: Mapping[str, str]) -> dict[str, Any]:
