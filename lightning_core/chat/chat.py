@@ -121,10 +121,6 @@ class Chat:
         """The format of tool calls in responses."""
         return self.template.tool_format
 
-    def has_variable(self, name: str) -> bool:
-        """Whether the chat template uses the variable ``name``."""
-        return self.template.has_variable(name)
-
     def render(
         self,
         messages: Sequence[Message],

@@ -46,54 +46,30 @@ class ChatTemplate:
         self, tokenizer: Tokenizer, specials: Sequence[str], variables: Mapping[str, Any] | None = None
     ) -> None:
         self.raw = RawTemplate(tokenizer, variables or {})
-        self._traits = Traits(self.raw, specials)
-        self.tool_format: ToolFormat = self._traits.format or HERMES
+        self._traits = traits = Traits(self.raw, specials)
+        self.tool_format: ToolFormat = traits.format or HERMES
         """The format of tool calls in responses."""
+        self.ids: IdStyle = traits.ids
+        """The ids of calls that the template accepts."""
+        self.enders = traits.enders
+        """The special tokens that end a response, as text."""
+        self.stops = traits.enders | traits.call_enders
+        """`enders`, and the special tokens that end a response with tool calls."""
+        self.delimiters: Delimiters | None = traits.delimiters
+        """The texts around reasoning; None if responses have none, or the tool format splits it off."""
+        self.reasoning = (
+            self.tool_format.thought if self.delimiters is None else (self.delimiters.open, self.delimiters.close)
+        )
+        """The texts around the reasoning of a response; None if it has none."""
+        self.reasons = self.delimiters is not None or self.tool_format.split is not None
+        """Whether responses may start with reasoning."""
+        self.has_field = traits.field is not None
+        """Whether messages have a field for reasoning."""
         self._proven: frozenset[Hashable] = frozenset()
         """Shapes of conversations that the template renders without a loss."""
         self._check_for_losses()
         self.call_syntax: CallSyntax | None = find_syntax(self._probe_response, self.ids.example)
         """The texts around tool calls in responses; None if they are not regular."""
-
-    @property
-    def enders(self) -> frozenset[str]:
-        """The special tokens that end a response, as text."""
-        return self._traits.enders
-
-    @property
-    def stops(self) -> frozenset[str]:
-        """`enders`, and the special tokens that end a response with tool calls."""
-        return self._traits.enders | self._traits.call_enders
-
-    @property
-    def delimiters(self) -> Delimiters | None:
-        """The texts around reasoning; None if responses have none, or the tool format splits it off."""
-        return self._traits.delimiters
-
-    @property
-    def reasoning(self) -> tuple[str, str] | None:
-        """The texts around the reasoning of a response; None if it has none."""
-        delimiters = self._traits.delimiters
-        return self.tool_format.thought if delimiters is None else (delimiters.open, delimiters.close)
-
-    @property
-    def reasons(self) -> bool:
-        """Whether responses may start with reasoning."""
-        return self._traits.delimiters is not None or self.tool_format.split is not None
-
-    @property
-    def has_field(self) -> bool:
-        """Whether messages have a field for reasoning."""
-        return self._traits.field is not None
-
-    @property
-    def ids(self) -> IdStyle:
-        """The ids of calls that the template accepts."""
-        return self._traits.ids
-
-    def has_variable(self, name: str) -> bool:
-        """Whether the template uses the variable ``name``."""
-        return self.raw.has_variable(name)
 
     def render(
         self,
@@ -185,7 +161,7 @@ class ChatTemplate:
         return ready
 
     def _write_thought(self, message: dict[str, Any], thought: str) -> None:
-        field, delimiters = self._traits.field, self._traits.delimiters
+        field, delimiters = self._traits.field, self.delimiters
         if field is None:
             if delimiters is not None:
                 message["content"] = delimiters.write(thought, message["content"])

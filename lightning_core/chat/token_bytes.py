@@ -20,7 +20,8 @@ def _characters() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-_CHARACTERS = _characters()
+BYTE_OF = _characters()
+"""The byte of each character in byte-level vocabularies."""
 
 
 def token_bytes(chat: Chat, token: int) -> bytes | None:
@@ -53,7 +54,7 @@ class _Vocabulary:
         if token in self._added or (not text and written.strip(_SPACE)):
             return text.encode()
         if self._byte_level:
-            found = bytes(_CHARACTERS[c] for c in written) if all(c in _CHARACTERS for c in written) else b""
+            found = bytes(BYTE_OF[c] for c in written) if all(c in BYTE_OF for c in written) else b""
         elif byte := _BYTE.fullmatch(written):
             found = bytes([int(byte[1], 16)])
         else:

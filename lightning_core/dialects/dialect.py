@@ -133,3 +133,8 @@ def sse(data: Any, event: str | None = None) -> bytes:
     name = f"event: {event}\n" if event else ""
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
     return f"{name}data: {text}\n\n".encode()
+
+
+def event_data(event: bytes) -> bytes:
+    """The data of one server-sent event; empty for comments."""
+    return b"\n".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))

@@ -289,12 +289,7 @@ def strings(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
     Raises `PolicyRequestError` for other types.
     """
-    value = body.get(name)
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise PolicyRequestError(f"{name} is {show_json(value)}; expected a list of strings", param=name)
-    return tuple(value)
+    return tuple(_items(body, name, str, "strings"))
 
 
 def stops(body: Mapping[str, Any], name: str, *, one: bool = False) -> tuple[str, ...]:
@@ -314,9 +309,13 @@ def objects(body: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
     Raises `PolicyRequestError` for other types.
     """
+    return _items(body, name, Mapping, "objects")
+
+
+def _items(body: Mapping[str, Any], name: str, kind: type, kinds: str) -> list[Any]:
     value = body.get(name)
     if value is None:
         return []
-    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
-        raise PolicyRequestError(f"{name} is {show_json(value)}; expected a list of objects", param=name)
+    if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
+        raise PolicyRequestError(f"{name} is {show_json(value)}; expected a list of {kinds}", param=name)
     return value

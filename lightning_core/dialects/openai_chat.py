@@ -22,14 +22,12 @@ from lightning_core.dialects.fields import (
     DroppedField,
     Fields,
     UnsupportedField,
-    check_variant,
     flag,
     integer,
     objects,
     seed,
     stops,
     temperature,
-    text,
     top_p,
 )
 from lightning_core.dialects.logprobs import token_logprobs
@@ -48,7 +46,7 @@ from lightning_core.dialects.openai_chat_shape import (
     with_functions,
 )
 from lightning_core.dialects.openai_sampler import GUIDED, SAMPLER
-from lightning_core.dialects.requirements import OutputRequirements
+from lightning_core.dialects.requirements import OutputRequirements, read_form
 from lightning_core.dialects.thinking import Settings, effort, switch, thinking
 from lightning_core.dialects.usage import openai_chat_tokens
 from lightning_core.errors import PolicyRequestError
@@ -126,7 +124,11 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
         max_tokens=_max_tokens(body),
         stop=stops(body, "stop", one=True),
         seed=seed(body),
-        requirements=_requirements(body, shown, tool),
+        requirements=OutputRequirements(
+            **read_form(body.get("response_format"), "response_format", RESPONSE_FORMATS, inner="json_schema"),
+            tool=tool,
+            one_call=bool(shown) and body.get("parallel_tool_calls") is False,
+        ),
         template_settings=_template_settings(body),
     )
 
@@ -166,26 +168,6 @@ def _max_tokens(body: Mapping[str, Any]) -> int | None:
             param="max_tokens",
         )
     return most or older
-
-
-def _requirements(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], tool: str | None) -> OutputRequirements:
-    form, description = body.get("response_format"), None
-    if isinstance(form, Mapping):
-        check_variant(RESPONSE_FORMATS, form, "response_format")
-    match form:
-        case None | {"type": "text"}:
-            schema = None
-        case {"type": "json_object"}:
-            schema = {}
-        case {"type": "json_schema", "json_schema": {"schema": dict(schema), **more}}:
-            description = text(more, "description", "response_format.json_schema")
-        case _:
-            raise PolicyRequestError(
-                f"response_format is {show_json(form)}; expected the type text, json_object, or json_schema with a schema",
-                param="response_format",
-            )
-    one_call = bool(tools) and body.get("parallel_tool_calls") is False
-    return OutputRequirements(schema=schema, description=description, tool=tool, one_call=one_call)
 
 
 def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from lightning_core.chat.json_text import show_json
 from lightning_core.chat.messages import READS_TEXT, Message
-from lightning_core.dialects.fields import NO_HOSTED_TOOLS, Fields, UnsupportedField, check_variant, text
+from lightning_core.dialects.fields import NO_HOSTED_TOOLS, Fields, UnsupportedField, check_variant
 from lightning_core.dialects.openai_chat_shape import call_ids, check_result, check_role
 from lightning_core.dialects.openai_custom_tools import write_arguments
 from lightning_core.dialects.openai_responses_tools import LEFT_OUT, TOOLS, definitions, shown_name
@@ -18,6 +18,7 @@ from lightning_core.dialects.requirements import (
     allowed_tools,
     check_tool_choice,
     other_kind,
+    read_form,
 )
 from lightning_core.errors import PolicyRequestError
 
@@ -243,22 +244,6 @@ def _allowed_name(entry: Any) -> str:
 
 def read_requirements(body: Mapping[str, Any], *, tool: str | None, has_tools: bool) -> OutputRequirements:
     """The required form of a response. ``tool``: the required one."""
-    form, description = (body.get("text") or {}).get("format"), None
-    if isinstance(form, Mapping):
-        check_variant(FORMATS, form, "text.format")
-    match form:
-        case None | {"type": "text"}:
-            schema = None
-        case {"type": "json_object"}:
-            schema = {}
-        case {"type": "json_schema", "schema": dict(schema), **more}:
-            description = text(more, "description", "text.format")
-        case _:
-            raise PolicyRequestError(
-                f"text.format is {show_json(form)}; expected the type text, json_object, or json_schema with a schema",
-                param="text.format",
-            )
+    form = read_form((body.get("text") or {}).get("format"), "text.format", FORMATS)
     one_call = has_tools and body.get("parallel_tool_calls") is False
-    return OutputRequirements(
-        schema=schema, schema_field="text.format", description=description, tool=tool, one_call=one_call
-    )
+    return OutputRequirements(**form, schema_field="text.format", tool=tool, one_call=one_call)

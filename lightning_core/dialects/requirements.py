@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_core.chat.json_text import MOST_SHOWN, show_json
+from lightning_core.dialects.fields import Fields, check_variant, text
 from lightning_core.errors import PolicyRequestError, shorten
 
 ANY_TOOL = ""
@@ -51,6 +52,30 @@ class OutputRequirements:
             form = f"Write your final answer as JSON, with no text around it, such that it {what}"
             lines["schema"] = form + (f"\nThe JSON is for: {self.description}" if self.description else "")
         return lines
+
+
+def read_form(form: Any, path: str, variants: Mapping[str, Fields], *, inner: str | None = None) -> Mapping[str, Any]:
+    """The schema and its description in ``form``, the field at ``path``, as OpenAI's formats have it.
+
+    ``inner``: the field of ``form`` with both; None: ``form`` has them. Raises `PolicyRequestError` for another form.
+    """
+    if form is None:
+        return {}
+    if isinstance(form, Mapping):
+        check_variant(variants, form, path)
+        more, place = (form, path) if inner is None else (form.get(inner), f"{path}.{inner}")
+        match form.get("type"), more:
+            case "text", _:
+                return {}
+            case "json_object", _:
+                return {"schema": {}}
+            case "json_schema", {"schema": dict(schema)}:
+                return {"schema": schema, "description": text(more, "description", place)}
+            case _:
+                pass
+    raise PolicyRequestError(
+        f"{path} is {show_json(form)}; expected the type text, json_object, or json_schema with a schema", param=path
+    )
 
 
 def other_kind(entry: Any) -> str:

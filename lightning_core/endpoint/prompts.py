@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 def note_unknown_variables(chat: Chat, request: ChatRequest) -> None:
     """Note the fields of ``request`` that set only variables which the template of ``chat`` does not use."""
     for path, variables in request.template_settings.items():
-        if not any(map(chat.has_variable, variables)):
+        if not any(map(chat.template.raw.has_variable, variables)):
             note(path, "not a variable of the model's chat template")
 
 

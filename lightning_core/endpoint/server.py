@@ -15,15 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import threading
-import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Self
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -46,14 +42,13 @@ from lightning_core.endpoint.agent_urls import AddressedApp
 from lightning_core.endpoint.child_records import ChildRecords
 from lightning_core.endpoint.count import COMPACT, COUNTS, GEMINI, compact, count_tokens
 from lightning_core.endpoint.direct_routes import DirectRoutes
-from lightning_core.endpoint.event_loop import new_event_loop
 from lightning_core.endpoint.forward import EMBEDDINGS, Forwarder
 from lightning_core.endpoint.google import google_routes
 from lightning_core.endpoint.guard import Guard, Protection, dialect_of, is_anthropic
 from lightning_core.endpoint.known_agents import KnownAgents, Verdict
 from lightning_core.endpoint.limits import Limits
+from lightning_core.endpoint.listening import ServerThread, listen
 from lightning_core.endpoint.passthrough import Passthrough
-from lightning_core.endpoint.receive import connection_class
 from lightning_core.endpoint.recorded import RecordedResponses
 from lightning_core.endpoint.refusals import (
     address_of,
@@ -67,19 +62,12 @@ from lightning_core.endpoint.respond import Responder
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session, Sessions, stop
 from lightning_core.endpoint.upstream import UpstreamServer
-from lightning_core.errors import ConfigError, InfrastructureError, PolicyRequestError, describe
+from lightning_core.errors import InfrastructureError, PolicyRequestError, describe
 from lightning_core.trace import COUNT
 
 __all__ = ["Limits", "PolicyEndpoint", "Routing"]
 
 logger = logging.getLogger(__name__)
-
-IDLE_SECONDS = 3600
-"""Seconds that an idle connection is kept open. Longer than clients do (httpx: 5 s, aiohttp: 15 s), because a request that is sent while
-the server closes the connection is lost."""
-
-_BACKLOG = 4096
-"""Connections that may wait until the loop accepts them: thousands of rollouts begin at once. The system may allow fewer."""
 
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
@@ -116,14 +104,7 @@ class PolicyEndpoint:
         self._sessions = Sessions(limits) if sessions is None else sessions
         self._forwarder = Forwarder(upstream, to_origins=not standalone)
         self._spans = otlp_receiver.OtlpReceiver(self._sessions, limits)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._socket = socket.create_server((host, port), family=family)
-        except (OSError, OverflowError) as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another host or port") from error
-        # asyncio sets this on sockets that it opens itself. Without it every response waits about 40 ms for a delayed ACK.
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.url = f"{'http' if tls is None else 'https'}://{reachable(host)}:{self._socket.getsockname()[1]}/v1"
+        listening, self.url = listen(host, port, tls)
         self.public_url = None if public_url is None else f"{public_url.rstrip('/').removesuffix('/v1')}/v1"
         chats = defaultdict(lambda: chat) if isinstance(chat, Chat) else chat
         self._known_agents = KnownAgents()
@@ -150,45 +131,29 @@ class PolicyEndpoint:
         ]
         direct = Middleware(DirectRoutes, routes)
         app = Starlette(routes=routes, middleware=[direct], exception_handlers={Exception: _internal_error})
-        config = uvicorn.Config(
-            AddressedApp(Guard(app, self._sessions, protection, host, [self.public_url or ""]), self._sessions),
-            ssl_certfile=None if tls is None else tls.certificate,
-            ssl_keyfile=None if tls is None else tls.key,
-            http=connection_class(limits),
-            h11_max_incomplete_event_size=limits.header_bytes,
-            ws="none",
-            proxy_headers=False,
-            log_level="warning",
-            access_log=False,
-            backlog=_BACKLOG,
-            lifespan="off",
-            timeout_keep_alive=IDLE_SECONDS,
-            timeout_graceful_shutdown=2,
+        guarded = Guard(app, self._sessions, protection, host, [self.public_url or ""])
+        self._server = ServerThread(
+            AddressedApp(guarded, self._sessions),
+            listening,
+            self._serve,
+            name="lightning-endpoint",
+            tls=tls,
+            limits=limits,
+            ending_seconds=2,
         )
-        self._server = uvicorn.Server(config)
-        self._loop = new_event_loop(limits.requests)
-        self._thread = threading.Thread(target=self._serve, name="lightning-endpoint", daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        deadline = time.monotonic() + 30
-        while not self._server.started:
-            if not self._thread.is_alive() or time.monotonic() > deadline:
-                raise InfrastructureError(f"the policy endpoint did not start at {self.url}")
-            time.sleep(0.005)
+        self._server.start(f"the policy endpoint did not start at {self.url}")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        self._thread.join()
-        self._socket.close()
+        self._server.stop()
 
     def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
         # Forwarded requests belong to no agent: the agent has already made them.
-        with outside_rollout(), asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            self._sessions.lag.start(self._loop)
-            runner.run(self._server.serve(sockets=[self._socket]))
+        with outside_rollout(), self._server.runner() as runner:
+            self._sessions.lag.start(self._server.loop)
+            runner.run(self._server.serve())
             self._sessions.lag.stop()
             runner.run(self._forwarder.close())
             self._sessions.large_work.close()
@@ -196,7 +161,7 @@ class PolicyEndpoint:
     @property
     def is_serving(self) -> bool:
         """Whether it still answers requests."""
-        return self._thread.is_alive() and self._server.started and not self._server.should_exit
+        return self._server.is_serving
 
     def new_key(self) -> str:
         """A new API key for one rollout, to pass to `open`."""
@@ -263,7 +228,7 @@ class PolicyEndpoint:
         if session is None:
             return
         if session.waiting.requests:  # later requests find the session closed before they open a span
-            work = asyncio.run_coroutine_threadsafe(stop(session), self._loop)
+            work = asyncio.run_coroutine_threadsafe(stop(session), self._server.loop)
             try:
                 work.result(timeout_seconds)
             except TimeoutError:
@@ -292,7 +257,11 @@ class PolicyEndpoint:
         return handle
 
     def _list_models(self, request: Request) -> Response:
-        return JSONResponse(_model_list(self._backend.models, request.headers))
+        models, headers = self._backend.models, request.headers
+        data = [_model(model, headers) for model in models]
+        if is_anthropic(headers):
+            return JSONResponse({"data": data, "has_more": False, "first_id": models[0], "last_id": models[-1]})
+        return JSONResponse({"object": "list", "data": data})
 
     def _find_model(self, request: Request) -> Response:
         name, models = request.path_params["model"], self._backend.models
@@ -316,20 +285,6 @@ class PolicyEndpoint:
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
-
-
-def reachable(host: str) -> str:
-    """The host of a URL on this machine, for a server that listens on ``host``."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
-    return f"[{host}]" if ":" in host else host
-
-
-def _model_list(models: Sequence[str], headers: Mapping[str, str]) -> dict[str, Any]:
-    """The body of ``GET /v1/models``."""
-    data = [_model(model, headers) for model in models]
-    if is_anthropic(headers):
-        return {"data": data, "has_more": False, "first_id": models[0], "last_id": models[-1]}
-    return {"object": "list", "data": data}
 
 
 def _model(name: str, headers: Mapping[str, str]) -> dict[str, Any]:

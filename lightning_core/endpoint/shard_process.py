@@ -176,8 +176,8 @@ class ShardEndpoint(PolicyEndpoint):
         self._mirrors: dict[str, MirroredRollout] = {}
         self._facts = self._known_agents.facts()
         self._closing: set[asyncio.Task[None]] = set()
-        self._loop.add_reader(connection.fileno(), self._read)
-        self._loop.call_soon(self._look)
+        self._server.loop.add_reader(connection.fileno(), self._read)
+        self._server.loop.call_soon(self._look)
 
     def send(self, kind: str, *values: Any, span: SentSpan | None = None) -> None:
         """Send a message to the run, unless it is gone."""
@@ -187,7 +187,7 @@ class ShardEndpoint(PolicyEndpoint):
     def _read(self) -> None:
         self.channel.receive()
         if self.channel.ended:
-            self._loop.remove_reader(self.channel.connection.fileno())
+            self._server.loop.remove_reader(self.channel.connection.fileno())
             self.ended.set()
 
     def _look(self) -> None:
@@ -195,7 +195,7 @@ class ShardEndpoint(PolicyEndpoint):
             self.ended.set()
         if self._mirrors:
             self.send("lag", self._sessions.lag.seconds())
-        self._loop.call_later(_LOOK_SECONDS, self._look)
+        self._server.loop.call_later(_LOOK_SECONDS, self._look)
 
     def _report(self, session: Session) -> None:
         if (facts := self._known_agents.facts()) != self._facts:
@@ -254,7 +254,7 @@ class ShardEndpoint(PolicyEndpoint):
         self.send("reply", number, [problem, roles, session.provisional])
 
     def _on_close(self, number: int, key: str) -> None:
-        task = self._loop.create_task(self._close(number, key))
+        task = self._server.loop.create_task(self._close(number, key))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from lightning_core.dialects.dialect import event_data
 from lightning_core.endpoint.api_key import read_api_key
 from lightning_core.errors import UpstreamError, UpstreamRefusal, describe, fold
 from lightning_core.propagation.providers import GOOGLE_KEY, KEY_HEADERS, host_of, without_key
@@ -194,8 +195,7 @@ def _refusal(remote: Remote, response: httpx.Response) -> UpstreamRefusal:
 
 def read_event(remote: Remote, event: bytes) -> Mapping[str, Any] | None:
     """The JSON of a server-sent event; None for comments and ``[DONE]``."""
-    lines = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
-    data = b"\n".join(lines)
+    data = event_data(event)
     return None if data in (b"", b"[DONE]") else read_answer(remote, data)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,7 +145,7 @@ def seen(block: Block) -> tuple[tuple[int, int], ...]:
     return _append(block.ancestors, (block.start, block.stop))
 
 
-def common_prefix(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:
+def common_prefix(a: NDArray[np.integer[Any]], b: NDArray[np.integer[Any]]) -> int:
     """The number of first tokens that ``a`` and ``b`` share."""
     length = min(len(a), len(b))
     differs = np.flatnonzero(a[:length] != b[:length])

@@ -47,8 +47,8 @@ def _submit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
         return wrapped(job, *args[1:], **kwargs)
 
 
-def _start_unscoped(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """Start threads of a pool, whose jobs bring their own scope."""
+def call_unscoped(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """Call ``wrapped`` in no scope: what it starts or fills brings its own, such as the jobs of a pool."""
     with without_scope():
         return wrapped(*args, **kwargs)
 
@@ -81,14 +81,14 @@ _POOL_METHODS = ("apply_async", "map", "map_async", "starmap", "starmap_async", 
 
 
 def _wrap_anyio(patches: Patches, module: Any) -> None:
-    patches.wrap(module, "WorkerThread.start", _start_unscoped)  # private; seen in anyio 4.5 to 4.16
+    patches.wrap(module, "WorkerThread.start", call_unscoped)  # private; seen in anyio 4.5 to 4.16
 
 
 def install_threads(patches: Patches) -> None:
     """Make threads, jobs of thread pools and reused event loops run in the scope that started them."""
     patches.wrap(threading.Thread, "start", _start)
     patches.wrap(ThreadPoolExecutor, "submit", _submit)
-    patches.wrap(ThreadPool, "__init__", _start_unscoped)
+    patches.wrap(ThreadPool, "__init__", call_unscoped)
     when_imported(patches, "anyio._backends._asyncio", partial(_wrap_anyio, patches))
     for name in _POOL_METHODS:
         patches.wrap(ThreadPool, name, _apply)

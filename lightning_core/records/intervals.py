@@ -42,6 +42,23 @@ class Estimate(NamedTuple):
     def interval(self) -> tuple[float, float] | None:
         return None if math.isnan(self.low) else (self.low, self.high)
 
+    def text(self, *, sign: str = "", missing: str = " [too few tasks]") -> str:
+        """See `format_mean`."""
+        return format_mean(self.mean, self.interval, sign=sign, missing=missing)
+
+
+def format_mean(
+    mean: float,
+    interval: tuple[float, float] | None,
+    *,
+    sign: str = "",
+    digits: int = 3,
+    missing: str = " [too few tasks]",
+) -> str:
+    """``0.500 [0.300, 0.700]``. ``sign``: ``+`` for a sign before positive numbers too. ``missing``: in place of an interval of None."""
+    ends = missing if interval is None else f" [{', '.join(f'{end:{sign}.{digits}f}' for end in interval)}]"
+    return f"{mean:{sign}.{digits}f}{ends}"
+
 
 def confidence_interval(values: Sequence[float]) -> Estimate:
     """The mean of ``values``, one per task in any order, with its interval. Raises ValueError if empty."""

@@ -55,25 +55,28 @@ def running(folder: Path) -> Generator[None]:
 
 
 def _lock(file: TextIO, folder: Path) -> None:
-    if fcntl is None:
-        return
     deadline = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            # `is_running` of another process holds the lock for a moment.
-            if time.monotonic() < deadline:
-                time.sleep(_PATIENCE / 20)
-                continue
+    while not try_lock(file):
+        # `is_running` of another process holds the lock for a moment.
+        if time.monotonic() > deadline:
             file.seek(0)
             owner = file.read().strip() or "unknown"
             raise ConfigError(
                 f"the run {str(folder)!r} is being trained by another process (id {owner}); wait until it ends, or stop it"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
-        return
+            )
+        time.sleep(_PATIENCE / 20)
+
+
+def try_lock(file: TextIO) -> bool:
+    """Lock ``file`` as long as it is open; return False if another process has locked it. True without file locks."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        pass
+    return True
 
 
 def is_running(folder: Path) -> bool:

@@ -56,6 +56,12 @@ class RunInfo:
     """The names of the files that cannot be read, or not to their end."""
 
     @property
+    def solved(self) -> float:
+        """The reward that solves a task: ``eval.solved``."""
+        value = _at(self.config, "eval", "solved")
+        return float(value) if isinstance(value, int | float) else 1.0
+
+    @property
     def metrics(self) -> list[dict[str, Any]]:
         """The steps' metrics so far, oldest first; lines that cannot be read are left out."""
         return MetricsTail(self.folder / "metrics.jsonl").read().lines

@@ -1,16 +1,9 @@
 """Runs many rollouts at once, each in its own scope, with a time limit and retries.
 
 An agent entry is ``solve(task)``, sync or async. An executor runs it (see `executors`); the runner's own loop runs no code of agents.
-Each attempt, and each call of the reward function, gets its own copy of the task. A rollout's status (`outcome.classify`) is
-
-- ``ok`` if it returns. Its reward is the returned number, the sum of calls of `capture.reward`, or the result of the
-  reward function.
-- ``failed`` if it raises, or uses up ``timeout_seconds`` of its own after a model call was answered: its reward is that so far, else 0.
-- ``max_calls`` if it made all of its model calls. It counts as ``failed`` does, with the reward that it returned, if any.
-- ``infrastructure`` if the endpoint, an upstream server, the reward function or capture fails; ``timeout``, ``stream_error``,
-  ``unauthorized`` or ``late`` by the reason. The attempt is retried up to ``retries`` times, then left out of baseline and loss.
-- ``overflow`` or ``refused`` if it raises after its last request was refused. It is left out, and not retried.
-- ``invalid`` if its reward is missing, not finite, or given twice. It is left out; more than ``max_invalid`` stop the run.
+Each attempt, and each call of the reward function, gets its own copy of the task. The reward is the returned number, the sum of calls of
+`capture.reward`, or the result of the reward function. The status is in `outcome`: an attempt that another one may mend is retried up
+to ``retries`` times, then left out of baseline and loss; more than ``max_invalid`` rollouts without a valid reward stop the run.
 """
 
 from __future__ import annotations

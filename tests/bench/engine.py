@@ -37,6 +37,7 @@ from lightning_core.trace import POLICY
 from lightning_core.trainers.torch.factory import open_trainer
 from tests.bench.environment import install
 from tests.bench.paths import compare_paths
+from tests.engine_stats import stats_of
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
 
@@ -171,7 +172,7 @@ def main() -> None:
         *training, metrics = timed(lambda t=trainer, r=rows: t.step(r))
         report("training", tokens, tuple(plain_train), tuple(training))
         steps[dtype] = (sampling[0] + training[0], sampling[1] + training[1])
-        print(f"  {trainer.backend.stats}")
+        print(f"  {stats_of(trainer.backend)}")
         print("  " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()), flush=True)
         trainer.close()
     if arguments.trl:

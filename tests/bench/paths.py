@@ -25,6 +25,7 @@ from lightning_core.backends.torch.cache_check import CacheSupport
 from lightning_core.backends.torch.engine import SampledModel, TorchBackend
 from lightning_core.model.compute import ComputePlan, choose_path, plain_path
 from lightning_core.model.source import load_model
+from tests.engine_stats import stats_of
 from tests.model.families import Family, make_family
 
 SIZE = {
@@ -85,7 +86,7 @@ def measure(model: Any, path: ComputePlan) -> Measured:
         drawn = random.Random(0)
         asyncio.run(_turn(backend, [[1, 2, 3]], drawn))  # warm up
         backend.forget_contexts()
-        before = backend.stats.prompt_tokens_computed
+        before = stats_of(backend).prompt_tokens_computed
         prompts = _prompts(drawn)
         cpu, counts = list[float](), list[int]()
         for _ in range(TURNS):
@@ -97,7 +98,7 @@ def measure(model: Any, path: ComputePlan) -> Measured:
                 [*prompt, *delta.token_ids, *_tokens(drawn, RESULTS)]
                 for prompt, delta in zip(prompts, deltas, strict=True)
             ]
-        return Measured(cpu, counts, backend.stats.prompt_tokens_computed - before)
+        return Measured(cpu, counts, stats_of(backend).prompt_tokens_computed - before)
     finally:
         hook.remove()
         backend.close()

@@ -54,7 +54,7 @@ def status_of(answer: bytes) -> int:
 def test_it_listens_on_this_machine_only():
     with serve() as endpoint:
         assert endpoint.url.startswith("http://127.0.0.1:")
-        assert endpoint._socket.getsockname()[0] == "127.0.0.1"
+        assert endpoint._server._socket.getsockname()[0] == "127.0.0.1"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from lightning_core.model.source import load_model
 from lightning_core.trainers.torch.build import load_policy
 from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.trainer import TorchTrainer
+from tests.engine_stats import stats_of
 from tests.model.families import FAMILIES, WINDOW, Family, make_family
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
@@ -181,7 +182,7 @@ def test_equal_prompts_of_a_group_are_computed_once_and_together(hybrid: Path) -
 
     with opened(hybrid, gather_ms=50) as trainer:
         asyncio.run(group(trainer))
-        stats = trainer.backend.stats
+        stats = stats_of(trainer.backend)
     assert stats.prompt_tokens_computed == 299 + 16
     assert stats.decode_steps == 6
 

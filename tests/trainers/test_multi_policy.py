@@ -22,6 +22,7 @@ from lightning_core.model.adapters import Adapters
 from lightning_core.model.source import load_model
 from lightning_core.trainers.torch.critic import open_critic
 from lightning_core.trainers.torch.multi_policy import MultiPolicyTrainer
+from tests.engine_stats import stats_of
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
 from tests.trainers.test_torch_trainer import ROUNDING, logprobs_apart
@@ -159,7 +160,7 @@ def test_adapters_in_one_batch_compute_what_each_does_alone(
                 time.sleep(0.001)
         together = found.result()
     assert len(prefills) == 1
-    assert three.backend.stats.decode_steps == 8
+    assert stats_of(three.backend).decode_steps == 8
     alone: list[Delta] = [sample_alone(three, job, seed, params) for seed, job in enumerate(jobs)]
     for mixed, single in zip(together, alone, strict=True):
         assert mixed.token_ids == single.token_ids
@@ -199,9 +200,9 @@ def test_no_keys_are_shared_between_adapters_and_an_update_forgets_its_own(three
     prompt = tokens(1, 40)
 
     def computed(model: str) -> int:
-        before = three.backend.stats.prompt_tokens_computed
+        before = stats_of(three.backend).prompt_tokens_computed
         sample(three, [(model, prompt)], GREEDY)
-        return three.backend.stats.prompt_tokens_computed - before
+        return stats_of(three.backend).prompt_tokens_computed - before
 
     assert [computed(model) for model in ("a", "b", "base")] == [40, 40, 40]
     assert [computed(model) for model in ("a", "b", "base")] == [1, 1, 1]

@@ -39,6 +39,9 @@ from lightning_core.model.out_of_memory import is_out_of_memory, out_of_memory_p
 
 logger = logging.getLogger(__name__)
 
+_PREFILL_TOKENS = 2048
+"""Prompt tokens after which a step admits no further requests."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledModel:
@@ -55,20 +58,6 @@ class SampledModel:
     """Structured output for the model's tokenizer; None if it is not supported."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """Counts since the start of the engine.
-
-    Prefix sharing saved the fraction ``1 - prompt_tokens_computed / prompt_tokens`` of the prefill.
-    """
-
-    requests: int
-    prompt_tokens: int
-    prompt_tokens_computed: int
-    sampled_tokens: int
-    decode_steps: int
-
-
 class TorchBackend:
     """A `Backend` on local weights, some of which are trained."""
 
@@ -82,23 +71,21 @@ class TorchBackend:
         seed: int,
         cached_tokens: int = 16384,
         row_bytes: int | None = None,
-        prefill_tokens: int = 2048,
         deterministic: bool = False,
     ) -> None:
         """``models``: by name; the first is a live policy, the others are frozen. See also `add`.
 
         ``max_batch``: maximum number of rows that one model decodes together, over all adapters. ``gather_ms``: how long an
         idle engine waits for further requests after the first. ``seed``: for requests without their own seed.
-        ``cached_tokens``, ``row_bytes``: see `add`. ``prefill_tokens``: prompt tokens after which a step admits no further requests.
-        ``deterministic``: responses do not depend on other requests, to the bit.
+        ``cached_tokens``, ``row_bytes``: see `add`. ``deterministic``: responses do not depend on other requests, to the bit.
         """
         self._make_lane = partial(make_lane, deterministic=deterministic)
         self._max_context = max_context
         self._max_batch = max_batch
         self._gather_s = gather_ms / 1000
-        self._prefill_tokens = prefill_tokens
         self._seed = seed
-        self._submitted = 0
+        self.submitted = 0
+        """The number of requests. Together with ``seed`` it determines the random numbers of requests without a seed."""
         self._changed = threading.Condition()
         self.versions: dict[str, int] = {}
         """Version of each live policy, which its deltas carry."""
@@ -192,31 +179,6 @@ class TorchBackend:
 
     # For the trainer ----------------------------------------------------------------------------------------------------
 
-    @property
-    def stats(self) -> EngineStats:
-        """Counts of all models together."""
-        lanes = self._each_lane()
-        return EngineStats(
-            requests=self._submitted,
-            prompt_tokens=sum(lane.prompt_tokens for lane in lanes),
-            prompt_tokens_computed=sum(lane.prompt_tokens_computed for lane in lanes),
-            sampled_tokens=sum(lane.sampled_tokens for lane in lanes),
-            decode_steps=sum(lane.decode_steps for lane in lanes),
-        )
-
-    @property
-    def submitted(self) -> int:
-        """The number of requests.
-
-        Together with the engine's seed it determines the random numbers of requests without a seed.
-        """
-        return self._submitted
-
-    @submitted.setter
-    def submitted(self, count: int) -> None:
-        with self._changed:
-            self._submitted = count
-
     @contextmanager
     def pause(self) -> Generator[None]:
         """Pause sampling between two steps, for a weight update. Requests wait. After a step that hangs, sampling has ended."""
@@ -269,9 +231,9 @@ class TorchBackend:
             if self._closing:
                 raise InfrastructureError("the sampling engine is closed")
             seed = request.params.seed
-            request.number = self._submitted
-            request.random = random.Random(f"{self._seed}/{self._submitted}" if seed is None else f"seed {seed}")
-            self._submitted += 1
+            request.number = self.submitted
+            request.random = random.Random(f"{self._seed}/{self.submitted}" if seed is None else f"seed {seed}")
+            self.submitted += 1
             self._lanes[request.model].waiting.append(request)
             self._changed.notify_all()
 
@@ -331,7 +293,7 @@ class TorchBackend:
 
     def _step(self, lane: Lane) -> None:
         lane.drop(lambda row: row.aborted)
-        lane.admit(rows=self._most_rows.get(lane, self._max_batch), tokens=self._prefill_tokens)
+        lane.admit(rows=self._most_rows.get(lane, self._max_batch), tokens=_PREFILL_TOKENS)
         if not lane.rows:
             return
         lane.step()

@@ -19,7 +19,7 @@ class StepWatch:
     """The time of the current step of ``thread``."""
 
     limit = 1800.0
-    """Seconds after which a step hangs; no pass over ``prefill_tokens`` takes as long."""
+    """Seconds after which a step hangs; no pass over a step's prompt tokens takes as long."""
 
     def __init__(self, thread: threading.Thread) -> None:
         self._thread = thread

@@ -9,6 +9,8 @@ from ssl import SSLContext
 
 import aiohttp
 
+from lightning_core.dialects.dialect import event_data
+
 _IDLE_SECONDS = 2.0
 """Seconds after which an idle connection is not used again. Shorter than servers keep one (vLLM: 5 s): a request that is sent while the
 server closes the connection is lost."""
@@ -79,5 +81,5 @@ async def events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         text = rest + chunk
         *whole, rest = text.replace(b"\r\n", b"\n").split(b"\n\n")
         for event in whole:
-            if data := b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")):
+            if data := event_data(event):
                 yield data

@@ -22,6 +22,7 @@ from lightning_core.capture.patching import Patches, Wrapper
 from lightning_core.capture.scope import current_rollout
 from lightning_core.propagation.children.scope import ChildCall, ChildScope, child_scope
 from lightning_core.propagation.children.sender import sender
+from lightning_core.propagation.threads import call_unscoped
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +68,7 @@ def _is_process_pool(pool: Any) -> bool:
 
 
 def _pool_init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    return _outside(wrapped, instance, args, kwargs) if _is_process_pool(instance) else wrapped(*args, **kwargs)
+    return call_unscoped(wrapped, instance, args, kwargs) if _is_process_pool(instance) else wrapped(*args, **kwargs)
 
 
 def _pool_method(*names: str) -> Wrapper:
@@ -123,12 +124,7 @@ def _flush(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -
 def _wrap_loky(patches: Patches, module: Any) -> None:
     patches.wrap(module.ProcessPoolExecutor, "submit", _submit)
     # Private (loky 3.5): it also starts processes when a pool is made larger.
-    patches.wrap(module.ProcessPoolExecutor, "_adjust_process_count", _outside)
-
-
-def _outside(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    with without_scope():
-        return wrapped(*args, **kwargs)
+    patches.wrap(module.ProcessPoolExecutor, "_adjust_process_count", call_unscoped)
 
 
 _LOKY = ("loky.process_executor", "joblib.externals.loky.process_executor")

@@ -14,7 +14,6 @@ from lightning_core.capture.recording import record
 from lightning_core.propagation.clients.stamping import (
     Redirection,
     await_sent,
-    await_watched,
     redirect,
     sending,
     watched_endpoint,
@@ -35,7 +34,12 @@ def _send(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwa
 
 def _send_async(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     request = args[0] if args else kwargs["request"]
-    return await_watched(wrapped, args, kwargs, request.method, str(request.url), own_body(request))
+
+    async def send() -> Any:
+        with watching(request.method, str(request.url), own_body(request)):
+            return await wrapped(*args, **kwargs)
+
+    return send()
 
 
 def own_body(request: Any) -> Body | Compressed:

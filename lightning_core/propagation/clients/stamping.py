@@ -289,19 +289,6 @@ def watching(method: str, url: str, body: Body | Compressed) -> Generator[None]:
             _note_elsewhere(target, IN_PROCESS if is_call else _why_elsewhere(method, target.path, plain))
 
 
-async def await_watched(
-    wrapped: Callable[..., Awaitable[Any]],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    method: str,
-    url: str,
-    body: Body | Compressed,
-) -> Any:
-    """The result of the asynchronous ``wrapped``, called while `watching`."""
-    with watching(method, url, body):
-        return await wrapped(*args, **kwargs)
-
-
 def watched_endpoint(url: str) -> SplitResult | None:
     """The URL of the endpoint if the request being watched goes there when it is sent to ``url``, else None."""
     watched, run = _watched.get(), current_rollout()

@@ -12,17 +12,11 @@ from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from typing import Any
 
-from lightning_core.capture.context import without_scope
 from lightning_core.capture.patching import Wrapper
 from lightning_core.propagation.clients.stamping import redirect, sending
 from lightning_core.propagation.clients.unrouted import attempt
 from lightning_core.propagation.shapes import seen_body
-
-
-def _create(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Fill a pool's queue in no scope: its items are not work of the agent that creates it."""
-    with without_scope():
-        return wrapped(*args, **kwargs)
+from lightning_core.propagation.threads import call_unscoped
 
 
 def _urlopen(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -86,6 +80,6 @@ def _pool(base: str, process: int) -> Any:
 
 
 WRAPS: tuple[tuple[str, Wrapper], ...] = (
-    ("HTTPConnectionPool.__init__", _create),
+    ("HTTPConnectionPool.__init__", call_unscoped),
     ("HTTPConnectionPool.urlopen", _urlopen),
 )

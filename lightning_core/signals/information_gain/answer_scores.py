@@ -19,6 +19,7 @@ from lightning_core.chat.chat import Chat
 from lightning_core.config.imports import user_code
 from lightning_core.credit import Episode
 from lightning_core.errors import ConfigError, show
+from lightning_core.model.forest import common_prefix
 from lightning_core.rollouts.attempt import Task
 from lightning_core.signals.information_gain.gains import ANSWER_LOGPROBS
 from lightning_core.signals.information_gain.section import InformationGain
@@ -149,15 +150,8 @@ def count_tokens(rows: Sequence[Row]) -> int:
     total = 0
     for policy in {row.policy for row in rows}:
         ordered = sorted((row.token_ids for row in rows if row.policy == policy), key=lambda ids: ids.tobytes())
-        total += sum(map(len, ordered)) - sum(_shared(a, b) for a, b in pairwise(ordered))
+        total += sum(map(len, ordered)) - sum(common_prefix(a, b) for a, b in pairwise(ordered))
     return total
-
-
-def _shared(a: Any, b: Any) -> int:
-    """The length of the common beginning."""
-    length = min(len(a), len(b))
-    different = np.flatnonzero(a[:length] != b[:length])
-    return int(different[0]) if len(different) else length
 
 
 def with_answers(episode: Episode, scores: Mapping[str, Floats]) -> Episode:

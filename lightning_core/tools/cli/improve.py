@@ -1,4 +1,4 @@
-"""``lightning-rl improve``: the road from a provider's model to a trained one, as one command."""
+"""``lightning-rl improve``: from a provider's model to a trained one, as one command."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def improve(options: argparse.Namespace) -> int:
     from lightning_core.records.atomic import write_atomically
     from lightning_core.records.prices import read_prices
     from lightning_core.rollouts.interrupts import interruptible
+    from lightning_core.tools.improve.pipeline import ImprovementLimits, ImprovementPipeline
     from lightning_core.tools.improve.report import report_text
-    from lightning_core.tools.improve.road import Road, RoadLimits
     from lightning_core.tools.improve.stage import StageFailed
 
     config = load_config(options.config, options.overrides, needs=("agent", "tasks.train", "tasks.eval"))
@@ -74,12 +74,12 @@ def improve(options: argparse.Namespace) -> int:
         raise ConfigError("--usd requires prices of models: --prices FILE, or the setting prices")
     folder = Path(config.run.dir) / time.strftime("improve-%Y%m%d-%H%M%S")
     folder.mkdir(parents=True)
-    road = Road(
+    pipeline = ImprovementPipeline(
         config=config,
         file=options.config,
         overrides=[text for text in options.overrides if not text.startswith(("run.dir=", "run.name="))],
         folder=folder,
-        limits=RoadLimits(minutes=options.minutes, usd=options.usd, tokens=options.tokens),
+        limits=ImprovementLimits(minutes=options.minutes, usd=options.usd, tokens=options.tokens),
         prices=prices,
         prices_file=prices_file,
         model=options.model,
@@ -89,26 +89,26 @@ def improve(options: argparse.Namespace) -> int:
         say=say,
     )
     report = folder / _REPORT
-    road.on_stage = lambda: write_atomically(report, report_text(road))
+    pipeline.on_stage = lambda: write_atomically(report, report_text(pipeline))
     code = exits.OK
     try:
         with interruptible():
-            road.walk()
+            pipeline.run()
     except StageFailed as error:
         say(f"lightning-rl: {error}", error=True)
         code = error.code
     finally:
-        if road.stages:
+        if pipeline.stages:
             with suppress(OSError):
-                road.on_stage()
+                pipeline.on_stage()
             say(f"\nreport: {report}\nruns: lightning-rl view {folder}")
     if not code:
-        say(report_text(road).partition("## Commands")[0].strip())
+        say(report_text(pipeline).partition("## Commands")[0].strip())
     return code
 
 
 def _skipped(names: list[str]) -> frozenset[str]:
-    from lightning_core.tools.improve.road import STAGES
+    from lightning_core.tools.improve.pipeline import STAGES
 
     known = {stage.partition(" ")[0]: stage for stage in STAGES}
     if unknown := [name for name in names if name not in known]:

@@ -164,10 +164,9 @@ def _show(found: FoundPrompts) -> None:
 
 
 def _line(c: Comparison) -> str:
-    gain = "" if c.improvement_ci95 is None else f" [{c.improvement_ci95[0]:+.3f}, {c.improvement_ci95[1]:+.3f}]"
-    after = "" if c.eval_ci95_after is None else f" [{c.eval_ci95_after[0]:.3f}, {c.eval_ci95_after[1]:.3f}]"
-    before = "" if c.eval_ci95_before is None else f" [{c.eval_ci95_before[0]:.3f}, {c.eval_ci95_before[1]:.3f}]"
-    return (
-        f"{c.eval_reward_before:.3f}{before} → {c.eval_reward_after:.3f}{after}: {c.improvement:+.3f}{gain} "
-        f"on {plural(c.tasks, 'task')}"
-    )
+    from lightning_core.records.intervals import format_mean
+
+    before = format_mean(c.eval_reward_before, c.eval_ci95_before)
+    after = format_mean(c.eval_reward_after, c.eval_ci95_after)
+    gain = format_mean(c.improvement, c.improvement_ci95, sign="+")
+    return f"{before} → {after}: {gain} on {plural(c.tasks, 'task')}"

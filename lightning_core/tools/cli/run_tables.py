@@ -13,13 +13,12 @@ from rich.text import Text
 
 from lightning_core.errors import ConfigError, RecordError, plural, shorten, visible
 from lightning_core.records.configs import config_differences
-from lightning_core.records.intervals import MIN_TASKS
+from lightning_core.records.intervals import MIN_TASKS, format_mean
 from lightning_core.records.measured import EvaluationSummary
 from lightning_core.records.prices import Prices
 from lightning_core.records.runs import RunInfo
 from lightning_core.tools.cli.console import Column, FirstThatFits, make_table
 from lightning_core.tools.cli.measured import EVALUATION_ROWS
-from lightning_core.tools.cli.summary import format_estimate, format_mean
 from lightning_core.tools.runs.compare import (
     EvaluationPoint,
     HeldOutDifference,
@@ -185,7 +184,7 @@ def _held_out(first: str, second: str, d: HeldOutDifference | None, tasks: int) 
         f"held-out reward on {plural(d.tasks, 'common task')}: {first} {d.first_reward:.3f} ({_where(d.first)}), "
         f"{second} {d.second_reward:.3f} ({_where(d.second)})"
     )
-    yield f"difference, paired by task: {format_estimate(d.difference, sign='+')} (95% interval). {_verdict(d, second)}"
+    yield f"difference, paired by task: {d.difference.text(sign='+')} (95% interval). {_verdict(d, second)}"
     if d.not_compared:
         was = "was" if d.not_compared == 1 else "were"
         yield _line(f"{plural(d.not_compared, 'task')} {was} evaluated in one run only")

@@ -12,7 +12,7 @@ from lightning_core.errors import plural
 from lightning_core.observers.monitors.gradient import LEVERS
 from lightning_core.observers.progress import format_seconds
 from lightning_core.records.headline import headline
-from lightning_core.records.intervals import Comparison, Estimate
+from lightning_core.records.intervals import Comparison, format_mean
 from lightning_core.records.report import Summary
 from lightning_core.records.summary import Answers, RaisedMonitor
 from lightning_core.tools.cli.console import Column, FirstThatFits, make_table
@@ -151,14 +151,3 @@ def _monitors(monitors: Sequence[RaisedMonitor]) -> Iterator[str]:
         policy = "" if m.policy is None else f" of policy {m.policy}"
         steps = f"step {m.first_step}" if m.steps == 1 else f"{m.steps} steps, {m.first_step} to {m.last_step}"
         yield f"Monitor {m.monitor}{policy} ({steps}): {m.message}."
-
-
-def format_estimate(estimate: Estimate, *, sign: str = "") -> str:
-    """``0.500 [0.300, 0.700]``."""
-    return format_mean(estimate.mean, estimate.interval, sign=sign)
-
-
-def format_mean(mean: float, interval: tuple[float, float] | None, *, sign: str = "", digits: int = 3) -> str:
-    """``0.500 [0.300, 0.700]``; ``sign``: ``+`` for a sign before positive numbers too."""
-    ends = "too few tasks" if interval is None else ", ".join(f"{end:{sign}.{digits}f}" for end in interval)
-    return f"{mean:{sign}.{digits}f} [{ends}]"

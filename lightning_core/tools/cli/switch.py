@@ -18,7 +18,6 @@ from lightning_core.tools.cli.serve import ADMIN_KEY_ENV, API_KEY_ENV
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from lightning_core.records.intervals import Estimate
     from lightning_core.tools.switch.report import ArmRow
 
 _URL = "http://127.0.0.1:8000"
@@ -148,7 +147,7 @@ def make_arms(rows: Sequence[ArmRow]) -> list[RenderableType]:
         for other in others:
             assert first.reward is not None
             assert other.reward is not None
-            found = _estimate(difference(first.reward, other.reward), sign="+")
+            found = difference(first.reward, other.reward).text(sign="+", missing="")
             parts.append(f"{agent or 'no agent'}: reward of {first.arm} - {other.arm}: {found}")
     if any(row.rated and row.reward is not None and row.reward.interval is None for row in live):
         from lightning_core.records.intervals import MIN_TASKS
@@ -172,10 +171,5 @@ def _cells(row: ArmRow) -> list[str]:
         f"{row.output_tokens:,}",
         "–" if row.usd is None else format_usd(row.usd),
         f"{row.rated:,}",
-        "–" if row.reward is None else _estimate(row.reward),
+        "–" if row.reward is None else row.reward.text(missing=""),
     ]
-
-
-def _estimate(estimate: Estimate, sign: str = "") -> str:
-    mean = f"{estimate.mean:{sign}.3f}"
-    return mean if estimate.interval is None else f"{mean} [{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"

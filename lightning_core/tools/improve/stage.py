@@ -1,4 +1,4 @@
-"""One command of the road, in a process of its own, and its result."""
+"""One command of the pipeline, in a process of its own, and its result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightning_core.tools.runs.compare import TaskRewards, last_rewards, measure
 
 
 class StageFailed(LightningError):
-    """A command of the road failed; its own message was printed. ``code``: its exit code."""
+    """A command of the pipeline failed; its own message was printed. ``code``: its exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)

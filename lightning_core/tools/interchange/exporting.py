@@ -16,7 +16,7 @@ from lightning_core.tools.interchange.atif_export import ATIF_EXPORT
 from lightning_core.tools.interchange.openai_tuning import OPENAI_TUNING
 from lightning_core.tools.interchange.otlp import to_line
 from lightning_core.tools.interchange.target_format import ExportedRollout, TargetFormat
-from lightning_core.tools.runs.sources import LeaveOut, is_run, read_recorded
+from lightning_core.tools.runs.sources import LeaveOut, is_run, list_counts, read_recorded
 
 
 def _otlp(rollout: ExportedRollout, _: Counter[str]) -> list[Mapping[str, Any]]:
@@ -83,7 +83,7 @@ def export_traces(sources: Sequence[str | Path], options: ExportOptions) -> Expo
             if documents := target.write(rollout, summary.left_out):
                 written[read.trace.rollout] = documents
     if not written:
-        listed = "; ".join(f"{number} {reason}" for reason, number in summary.left_out.items())
+        listed = list_counts(summary.left_out)
         raise ConfigError(f"there is nothing to write: {listed or 'the sources have no rollouts'}")
     summary.rollouts, summary.documents = len(written), sum(map(len, written.values()))
     if is_file:

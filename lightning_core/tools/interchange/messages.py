@@ -99,13 +99,13 @@ def _response(answer: Any) -> tuple[ChatMessage | None, str | None]:
     if choices:
         choice = mapping(choices[0])
         given = choice.get("message") or {"content": choice.get("text")}
-        return _joined(convert_message(mapping(given), "assistant")), _text_or_none(choice.get("finish_reason"))
+        return _joined(convert_message(mapping(given), "assistant")), text_or_none(choice.get("finish_reason"))
     if generations:
         return _generation(generations[0])
     if sequence(body.get("output")) and not is_message(body):  # Responses
-        return _joined(_messages(sequence(body["output"]), "assistant")), _text_or_none(body.get("status"))
+        return _joined(_messages(sequence(body["output"]), "assistant")), text_or_none(body.get("status"))
     if is_message(body):
-        return _joined(convert_message(body, "assistant")), _text_or_none(body.get("stop_reason"))
+        return _joined(convert_message(body, "assistant")), text_or_none(body.get("stop_reason"))
     found = next((body[key] for key in ("message", "messages", "output", "content", "text") if body.get(key)), None)
     return _response(found)
 
@@ -117,7 +117,7 @@ def _generation(found: Any) -> tuple[ChatMessage | None, str | None]:
     given = mapping(generation.get("message"))
     metadata = mapping((mapping(given.get("kwargs")) or given).get("response_metadata"))
     info = mapping(generation.get("generation_info")) or metadata
-    reason = _text_or_none(info.get("finish_reason") or metadata.get("finish_reason"))
+    reason = text_or_none(info.get("finish_reason") or metadata.get("finish_reason"))
     return _joined(convert_message(given or {"content": generation.get("text")}, "assistant")), reason
 
 
@@ -157,5 +157,6 @@ def sequence(value: Any) -> Sequence[Any]:
     return cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else ()
 
 
-def _text_or_none(value: Any) -> str | None:
+def text_or_none(value: Any) -> str | None:
+    """``value`` if it is a text that is not empty."""
     return value if isinstance(value, str) and value else None

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from lightning_core import trace as tr
 from lightning_core.otel.flattened import as_text
-from lightning_core.tools.interchange.messages import RecordedExchange, mapping
+from lightning_core.tools.interchange.messages import RecordedExchange, mapping, text_or_none
 from lightning_core.trace import SpanRecord
 
 SpanKind = Literal["call", "agent", "tool", "node", "other"]
@@ -122,9 +122,9 @@ def call_attributes(
     limit = _count(settings, "max_tokens", "max_completion_tokens", "max_output_tokens")
     response = None if exchange.response is None else json.dumps([exchange.response], ensure_ascii=False)
     attributes: dict[str, Any] = {
-        tr.REQUEST_MODEL: _text(requested) or _text(model),
-        tr.RESPONSE_MODEL: _text(model) or _text(requested),
-        tr.RESPONSE_ID: _text(response_id),
+        tr.REQUEST_MODEL: text_or_none(requested) or text_or_none(model),
+        tr.RESPONSE_MODEL: text_or_none(model) or text_or_none(requested),
+        tr.RESPONSE_ID: text_or_none(response_id),
         tr.INPUT_MESSAGES: json.dumps(exchange.messages, ensure_ascii=False),
         tr.OUTPUT_MESSAGES: response,
         tr.TOOL_DEFINITIONS: json.dumps(definitions, ensure_ascii=False) if definitions else None,
@@ -144,7 +144,7 @@ def tool_attributes(arguments: Any, result: Any, call_id: Any = None) -> dict[st
     return {
         tr.TOOL_ARGUMENTS: None if arguments is None else as_text(arguments),
         tr.TOOL_RESULT: None if result is None else as_text(result),
-        tr.TOOL_CALL_ID: _text(call_id),
+        tr.TOOL_CALL_ID: text_or_none(call_id),
     }
 
 
@@ -165,7 +165,3 @@ def _number(value: Any) -> float | None:
     except ValueError:
         return None
     return number if number is not None and math.isfinite(number) else None  # Langfuse has "Infinity" for no limit
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None

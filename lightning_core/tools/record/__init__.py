@@ -10,7 +10,7 @@ thread. What goes wrong is counted, and does not reach the program.
 | ``observed.py`` | one request and its response, as bytes |
 | ``clients.py``, ``aiohttp_bodies.py`` | patches of the HTTP client libraries |
 | ``background.py`` | the bounded queue and its thread |
-| ``wire.py`` | bytes → request and responses, by the wire formats of `lightning_core.dialects` |
+| ``wire.py``, ``responses.py`` | bytes → request and responses, by the wire formats of `lightning_core.dialects` |
 | ``unicode.py`` | JSON and spans without lone surrogates |
 | ``conversations.py`` | the trace of calls outside any agent: one for each conversation |
 | ``spans.py`` | calls → spans, with redaction |

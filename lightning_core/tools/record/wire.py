@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 from lightning_core.chat.messages import Message
 from lightning_core.dialects import ALL_DIALECTS, DIALECTS, gemini
 from lightning_core.dialects.dialect import Dialect
-from lightning_core.dialects.exchange import ChatRequest, UpstreamResponse, stream_error
+from lightning_core.dialects.exchange import ChatRequest, UpstreamResponse
 from lightning_core.errors import describe, fold
 from lightning_core.tools.record.counts import CONTINUED, OTHER_FORMAT, TOO_LARGE
 from lightning_core.tools.record.observed import CLOSED, ObservedCall
+from lightning_core.tools.record.responses import UNREADABLE, ReadResponse, read_response
 from lightning_core.tools.record.unicode import read_json
 
 _DIALECTS: Mapping[str, Dialect] = {dialect.PATH: dialect for dialect in DIALECTS}
 _PROVIDERS = {"/messages": "anthropic"}
 PREVIOUS_RESPONSE = "previous_response_id"
-_EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
 RESPONSE_ID_PREFIX = "resp_"
 
@@ -73,16 +71,8 @@ def read_call(call: ObservedCall, conversations: Mapping[str, Sequence[Message]]
             response_id=None,
             error=call.error or text or "no response",
         )
-    responses, identity, error = _read_response(call, dialect)
-    if not responses:
-        error = error or call.error or CLOSED
-    return ReadCall(
-        provider=provider,
-        request=request,
-        responses=responses,
-        response_id=identity,
-        error=None if responses else error,
-    )
+    read, error = _read_response(call, dialect)
+    return ReadCall(provider=provider, request=request, responses=read.choices, response_id=read.id, error=error)
 
 
 def _http_error(call: ObservedCall) -> str:
@@ -97,44 +87,14 @@ def _content(call: ObservedCall) -> bytes:
         raise UnreadableCall(f"with a response that cannot be decoded ({type(error).__name__})") from error
 
 
-def _read_response(call: ObservedCall, dialect: Dialect) -> tuple[Sequence[UpstreamResponse], str | None, str | None]:
-    """The responses, the id of the response, and the reason there are none."""
+def _read_response(call: ObservedCall, dialect: Dialect) -> tuple[ReadResponse, str | None]:
+    """The response, and the reason there is none."""
     try:
-        content = _content(call)
-        if "event-stream" not in call.content_type:
-            value = read_json(content)
-            if isinstance(value, list):  # Gemini's streams without ``alt=sse``
-                return _read_events(dialect, iter(cast("list[Any]", value)))
-            return dialect.read_response(value), _response_id(value), None
-        return _read_events(dialect, _events(content))
+        read = read_response(dialect, _content(call), is_stream="event-stream" in call.content_type)
     except UnreadableCall as error:
-        return (), None, call.error or str(error)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        return (), None, call.error or f"the response cannot be read: {describe(error)}"
-
-
-def _read_events(
-    dialect: Dialect, events: Iterator[Mapping[str, Any]]
-) -> tuple[Sequence[UpstreamResponse], str | None, str | None]:
-    reader, identity = dialect.stream_reader(), None
-    for event in events:
-        if (failure := stream_error(event)) is not None:
-            return (), identity, f"the provider reported an error in the stream: {fold(failure.message, 240)}"
-        identity = identity or _response_id(event)
-        reader.read(event)
-    return reader.responses(), identity, None
-
-
-def _events(content: bytes) -> Iterator[Mapping[str, Any]]:
-    for event in _EVENT_END.split(content):
-        data = b"\n".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
-        if data not in (b"", b"[DONE]"):
-            value = read_json(data)
-            if isinstance(value, dict):
-                yield cast("dict[str, Any]", value)
-
-
-def _response_id(body: Mapping[str, Any]) -> str | None:
-    nested = [value for name in ("message", "response") if isinstance(value := body.get(name), Mapping)]
-    found = [place.get(name) for place in (body, *nested) for name in ("id", "responseId")]
-    return next((value for value in found if isinstance(value, str)), None)
+        return ReadResponse(), call.error or str(error)
+    except UNREADABLE as error:
+        return ReadResponse(), call.error or f"the response cannot be read: {describe(error)}"
+    if read.failure is not None:
+        return read, f"the provider reported an error in the stream: {fold(read.failure.message, 240)}"
+    return read, None if read.choices else call.error or CLOSED

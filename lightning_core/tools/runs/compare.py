@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from lightning_core import trace as tr
 from lightning_core.records.held_out import EVALUATIONS
@@ -124,17 +123,10 @@ def measure_held_out(run: RunInfo, prices: Prices) -> EvaluationSummary | None:
             model=run.model or "",
             phase=last.phase,
             step=last.step,
-            solved=_solved(run.config),
+            solved=run.solved,
             prices=prices,
             left_out=evaluation.left_out,
         )
-
-
-def _solved(config: Mapping[str, Any]) -> float:
-    """``eval.solved`` of a run's ``config.yaml``, which may be damaged."""
-    section = config.get("eval")
-    value = section.get("solved") if isinstance(section, dict) else None
-    return float(value) if isinstance(value, int | float) else 1.0
 
 
 def _last_held_out(folder: Path) -> tuple[EvaluationPoint, TaskRewards] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,3 +105,8 @@ def _other_phases(folder: Path, phase: Phase | None, records: Sequence[RolloutRe
         f"the run {str(folder)!r} has no rollouts of the phase {phase!r}, but {listed}: choose one with --phase, if their tasks are not "
         "those that you evaluate on"
     )
+
+
+def list_counts(counts: Mapping[str, int]) -> str:
+    """``2 rollouts that failed; 1 …``, for ``counts`` by reason."""
+    return "; ".join(f"{number} {reason}" for reason, number in counts.items())

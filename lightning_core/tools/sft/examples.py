@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lightning_core.errors import ConfigError, plural
 from lightning_core.records.store import Phase
-from lightning_core.tools.runs.sources import read_recorded
+from lightning_core.tools.runs.sources import list_counts, read_recorded
 from lightning_core.tools.runs.traces import merit
 from lightning_core.trace import Trace
 
@@ -52,7 +52,7 @@ def read_examples(sources: Iterable[str | Path], selection: Selection, left_out:
                 traces[trace.rollout] = trace
     chosen = _best(list(traces.values()), selection.best, left_out)
     if not chosen:
-        listed = "; ".join(f"{number} {reason}" for reason, number in left_out.items())
+        listed = list_counts(left_out)
         advice = "Lower --min-reward, or name other sources" if listed else "Name other sources"
         raise ConfigError(f"there is no rollout to learn from: {listed or 'the sources have none'}. {advice}")
     return chosen

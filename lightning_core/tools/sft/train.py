@@ -33,6 +33,7 @@ from lightning_core.records.results import Result
 from lightning_core.records.steps import StepLog
 from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import interruptible, uninterrupted
+from lightning_core.tools.runs.sources import list_counts
 from lightning_core.tools.sft.agents import learning_agents
 from lightning_core.tools.sft.chats import open_chats
 from lightning_core.tools.sft.examples import Selection, read_examples
@@ -94,7 +95,7 @@ def sft(
         progress.message(f"left out: {number} {reason}")
     if not rows:
         raise ConfigError(
-            f"none of {plural(len(traces), 'rollout')} has a call that can be learned: {_listed(left_out)}"
+            f"none of {plural(len(traces), 'rollout')} has a call that can be learned: {list_counts(left_out) or 'they have none'}"
         )
     learned, held = split([trace for trace in traces if trace.rollout in rows], options.held_out, seed=config.run.seed)
     if config.prompts:
@@ -252,10 +253,6 @@ def _for_supervision(config: Config, *, steps: int) -> Config:
             "trainer": trainer.model_copy(update={"name": "torch", "steps": steps, "max_logprob_difference": None}),
         }
     )
-
-
-def _listed(left_out: Mapping[str, int]) -> str:
-    return "; ".join(f"{number} {reason}" for reason, number in left_out.items()) or "they have none"
 
 
 def _overview(

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import httpx
 
-from lightning_core.errors import UpstreamError, describe
+from lightning_core.dialects.exchange import UpstreamResponse
+from lightning_core.errors import UpstreamError, describe, fold
 from lightning_core.tools.record.observed import ObservedCall
+from lightning_core.tools.record.responses import UNREADABLE, ReadResponse, find_id, read_response
 from lightning_core.tools.switch.arm import Arm, dialect_of_path
-from lightning_core.tools.switch.book import DISCONNECTED, ArmCall, KnownCall
 from lightning_core.tools.switch.meters import Meters
-from lightning_core.tools.switch.usage import MOST_BYTES, ReadResponse, events_of, read_usage, response_id
+from lightning_core.tools.switch.store import DISCONNECTED, ArmCall, KnownCall
 
+_MOST_BYTES = 4 << 20
+"""Of a response whose token counts are read."""
 _MOST_SEARCHED = 64 << 10
 """Bytes of a stream in which the response's id is searched."""
+_LARGEST = 1 << 53
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,11 +99,10 @@ class ArmExchange:
         data, searched, error = bytearray(), 0, DISCONNECTED
         try:
             async for part in self._response.aiter_bytes():
-                if len(data) <= MOST_BYTES:  # of a longer one only the id is read
+                if len(data) <= _MOST_BYTES:  # of a longer one only the id is read
                     data += part
                 if self._named is None and searched < _MOST_SEARCHED and (end := data.rfind(b"\n\n")) > searched:
-                    events = events_of(bytes(data[searched:end]))
-                    self._name(next((found for event in events if (found := response_id(event))), None))
+                    self._name(find_id(bytes(data[searched:end]), is_stream=True))
                     searched = end
                 yield part
             error = None
@@ -112,10 +115,7 @@ class ArmExchange:
 
     def end(self, data: bytes) -> None:
         """Record the complete response ``data``, which is no stream to the client."""
-        if self.is_stream:
-            self._name(next((found for event in events_of(data) if (found := response_id(event))), None))
-        else:
-            self._name(_json_id(data))
+        self._name(find_id(data, is_stream=self.is_stream))
         self._record(data, None)
 
     def fail(self, error: BaseException) -> None:
@@ -127,7 +127,7 @@ class ArmExchange:
         self._record(b"", text)
 
     def _name(self, response: str | None) -> None:
-        self._named = response
+        self._named = response = _text(response)
         if response is not None and not self._shadow:
             self._know(response)
 
@@ -151,18 +151,22 @@ class ArmExchange:
         sent, status = self._sent, 0 if self._response is None else self._response.status_code
         if error is None and status >= 400:
             error = f"status {status}: {data[:200].decode(errors='replace')}"
-        dialect, read = dialect_of_path(sent.path), None
-        if dialect is not None and (error is None or error == DISCONNECTED):
-            read = read_usage(dialect, data, streamed=self.is_stream)
-            # Clients disconnect after the last event, before the end of the response.
-            error = error if read is None else read.error
+        dialect, read = dialect_of_path(sent.path), ReadResponse()
+        if dialect is not None and error in (None, DISCONNECTED) and len(data) <= _MOST_BYTES:
+            with contextlib.suppress(*UNREADABLE):
+                read = read_response(dialect, data, is_stream=self.is_stream)
+        if read.failure is not None:
+            error = f"an error in the stream: {fold(read.failure.message, 200)}"
+        elif read.choices:  # Clients disconnect after the last event, before the end of the response.
+            error = None
         if self._observed is not None:
             self._observed.add(data)
             if error is None or status >= 400:
                 self._observed.end()
             else:
                 self._observed.fail(UpstreamError(error))
-        read = read or ReadResponse()
+        # Each choice of a response reports the usage of all.
+        first = read.choices[0] if read.choices else UpstreamResponse(message={})
         return ArmCall(
             id=self.id,
             response=self._named,
@@ -175,16 +179,16 @@ class ArmExchange:
             first_byte=self._first_byte,
             status=status,
             error=error,
-            input_tokens=read.input_tokens,
-            cached_tokens=read.cached_tokens,
-            output_tokens=read.output_tokens,
-            model=read.model,
+            input_tokens=_count(first.input_tokens),
+            cached_tokens=_count(first.cached_tokens),
+            output_tokens=_count(first.output_tokens),
+            model=_text(first.model),
         )
 
 
-def _json_id(data: bytes) -> str | None:
-    try:
-        value = json.loads(data)
-    except ValueError:
-        return None
-    return response_id(cast("Mapping[str, Any]", value)) if isinstance(value, dict) else None
+def _text(value: Any) -> str | None:
+    return value[:200] if isinstance(value, str) and value else None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST else None

@@ -24,17 +24,17 @@ from lightning_core.endpoint.guard import dialect_of
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.receive import check_strings, check_values, plain_body, read_body, read_json
 from lightning_core.endpoint.refusals import credentials, error_response
-from lightning_core.endpoint.routing import NamedCalls
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Sessions
 from lightning_core.errors import COUNTED, PolicyRequestError, Repeats, describe
+from lightning_core.tools.record.naming import CallNames
 from lightning_core.tools.record.observed import ObservedCall
 from lightning_core.tools.switch.arm import Arm, dialect_of_path, is_forwarded, requested_model
-from lightning_core.tools.switch.book import ArmCall, Book, KnownCall
 from lightning_core.tools.switch.exchange import ArmExchange, SentRequest
 from lightning_core.tools.switch.meters import Meters
 from lightning_core.tools.switch.plan import SwitchPlan
 from lightning_core.tools.switch.recorded import SwitchTraces
 from lightning_core.tools.switch.shares import Shares, conversation_of
+from lightning_core.tools.switch.store import ArmCall, KnownCall, SwitchStore
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Proxy:
         self,
         plan: SwitchPlan,
         arms: Mapping[str, Arm],
-        book: Book,
+        store: SwitchStore,
         meters: Meters,
         sessions: Sessions,
         limits: Limits,
@@ -89,13 +89,10 @@ class Proxy:
         self.meters = meters
         self._plan = plan
         self._arms = arms
-        self._book = book
+        self._store = store
         self._sessions = sessions
         self._limits = limits
-        self._named = [
-            NamedCalls(name=rule.name, contains=rule.contains, model=rule.model, tools=rule.tools)
-            for rule in plan.named
-        ]
+        self._names = CallNames(rules=[rule.model_dump() for rule in plan.named])
         self._client, self._local_client = _client(trust_env=True), _client(trust_env=False)
         self._recent: OrderedDict[str, KnownCall] = OrderedDict()
         self._shadows: set[asyncio.Task[None]] = set()
@@ -113,7 +110,7 @@ class Proxy:
 
     async def find(self, response: str) -> KnownCall | None:
         """The call with this id, or whose response has it."""
-        return self._recent.get(response) or await asyncio.to_thread(self._book.find, response)
+        return self._recent.get(response) or await asyncio.to_thread(self._store.find, response)
 
     async def respond(self, request: Request) -> Response:
         """The response of an arm, as it is; or a refusal in the format of the client."""
@@ -168,9 +165,8 @@ class Proxy:
         by_name = dict(headers)
         agent = in_url or unquote(by_name.get(AGENT_HEADER, ""))
         if not agent:
-            names = dict.fromkeys(rule.name for rule in self._named if rule.matches(body))
             model = requested_model(path, body)
-            agent = next(iter(names), model if model in self._plan.agents else "")
+            agent = self._names.find(body) or (model if model in self._plan.agents else "")
         if len(agent) > _LONGEST_NAME or not agent.isprintable():
             raise PolicyRequestError(
                 f"the agent's name is {show_json(agent[:_LONGEST_NAME])}; expected at most {_LONGEST_NAME} printable characters"
@@ -265,7 +261,7 @@ class Proxy:
                 logger.warning("model %r failed for %s%s: %s", call.arm, shown, times, call.error, extra=COUNTED)
             return call
 
-        self._book.call(count)
+        self._store.call(count)
 
     def remember(self, response: str, call: KnownCall) -> None:
         """Accept feedback about ``response``."""

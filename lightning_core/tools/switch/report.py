@@ -18,7 +18,7 @@ import numpy as np
 from lightning_core.errors import ConfigError
 from lightning_core.records.intervals import Estimate, confidence_interval
 from lightning_core.records.prices import Prices
-from lightning_core.tools.switch.book import DISCONNECTED, FILE
+from lightning_core.tools.switch.store import DISCONNECTED, FILE
 
 _MANY = 1000
 """Values from which on the interval is that of the normal distribution: the other one takes time in proportion to them."""

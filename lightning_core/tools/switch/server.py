@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import secrets
-import socket
-import threading
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
-import uvicorn
 from pydantic_core import PydanticCustomError
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -24,23 +19,22 @@ from starlette.routing import Route
 from lightning_core.capture.address import Address
 from lightning_core.chat.json_text import show_json
 from lightning_core.dialects import openai_chat
-from lightning_core.endpoint.event_loop import new_event_loop
 from lightning_core.endpoint.guard import Guard, Protection, Tls
 from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.receive import connection_class, read_body, read_json
+from lightning_core.endpoint.listening import ServerThread, listen
+from lightning_core.endpoint.receive import read_body, read_json
 from lightning_core.endpoint.refusals import credentials, error_response
 from lightning_core.endpoint.routing import Routing
-from lightning_core.endpoint.server import reachable
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session
-from lightning_core.errors import ConfigError, InfrastructureError, PolicyRequestError
+from lightning_core.errors import ConfigError, PolicyRequestError
 from lightning_core.tools.serving import SingleSession, check_access
 from lightning_core.tools.switch.arm import Arm
-from lightning_core.tools.switch.book import Book
 from lightning_core.tools.switch.meters import Meters
 from lightning_core.tools.switch.plan import SwitchPlan, check_shares
 from lightning_core.tools.switch.proxy import Proxy
 from lightning_core.tools.switch.recorded import SwitchTraces
 from lightning_core.tools.switch.shares import Shares
+from lightning_core.tools.switch.store import SwitchStore
 
 ADMIN_HEADER = "lightning-admin-key"
 """Header: the key for requests that change shares."""
@@ -77,13 +71,8 @@ class SwitchServer:
     ) -> None:
         check_access(api_key, host=host, tls=tls)
         check_keys(arms, api_key)
-        try:
-            self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        except (OSError, OverflowError) as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another host or port") from error
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         limits = Limits()
-        self.url = f"{'http' if tls is None else 'https'}://{reachable(host)}:{self._socket.getsockname()[1]}/v1"
+        listening, self.url = listen(host, port, tls)
         root = Address(rollout=secrets.token_hex(16), span=secrets.token_hex(8))
         sessions = SingleSession(Session(root=root, routing=Routing(), seed=None), api_key, limits)
         self._plan = plan
@@ -95,11 +84,11 @@ class SwitchServer:
         self._earlier: dict[str, list[dict[str, float]]] = {}
         """The shares of each agent before the present ones, the latest last."""
         try:
-            self._book = Book(Path(plan.folder))
+            self._store = SwitchStore(Path(plan.folder))
         except BaseException:
-            self._socket.close()
+            listening.close()
             raise
-        self._proxy = Proxy(plan, arms, self._book, self._meters, sessions, limits, traces)
+        self._proxy = Proxy(plan, arms, self._store, self._meters, sessions, limits, traces)
         app = Starlette(
             routes=[
                 Route("/health", self._health, methods=["GET"]),
@@ -112,47 +101,30 @@ class SwitchServer:
             ]
         )
         protection = Protection(tls=tls, requests_per_minute=requests_per_minute, anonymous=api_key is None)
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                Guard(app, sessions, protection, host, [self.url]),
-                ssl_certfile=None if tls is None else tls.certificate,
-                ssl_keyfile=None if tls is None else tls.key,
-                http=connection_class(limits),
-                h11_max_incomplete_event_size=limits.header_bytes,
-                ws="none",
-                proxy_headers=False,
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                timeout_keep_alive=3600,
-                timeout_graceful_shutdown=10,
-            )
+        self._server = ServerThread(
+            Guard(app, sessions, protection, host, [self.url]),
+            listening,
+            self._serve,
+            name="lightning-switch",
+            tls=tls,
+            limits=limits,
+            ending_seconds=10,
         )
-        self._loop = new_event_loop(limits.requests)
-        self._thread = threading.Thread(target=self._serve, name="lightning-switch", daemon=True)
 
     def __enter__(self) -> Self:
-        self._book.__enter__()
+        self._store.__enter__()
         try:
             self.notes = self._restore()
             """What the shares are, where they are not those of the file."""
-            self._thread.start()
-            deadline = time.monotonic() + 30
-            while not self._server.started:
-                if not self._thread.is_alive() or time.monotonic() > deadline:
-                    raise InfrastructureError(f"the switch did not start at {self.url}")
-                time.sleep(0.005)
+            self._server.start(f"the switch did not start at {self.url}")
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._server.should_exit = True
-        if self._thread.is_alive():
-            self._thread.join()
-        self._socket.close()
-        self._book.__exit__(*error)
+        self._server.stop()
+        self._store.__exit__(*error)
 
     @property
     def shares(self) -> dict[str, Mapping[str, float]]:
@@ -160,16 +132,15 @@ class SwitchServer:
         return {name: one.arms for name, one in self._proxy.shares.items()}
 
     def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._server.serve(sockets=[self._socket]))
+        with self._server.runner() as runner:
+            runner.run(self._server.serve())
             runner.run(self._proxy.close())
 
     def _restore(self) -> list[str]:
         """Continue with the last shares, unless the file has changed since; return a line for each agent whose shares differ from it."""
         latest: dict[str, dict[str, float]] = {}
         written: dict[str, dict[str, float]] = {}
-        for agent, arms, why in self._book.changes():
+        for agent, arms, why in self._store.changes():
             earlier = self._earlier.setdefault(agent, [])
             if why == _ROLLBACK:
                 del earlier[-1:]
@@ -190,7 +161,7 @@ class SwitchServer:
             else:
                 if last is not None and last != arms:
                     self._earlier[name].append(last)
-                self._book.change(name, arms, _FROM_FILE)
+                self._store.change(name, arms, _FROM_FILE)
                 self._set(name, arms)
         return notes
 
@@ -252,7 +223,7 @@ class SwitchServer:
                 status=404,
                 param="response",
             )
-        self._book.feedback(call.id, float(reward), comment)
+        self._store.feedback(call.id, float(reward), comment)
         if self._traces is not None and call.response is not None:
             self._traces.reward(call.response, float(reward))
         self._meters.rewarded(call.agent, call.arm, float(reward))
@@ -281,7 +252,7 @@ class SwitchServer:
         elif arms != previous:
             earlier.append(previous)
         self._set(name, arms)
-        self._book.change(name, arms, why)
+        self._store.change(name, arms, why)
         return JSONResponse({"agent": name, "arms": arms, "previous": previous})
 
     def _wanted(self, name: str, body: Mapping[str, Any]) -> tuple[dict[str, float] | None, str]:

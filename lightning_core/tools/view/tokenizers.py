@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lightning_core.chat.token_bytes import BYTE_OF
 from lightning_core.records.checkpoints import checkpoints
 from lightning_core.records.runs import RunInfo
 
@@ -46,7 +47,7 @@ class TokenTexts:
         if token in self._added:
             return self._added[token].encode()
         name = self._tokenizer.id_to_token(token)
-        return b"" if name is None else bytes(byte_letters().get(letter, 0x3F) for letter in name)
+        return b"" if name is None else bytes(BYTE_OF.get(letter, 0x3F) for letter in name)
 
     def _differences(self, ids: Sequence[int], before: Sequence[int]) -> list[Piece]:
         """The text that each token adds to the tokens before it, as servers decode streams."""
@@ -148,11 +149,3 @@ def _load(path: Path, _changed: int) -> TokenTexts:
     from tokenizers import Tokenizer
 
     return TokenTexts(Tokenizer.from_file(str(path)))
-
-
-@lru_cache(maxsize=1)
-def byte_letters() -> Mapping[str, int]:
-    """The byte of each letter in byte-level vocabularies: GPT-2's table."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}

@@ -53,6 +53,11 @@ class PolicyModel:
         self.loaded = loaded or load_policy(policy, deterministic=settings.deterministic)
         self.network = self.loaded.model
         """The neural network."""
+        self.tokenizer = self.loaded.tokenizer
+        self.path: ComputePlan = self.loaded.path
+        """The path on which the model is computed."""
+        self.device: torch.device = self.loaded.device
+        """The device of the weights."""
         self.learning_rate = learning_rate(policy.learning_rate, number_of_weights(self.network), policy.tuning)
         """After warm-up."""
         self.tuning = tune_policy(self.loaded, policy, name=name, seed=seed, keep_base=algorithm.kl is not None)
@@ -103,21 +108,6 @@ class PolicyModel:
         """The chat format."""
         variables = self.settings.chat_template_kwargs
         return Chat(self.tokenizer, stop_token_ids=self.loaded.stop_token_ids, template_kwargs=variables)
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's tokenizer."""
-        return self.loaded.tokenizer
-
-    @property
-    def path(self) -> ComputePlan:
-        """The path on which the model is computed."""
-        return self.loaded.path
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        return self.loaded.device
 
     @property
     def vocabulary(self) -> int:

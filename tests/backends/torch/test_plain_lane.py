@@ -18,6 +18,7 @@ from lightning_core.backends.torch.engine import SampledModel, TorchBackend
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.compute import plain_path
 from lightning_core.model.source import load_model
+from tests.engine_stats import stats_of
 from tests.model.families import FAMILIES, make_family
 
 pytestmark = pytest.mark.numeric
@@ -80,9 +81,9 @@ class Sampler:
 
     def computed(self, *prompts: Sequence[int], model: str = "policy") -> int:
         """The prompt tokens that are computed to sample ``prompts``."""
-        before = self.backend.stats.prompt_tokens_computed
+        before = stats_of(self.backend).prompt_tokens_computed
         deltas = self.sample(*prompts, model=model)
-        computed = self.backend.stats.prompt_tokens_computed - before
+        computed = stats_of(self.backend).prompt_tokens_computed - before
         if model == "policy":
             self.check(prompts, deltas)
         return computed

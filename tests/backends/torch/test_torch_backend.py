@@ -17,6 +17,7 @@ from lightning_core.backends.torch.engine import SampledModel, TorchBackend
 from lightning_core.errors import InfrastructureError, PolicyRequestError
 from lightning_core.model.compute import choose_path
 from lightning_core.model.source import load_model
+from tests.engine_stats import stats_of
 
 pytestmark = pytest.mark.numeric
 
@@ -92,7 +93,7 @@ def test_prefixes_shared_by_groups(backend: TorchBackend, plain: torch.nn.Module
 
     for prompt, delta in zip(prompts, asyncio.run(run()), strict=True):
         assert_equals_plain(plain, prompt, delta, temperature=0.7)
-    stats = backend.stats
+    stats = stats_of(backend)
     assert stats.prompt_tokens == sum(map(len, prompts))
     # The prefix once, each question once, and each prompt's last token, which starts its row.
     assert stats.prompt_tokens_computed == 40 + (9 + 10 + 11) + 12
@@ -102,11 +103,11 @@ def test_prefixes_shared_by_groups(backend: TorchBackend, plain: torch.nn.Module
 def test_multi_turn_reuses_prompt_and_response(backend: TorchBackend, plain: torch.nn.Module) -> None:
     prompt = tokens(1, 50)
     for turn in range(4):
-        before = backend.stats.prompt_tokens_computed
+        before = stats_of(backend).prompt_tokens_computed
         delta = asyncio.run(collect(backend, prompt, SamplingParams(max_tokens=9)))
         assert_equals_plain(plain, prompt, delta)
         if turn:  # the last sampled token was never an input, then comes the observation of 11 tokens
-            assert backend.stats.prompt_tokens_computed - before == 1 + 11
+            assert stats_of(backend).prompt_tokens_computed - before == 1 + 11
         prompt = prompt + list(delta.token_ids) + tokens(100 + turn, 11)
 
 
@@ -182,7 +183,7 @@ def test_closing_the_generator_aborts_the_response(backend: TorchBackend) -> Non
         await collect(backend, tokens(2, 10), GREEDY)
 
     asyncio.run(run())
-    assert backend.stats.sampled_tokens < 400
+    assert stats_of(backend).sampled_tokens < 400
     with backend.pause():
         assert not backend._lanes["policy"].rows
 

@@ -1,4 +1,4 @@
-"""Budgets and options of ``lightning-rl improve``. tests/road has the whole command."""
+"""Budgets and options of ``lightning-rl improve``. tests/paid_model has the whole command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightning_core.config import load_config
 from lightning_core.endpoint.server import Routing
 from lightning_core.records.prices import Prices
 from lightning_core.tools.cli.main import main
-from lightning_core.tools.improve.road import Road, RoadLimits
+from lightning_core.tools.improve.pipeline import ImprovementLimits, ImprovementPipeline
 from lightning_core.tools.improve.stage import Stage
 from lightning_core.tools.serving import ServingEndpoint
 from tests.bandit_runs import settings
@@ -83,24 +83,24 @@ def test_training_goes_on_in_rounds_as_long_as_it_gains(
         tasks = {(f"t{i}", ""): value for i in range(40)}
         return Stage(name=name, words=words, folder=runs / "run", minutes=0.001, result=None, usd=None, rewards=tasks)
 
-    road = Road(
+    pipeline = ImprovementPipeline(
         config=load_config({"policy": {"model": "m"}}),
         file="c.yaml",
         overrides=(),
         folder=tmp_path,
-        limits=RoadLimits(minutes=10),
+        limits=ImprovementLimits(minutes=10),
         prices=Prices(),
         model="large",
         skip=frozenset({"prompts", "warm start"}),
         say=lambda _: None,
-        run=run,
+        run_command=run,
     )
-    road.walk()
-    trained = [stage for stage in road.stages if stage.name.startswith("train")]
+    pipeline.run()
+    trained = [stage for stage in pipeline.stages if stage.name.startswith("train")]
     assert len(trained) == rounds
     assert ["--resume" in stage.words for stage in trained] == [False, True, True][:rounds]
-    assert road.notes[-1].startswith(f"train: {end}")
-    assert road.best is trained[-1]
+    assert pipeline.notes[-1].startswith(f"train: {end}")
+    assert pipeline.best is trained[-1]
 
 
 @pytest.mark.parametrize(("reward", "used"), [(0.6, True), (0.1, False)])
@@ -114,19 +114,19 @@ def test_prompts_are_used_if_an_evaluation_of_their_own_is_better(reward: float,
         tasks = {(f"t{i}", ""): value for i in range(40)}
         return Stage(name=name, words=words, folder=runs / "run", minutes=0.001, result=None, usd=None, rewards=tasks)
 
-    road = Road(
+    pipeline = ImprovementPipeline(
         config=load_config({"policy": {"model": "m"}}),
         file="c.yaml",
         overrides=(),
         folder=tmp_path,
-        limits=RoadLimits(),
+        limits=ImprovementLimits(),
         prices=Prices(),
         say=lambda _: None,
-        run=run,
+        run_command=run,
     )
-    road.walk()
+    pipeline.run()
     setting = f"prompts={tmp_path / 'prompts.yaml'}"
-    assert [(stage.name, setting in stage.words) for stage in road.stages] == [
+    assert [(stage.name, setting in stage.words) for stage in pipeline.stages] == [
         ("policy", False),
         ("prompts", False),
         ("prompts, evaluated", True),

@@ -23,11 +23,11 @@ from lightning_core.errors import ConfigError
 from lightning_core.records.prices import Prices
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.serving import ServingEndpoint
-from lightning_core.tools.switch.book import FILE
 from lightning_core.tools.switch.opened import open_switch
 from lightning_core.tools.switch.plan import read_plan
 from lightning_core.tools.switch.report import arm_rows
 from lightning_core.tools.switch.server import SwitchServer
+from lightning_core.tools.switch.store import FILE
 
 
 @pytest.fixture(scope="module")

@@ -185,9 +185,9 @@ def make_tokenizer(folder: Path) -> Path:
     """Write the tokenizer of scripted models: a token for each byte, and two special ones."""
     from tokenizers import AddedToken, Tokenizer, decoders, models
 
-    from lightning_core.tools.view.tokenizers import byte_letters
+    from lightning_core.chat.token_bytes import BYTE_OF
 
-    vocabulary = dict(byte_letters().items())
+    vocabulary = dict(BYTE_OF)
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lightning_core.records.runs import RunInfo
 from lightning_core.records.solved import is_solved
 from lightning_core.records.store import LEFT_OUT, RolloutRecord, Store
 from lightning_core.records.task_history import (
@@ -61,7 +59,7 @@ def show_all(request: Request) -> Response:
         tasks, total = find_tasks(
             store,
             text=text,
-            solved=_solved(library.run(name)),
+            solved=library.run(name).solved,
             order=order,  # type: ignore[arg-type]
             descending=descending,
             limit=PAGE_SIZE,
@@ -101,7 +99,7 @@ def show(request: Request) -> Response:
         total = count_attempts(store, task)
         if not total:
             raise HTTPException(404, f"The run {name!r} has no attempt at a task {task!r}.")
-        number, solved = query.whole("page", least=1) or 1, _solved(library.run(name))
+        number, solved = query.whole("page", least=1) or 1, library.run(name).solved
         first = (number - 1) * PAGE_SIZE
         pages = {"previous": number - 1 or None, "following": number + 1 if number * PAGE_SIZE < total else None}
         base = request.url_for("rollouts", name=name).path
@@ -132,10 +130,3 @@ def _answered(store: Store, records: Sequence[RolloutRecord], solved: float) -> 
             )
         )
     return attempts
-
-
-def _solved(run: RunInfo) -> float:
-    """The reward that solves a task: ``eval.solved``."""
-    section: Any = run.config.get("eval")
-    value: Any = section.get("solved") if isinstance(section, dict) else None
-    return float(value) if isinstance(value, int | float) else 1.0

@@ -1,4 +1,4 @@
-"""The road from a paid model to one's own, as a user walks it: record, measure, learn, train, compare, switch. The app never changes."""
+"""From a paid model to one's own, as a user does it: record, measure, learn, train, compare, switch. The app never changes."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def test_from_a_paid_model_to_one_s_own(tmp_path: Path, provider: str) -> None:
     shell = Shell(tmp_path, provider)
     (tmp_path / "prices.yaml").write_text("large: {input: 10, output: 40}\npolicy: {input: 0.01, output: 0.01}\n")
     config = {
-        "agent": "tests.road.app:solve",
-        "tasks": {"train": "tests.road.app:tasks", "eval": "tests.road.app:held_out"},
+        "agent": "tests.paid_model.app:solve",
+        "tasks": {"train": "tests.paid_model.app:tasks", "eval": "tests.paid_model.app:held_out"},
         "agents": {"train": ["writer"]},
         "policy": {
             "model": str(make_tiny_model(tmp_path / "model")),
@@ -126,19 +126,19 @@ def test_from_a_paid_model_to_one_s_own(tmp_path: Path, provider: str) -> None:
     }
 
     shell.run("improve", "c.yaml", "--model", "large", "--traces", "traces", "--skip", "prompts")
-    (road,) = (tmp_path / "runs").glob("improve-*")
-    report = (road / "report.md").read_text()
+    (folder,) = (tmp_path / "runs").glob("improve-*")
+    report = (folder / "report.md").read_text()
     rewards = {n: float(r) for n, r in re.findall(r"^\| ([^|]+?) \| (\d\.\d+) ", report, re.MULTILINE)}
     assert rewards["provider (large)"] == 1.0
     assert rewards["policy"] < 0.7 < rewards["warm start, evaluated"]
     assert "Serve it: `lightning-rl serve" in report
-    (provider_run,) = road.glob("baseline-*")
-    compared = shell.run("runs", "compare", str(provider_run), str(road / "trained"), "--prices", "prices.yaml")
+    (provider_run,) = folder.glob("baseline-*")
+    compared = shell.run("runs", "compare", str(provider_run), str(folder / "trained"), "--prices", "prices.yaml")
     assert re.search(r"USD of 1,000 rollouts.*\$", compared)
 
     plan = {
         "models": {
-            "trained": {"run": str(road / "trained")},
+            "trained": {"run": str(folder / "trained")},
             "large": {"base_url": provider},
         },
         "agents": {"writer": {"arms": {"trained": 0.5, "large": 0.5}, "fallback": "large"}},

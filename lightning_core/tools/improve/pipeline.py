@@ -1,4 +1,4 @@
-"""The road: the provider's score, the policy's, prompts, a warm start, reinforcement learning; each stage starts from the best so far."""
+"""The stages: the provider's score, the policy's, prompts, a warm start, reinforcement learning; each stage starts from the best so far."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class RunStage(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoadLimits:
-    """What a road may spend; None: any amount. A command that has begun is not stopped for `usd`."""
+class ImprovementLimits:
+    """What the stages may spend; None: any amount. A command that has begun is not stopped for `usd`."""
 
     minutes: float | None = None
     usd: float | None = None
@@ -57,15 +57,15 @@ class RoadLimits:
 
 
 @dataclass(slots=True, kw_only=True)
-class Road:
-    """The stages in ``folder``, and the policy that they have led to."""
+class ImprovementPipeline:
+    """The stages in ``folder``, and the best policy so far."""
 
     config: Config
     file: str
     """The configuration's file."""
     overrides: Sequence[str]
     folder: Path
-    limits: RoadLimits
+    limits: ImprovementLimits
     prices: Prices
     prices_file: str | None = None
     model: str | None = None
@@ -87,11 +87,11 @@ class Road:
     """Called after each stage."""
     say: Callable[[str], None]
     """Prints a line."""
-    run: RunStage = run_stage
+    run_command: RunStage = run_stage
     """Runs a command."""
     _began: float = field(default_factory=time.monotonic)
 
-    def walk(self) -> None:
+    def run(self) -> None:
         """Run all stages. Raises `StageFailed` if one fails."""
         if self.model is not None:
             words = ["baseline", self.file, "--model", self.model, *self._prices(), *self._common()]
@@ -205,14 +205,14 @@ class Road:
         """The reason that training ends after ``trained``, or None."""
         over = self.difference(self.provider, trained)
         if over is not None and over.interval is not None and over.low > 0:
-            return f"ended, the policy is better than {self.model}: {_interval(over)}"
+            return f"ended, the policy is better than {self.model}: {over.text(sign='+')}"
         if is_last:
             gain = self.difference(start, trained)
             end = "ended after trainer.steps" if self.limits.minutes is None else "ended with the budget"
-            return end if gain is None else f"{end}; gain {_interval(gain)}"
+            return end if gain is None else f"{end}; gain {gain.text(sign='+')}"
         gain = self.difference(before, trained)
         if gain is not None and gain.mean <= 0:
-            return f"ended, the last round gained nothing: {_interval(gain)}"
+            return f"ended, the last round gained nothing: {gain.text(sign='+')}"
         return None
 
     def _adopt(self, stage: Stage, settings: Sequence[str]) -> None:
@@ -223,11 +223,11 @@ class Road:
             keys = {text.partition("=")[0] for text in settings}
             self.settings = [*(text for text in self.settings if text.partition("=")[0] not in keys), *settings]
         else:
-            shown = "it has no evaluation" if gain is None else f"its reward is not higher: {_interval(gain)}"
+            shown = "it has no evaluation" if gain is None else f"its reward is not higher: {gain.text(sign='+')}"
             self._note(f"{stage.name}: not used, {shown}")
 
     def _run(self, name: str, words: Sequence[str]) -> Stage:
-        stage = self.run(name, words, self.folder, self.prices, say=self.say)
+        stage = self.run_command(name, words, self.folder, self.prices, say=self.say)
         self.stages.append(stage)
         self.on_stage()
         return stage
@@ -260,8 +260,3 @@ class Road:
         assert self.provider is not None
         result = self.provider.result
         return None if result is None or self.provider.usd is None else self.provider.usd / max(1, result.rollouts)
-
-
-def _interval(estimate: Estimate) -> str:
-    text = f"{estimate.mean:+.3f}"
-    return text if estimate.interval is None else f"{text} [{estimate.low:+.3f}, {estimate.high:+.3f}]"

@@ -13,15 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TextIO
 
 from lightning_core.errors import COUNTED, ConfigError, Repeats, describe
 from lightning_core.records.failures import check_writable
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None
+from lightning_core.records.lock import try_lock
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +92,7 @@ _COLUMNS = ", ".join(field.name for field in fields(ArmCall))
 _PLACES = ", ".join("?" * len(fields(ArmCall)))
 
 
-class Book:
+class SwitchStore:
     """The record of the switch in ``folder``, written by a thread of its own. A context manager.
 
     Raises `ConfigError` if the folder cannot be written, or if another switch uses it.
@@ -117,7 +113,7 @@ class Book:
             raise ConfigError(
                 f"{str(self.path)!r} cannot be opened as the record of a switch: {error}. Choose another folder"
             ) from None
-        self._thread = threading.Thread(target=self._write, name="lightning-switch-book", daemon=True)
+        self._thread = threading.Thread(target=self._write, name="lightning-switch-store", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -199,18 +195,15 @@ class Book:
             logger.warning("an entry of %s was lost%s: %s", self.path, times, describe(error), extra=COUNTED)
 
 
-def _lock(path: Path) -> IO[str]:
+def _lock(path: Path) -> TextIO:
     """A file that is locked as long as it is open. Raises `ConfigError` if another process has it."""
     file = path.open("a")
-    if fcntl is not None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.close()
-            raise ConfigError(
-                f"another switch uses the folder {str(path.parent)!r}: stop it, or set another one with `folder` in the plan"
-            ) from None
-    return file
+    if try_lock(file):
+        return file
+    file.close()
+    raise ConfigError(
+        f"another switch uses the folder {str(path.parent)!r}: stop it, or set another one with `folder` in the plan"
+    )
 
 
 def _open(path: Path) -> sqlite3.Connection:
