@@ -13,7 +13,7 @@ from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.exchange import ChatRequest, UpstreamResponse, stream_error
 from lightning_core.errors import describe, fold
 from lightning_core.tools.record.counts import CONTINUED, OTHER_FORMAT, TOO_LARGE
-from lightning_core.tools.record.observed import CLOSED, ObservedCall
+from lightning_core.tools.record.observed import CUT, ObservedCall
 from lightning_core.tools.record.unicode import read_json
 
 _DIALECTS: Mapping[str, Dialect] = {dialect.PATH: dialect for dialect in DIALECTS}
@@ -75,7 +75,7 @@ def read_call(call: ObservedCall, conversations: Mapping[str, Sequence[Message]]
         )
     responses, identity, error = _read_response(call, dialect)
     if not responses:
-        error = error or call.error or CLOSED
+        error = error or call.error or CUT
     return ReadCall(
         provider=provider,
         request=request,

@@ -201,6 +201,32 @@ def test_a_stream_that_the_app_leaves_is_closed_as_ever_and_recorded_as_unfinish
     assert (call.response, call.error) == (None, "the client closed the stream before its end")
 
 
+def test_a_stream_that_the_server_cuts_or_the_app_never_closes_is_recorded_as_that(
+    server: RecordingServer, tmp_path: Path
+):
+    body = {"model": "m", "messages": user("hi"), "stream": True}
+    event = 'data: {"choices": [{"index": 0, "delta": {"content": "o"}, "finish_reason": null}]}\n\n'
+    kept = []
+    with record(tmp_path) as recording, httpx.Client() as client:
+        server.failure, server.fail_next = StreamingResponse(iter([event]), media_type="text/event-stream"), 1
+        assert b"content" in client.post(f"{server.url}/chat/completions", json=body).content
+        server.failure, server.fail_next = StreamingResponse(slow_events(), media_type="text/event-stream"), 1
+        kept.append(client.send(client.build_request("POST", f"{server.url}/chat/completions", json=body), stream=True))
+        recording.close()
+    calls = [call for trace in read(tmp_path) for call in trace.calls]
+    assert [call.error for call in calls] == [
+        "the stream ended before the response was complete",
+        "it was in progress when the recording ended",
+    ]
+
+
+def test_the_tokens_of_a_response_with_two_choices_are_counted_once(url: str, tmp_path: Path):
+    with record(tmp_path):
+        usage = ask(url, n=2).usage
+    ((first, second),) = (trace.calls for trace in read(tmp_path))
+    assert [first.usage.output_tokens, second.usage.output_tokens] == [usage.completion_tokens, None]
+
+
 def test_an_error_of_the_provider_reaches_the_app_and_its_retry_is_another_call(
     server: RecordingServer, tmp_path: Path
 ):
