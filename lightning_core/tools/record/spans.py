@@ -77,7 +77,7 @@ class SpanMaker:
                 **shared,
                 tr.SEQUENCE: call.sequence,
                 **_content_attributes(kept),
-                **({} if response is None else _response_attributes(response, with_tokens=index == 0)),
+                **({} if response is None else _response_attributes(response, counts=index == 0)),
             }
             error = kept.get("error")
             span = SpanRecord(
@@ -145,12 +145,12 @@ def _content_attributes(kept: Mapping[str, Any]) -> dict[str, Any]:
     return attributes
 
 
-def _response_attributes(response: UpstreamResponse, *, with_tokens: bool) -> dict[str, Any]:
-    # Each choice of a response has the tokens of all.
+def _response_attributes(response: UpstreamResponse, *, counts: bool) -> dict[str, Any]:
+    # Each choice of a response reports the tokens of all: only one counts, so that sums are right.
     counted = (
         (tr.INPUT_TOKENS, response.input_tokens),
         (tr.OUTPUT_TOKENS, response.output_tokens),
         (tr.CACHED_TOKENS, response.cached_tokens),
     )
-    attributes: dict[str, Any] = {key: value for key, value in counted if with_tokens and isinstance(value, int)}
+    attributes: dict[str, Any] = {key: value if counts else 0 for key, value in counted if isinstance(value, int)}
     return attributes if response.finish_reason is None else {**attributes, tr.FINISH_REASONS: [response.finish_reason]}

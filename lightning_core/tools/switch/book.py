@@ -108,7 +108,7 @@ class Book:
     Raises `ConfigError` if the folder cannot be written, or if another switch uses it.
     """
 
-    def __init__(self, folder: Path, *, days: float | None = None) -> None:
+    def __init__(self, folder: Path, *, days: int | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         check_writable(folder)
         self.path = folder / FILE
@@ -210,8 +210,8 @@ class Book:
             logger.warning("old calls cannot be deleted from %s: %s", self.path, describe(error))
         else:
             if calls:
-                text = "switch: deleted %s that began more than %g days ago, and %s on them"
-                logger.warning(text, plural(calls, "call"), self.days, plural(feedback, "reward"))
+                text = "the switch deleted the records of %s older than keep_days, %s, with %s"
+                logger.warning(text, plural(calls, "call"), plural(self.days, "day"), plural(feedback, "reward"))
 
     def _store(self, rows: Sequence[_Entry]) -> None:
         with self._database:
