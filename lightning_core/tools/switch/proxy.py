@@ -43,7 +43,7 @@ ARM_HEADER = "lightning-arm"
 CALL_HEADER = "lightning-call"
 """Header of a response: the id of the call, for feedback."""
 
-_RECENT = 100_000
+_RECENT = 20_000
 """Responses whose feedback is accepted before they are in the file."""
 _CONNECT_SECONDS = 10.0
 _SILENCE_SECONDS = 600.0
