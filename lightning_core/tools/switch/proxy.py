@@ -13,7 +13,7 @@ from typing import Any, cast
 from urllib.parse import quote, unquote
 
 import httpx
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -132,6 +132,8 @@ class Proxy:
             return await self._respond(request)
         except PolicyRequestError as error:
             return error_response(dialect_of(request), error)
+        except ClientDisconnect:  # while its request arrived
+            return Response(status_code=400)
 
     async def _respond(self, request: Request) -> Response:
         if self._sessions.find(credentials(request)) is None:

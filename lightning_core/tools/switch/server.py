@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
@@ -225,6 +225,8 @@ class SwitchServer:
                 return await respond(request)
             except PolicyRequestError as error:
                 return error_response(openai_chat, error)
+            except ClientDisconnect:  # while its request arrived
+                return Response(status_code=400)
 
         return handle
 

@@ -64,7 +64,9 @@ async def probe(urls: Sequence[str], model: str) -> list[list[float]]:
 async def change(url: str, provider: str, plan: Path, folder: Path, load: Load, pause: float) -> int:
     """Change shares and models until the load ends; return the number of changes."""
     models = itertools.cycle((["old", "new", "third"], ["old", "new"]))
-    orders = itertools.cycle([{"promote": "new"}, {"rollback": True}, {"arms": {"old": 0.3, "new": 0.7}}, {"reload": True}])
+    orders = itertools.cycle(
+        [{"promote": "new"}, {"rollback": True}, {"arms": {"old": 0.3, "new": 0.7}}, {"reload": True}]
+    )
     done = 0
     async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
         while True:
@@ -115,8 +117,8 @@ async def send(
     print(f"shutdown with requests in progress: {monotonic() - began:.1f} s, exit code {server.returncode}")
 
 
-def missing(load: Load, traces: Path) -> tuple[Counter[str], int, int]:
-    """The requests whose record lacks something, by reason; the number of recorded calls, and of rewards."""
+def read_recorded(traces: Path) -> tuple[dict[int, list[Call]], int]:
+    """The recorded calls by the number of their request, and the number of rewards."""
     calls: dict[int, list[Call]] = defaultdict(list)
     rewards = 0
     for file in traces.glob("*.jsonl"):
@@ -124,11 +126,7 @@ def missing(load: Load, traces: Path) -> tuple[Counter[str], int, int]:
             rewards += len(trace.rewards)
             for call in trace.calls:
                 calls[number_of(call.messages[-1]["content"])].append(call)
-    found: Counter[str] = Counter()
-    for one in load.sent:
-        if lack := _lack(one, calls[one.number]):
-            found[f"{one.outcome}: {lack}"] += 1
-    return found, sum(map(len, calls.values())), rewards
+    return calls, rewards
 
 
 def _lack(one: Sent, calls: Sequence[Call]) -> str | None:
@@ -189,9 +187,14 @@ def report(load: Load, traces: Path, folder: Path | None, log: Path) -> int:
     )
     for reason, number in Counter(re.sub(r"\d+", "N", one.reason) for one in load.sent if one.reason).most_common(5):
         print(f"  {number} {reason}")
-    lost, recorded, rewards = missing(load, traces)
-
-    print(f"recorded calls {recorded}, rewards {rewards}; feedback accepted {load.feedback}")
+    calls, rewards = read_recorded(traces)
+    recorded, probes = sum(map(len, calls.values())), len(calls.pop(-1, ()))
+    again = recorded - probes - len(calls)
+    print(f"recorded calls {recorded}: {probes} probes, {len(calls)} requests, {again} again, by the fallback")
+    absent = Counter(one.outcome for one in load.sent if one.number not in calls)
+    print("requests without a record: " + (", ".join(f"{number} {name}" for name, number in absent.items()) or "none"))
+    lost = Counter(f"{one.outcome}: {lack}" for one in load.sent if (lack := _lack(one, calls.get(one.number, ()))))
+    print(f"feedback accepted {load.feedback}, rewards in the traces {rewards}")
     if folder is not None:
         with closing(sqlite3.connect(folder / "switch.db")) as database:
             rows, stored = (
@@ -204,6 +207,7 @@ def report(load: Load, traces: Path, folder: Path | None, log: Path) -> int:
             "feedback not in the traces": load.feedback - rewards,
         })  # fmt: skip
     print(f"server: {log.read_text().strip().splitlines()[-2:]}")
+    lost |= Counter({"errors of the server": log.read_text().count("Traceback")})
     lost = +lost
     for reason, number in lost.most_common():
         print(f"LOST {number} {reason}")

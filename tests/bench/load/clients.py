@@ -89,7 +89,10 @@ class Load:
         headers: Mapping[str, str],
     ) -> None:
         body: dict[str, Any] = {"model": self.model, "stream": one.streamed}
-        body |= {"input": messages} if one.path == "/responses" else {"messages": messages, "max_tokens": 8}
+        if one.path == "/responses":
+            body |= {"input": messages, "max_output_tokens": 8}
+        else:
+            body |= {"messages": messages, "max_tokens": 8}
         leaves, began = chance.random() < 0.04, monotonic()
         try:
             async with asyncio.timeout(0.02 if leaves and not one.streamed else None):
