@@ -112,18 +112,16 @@ def serve(options: argparse.Namespace) -> int:
 
 def _serve_plan(options: argparse.Namespace) -> int:
     from lightning_core.tools.switch.opened import open_switch
-    from lightning_core.tools.switch.plan import read_plan
     from lightning_core.tools.switch.recorded import SwitchTraces
     from lightning_core.tools.switch.server import shares_text
 
     if options.checkpoint is not None or options.overrides:
         found = "--checkpoint" if options.checkpoint is not None else options.overrides[0]
         raise ConfigError(f"{found} cannot be used with the file of a switch; set it under models in {options.model}")
-    plan = read_plan(Path(options.model))
     traces = None if options.record is None else SwitchTraces(Path(options.record), days=options.record_days)
     try:
         with open_switch(
-            plan,
+            Path(options.model),
             host=options.host,
             port=options.port,
             api_key=_api_key(options),
@@ -135,8 +133,8 @@ def _serve_plan(options: argparse.Namespace) -> int:
             root = switch.url.removesuffix("/v1")
             for name, shares in switch.shares.items():
                 say(f"agent      {name}: {shares_text(shares)}")
-            if plan.default is not None:
-                say(f"others     {plan.default}")
+            if switch.default is not None:
+                say(f"others     {switch.default}")
             for note in switch.notes:
                 say(f"note       {note}")
             say(f"base URL   {root}/a/AGENT/v1 (OpenAI), {root}/a/AGENT (Anthropic), or {switch.url} for named agents")

@@ -44,7 +44,9 @@ def add_options(parser: argparse.ArgumentParser) -> Collection[argparse.Argument
 
     rollback = actions.add_parser("rollback", help="go back to an agent's shares before the last change")
     rollback.add_argument("agent", metavar="AGENT", help="as under agents in the plan")
-    for action in (share, promote, rollback):
+
+    reload = actions.add_parser("reload", help="read the plan's file again: add, change and remove models and agents")
+    for action in (share, promote, rollback, reload):
         action.add_argument(
             "--url",
             default=_URL,
@@ -57,15 +59,31 @@ def switch(options: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
     if options.action == "show":
         return _show(options)
+    if options.action == "reload":
+        return _reload(options.url)
     wanted: Mapping[str, Any] = {
         "share": lambda: {"arms": dict(map(_share, options.shares))},
         "promote": lambda: {"promote": options.model},
         "rollback": lambda: {"rollback": True},
     }[options.action]()
-    changed = _change(options.url, options.agent, wanted)
+    changed = _change(options.url, f"/{quote(options.agent, safe='')}", wanted)
     from lightning_core.tools.switch.server import shares_text
 
     say(f"{changed['agent']}: {shares_text(changed['arms'])} (before: {shares_text(changed['previous'])})")
+    return exits.OK
+
+
+def _reload(url: str) -> int:
+    from lightning_core.tools.switch.server import shares_text
+
+    found = _change(url, "", {"reload": True}, seconds=None)  # large models take minutes
+    for kind in ("added", "changed", "removed"):
+        if found[kind]:
+            say(f"{kind:10} {', '.join(found[kind])}")
+    for name, shares in found["agents"].items():
+        say(f"agent      {name}: {shares_text(shares)}")
+    for note in found["notes"]:
+        say(f"note       {note}")
     return exits.OK
 
 
@@ -77,7 +95,7 @@ def _share(text: str) -> tuple[str, float]:
         raise ConfigError(f"found {text!r}; expected MODEL=SHARE, such as trained=0.2") from None
 
 
-def _change(url: str, agent: str, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+def _change(url: str, path: str, wanted: Mapping[str, Any], seconds: float | None = 30.0) -> Mapping[str, Any]:
     import httpx
 
     from lightning_core.tools.switch.server import ADMIN_HEADER
@@ -91,7 +109,7 @@ def _change(url: str, agent: str, wanted: Mapping[str, Any]) -> Mapping[str, Any
         headers[ADMIN_HEADER] = key
     base = url.rstrip("/").removesuffix("/v1")
     try:
-        response = httpx.post(f"{base}/v1/switch/{quote(agent, safe='')}", json=wanted, headers=headers, timeout=30)
+        response = httpx.post(f"{base}/v1/switch{path}", json=wanted, headers=headers, timeout=seconds)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ConfigError(
             f"no switch answers at {url}: {describe(error)}. Start one with `lightning-rl serve PLAN.yaml`, or set --url"

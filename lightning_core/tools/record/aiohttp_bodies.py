@@ -70,4 +70,4 @@ class _ObservedReader(wrapt.ObjectProxy[Any]):
         return type(self.__wrapped__).__aiter__(self)
 
     def __del__(self) -> None:
-        self._self_call.end()
+        self._self_call.leave()

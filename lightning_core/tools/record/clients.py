@@ -69,10 +69,10 @@ def _install_httpx(patches: Patches, observer: CallObserver, httpx: Any) -> None
             try:
                 self._stream.close()
             finally:
-                self._call.end()
+                self._call.leave()
 
         def __del__(self) -> None:
-            self._call.end()
+            self._call.leave()
 
     class ObservedAsyncStream(httpx.AsyncByteStream):
         def __init__(self, stream: Any, call: ObservedCall) -> None:
@@ -92,10 +92,10 @@ def _install_httpx(patches: Patches, observer: CallObserver, httpx: Any) -> None
             try:
                 await self._stream.aclose()
             finally:
-                self._call.end()
+                self._call.leave()
 
         def __del__(self) -> None:
-            self._call.end()
+            self._call.leave()
 
     def note(call: ObservedCall, response: Any, stream: type) -> None:
         encoding = response.headers.get("content-encoding")
@@ -212,10 +212,10 @@ class _ObservedRaw(wrapt.ObjectProxy[Any]):
         try:
             self.__wrapped__.close()
         finally:
-            self._self_call.end()
+            self._self_call.leave()
 
     def __del__(self) -> None:
-        self._self_call.end()
+        self._self_call.leave()
 
 
 def _install_requests(patches: Patches, observer: CallObserver, requests: Any) -> None:

@@ -16,6 +16,8 @@ MOST_BYTES = 32 << 20
 """The largest response that is recorded, in bytes."""
 
 CLOSED = "the client closed the stream before its end"
+CUT = "the stream ended before the response was complete"
+OPEN = "it was in progress when the recording ended"
 
 _sending: ContextVar[bool] = ContextVar("lightning_record_sending", default=False)
 
@@ -28,7 +30,7 @@ class Receiver(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class ObservedCall:
     """A model call. Its methods never raise, and copy no bytes."""
 
@@ -70,13 +72,16 @@ class ObservedCall:
 
     def fail(self, error: BaseException) -> None:
         """Note that the client raised ``error`` instead of a response, or while it read the response."""
-        if self.error is None:
-            is_closed = isinstance(error, GeneratorExit)
-            self.error = CLOSED if is_closed else describe(error)
-        self.end()
+        self.leave(CLOSED if isinstance(error, GeneratorExit) else describe(error))
+
+    def leave(self, reason: str = CLOSED) -> None:
+        """Note that the response is not read any further, for ``reason``."""
+        if not self._ended:
+            self.error = self.error or reason
+            self.end()
 
     def end(self) -> None:
-        """Hand the call over, unless that was done."""
+        """Note the end of the response's body: hand the call over, unless that was done."""
         if not self._ended:
             self._ended = True
             self.end_ns = time.time_ns()

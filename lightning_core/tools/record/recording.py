@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -12,11 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 from pydantic_core import to_json
 
 from lightning_core.capture.context import is_capturing
-from lightning_core.capture.import_hooks import when_imported
 from lightning_core.capture.integration import discover, install, uninstall
 from lightning_core.capture.patching import Patches
 from lightning_core.capture.scope import next_sequence
@@ -39,7 +40,7 @@ from lightning_core.tools.record.counts import (
 )
 from lightning_core.tools.record.files import TraceFiles
 from lightning_core.tools.record.naming import CallNames, names_of
-from lightning_core.tools.record.observed import ObservedCall, is_sending
+from lightning_core.tools.record.observed import OPEN, ObservedCall, is_sending
 from lightning_core.tools.record.pipeline import RecordPipeline
 from lightning_core.tools.record.spans import Redaction, SpanMaker
 from lightning_core.tools.record.units import RecordedUnits, is_sampled
@@ -74,10 +75,11 @@ class CallRecording:
         self._patches = Patches(lambda: True)
         self._thread_patches = Patches(is_capturing)
         self._integrations: frozenset[str] = frozenset()
-        self._closed = False
+        self._closed = self._finished = False
         self._start()
 
     def _start(self) -> None:
+        self._open_calls: WeakSet[ObservedCall] = WeakSet()
         self._pipeline = self._make_pipeline(self.counts)
         self._work: BackgroundWork[ObservedCall | SpanRecord] = BackgroundWork(self._pipeline.work)
 
@@ -87,7 +89,8 @@ class CallRecording:
         listen_ambient(self.take_span)
         install_observers(self._patches, self)
         install_threads(self._thread_patches)
-        when_imported(self._patches, "multiprocessing.util", partial(_finish_workers, self))
+        # Which worker processes end by, of multiprocessing too.
+        self._patches.wrap(os, "_exit", self._finish_and_exit)
         for name in discover():
             install_on_import(name, self._integrate)
 
@@ -118,15 +121,25 @@ class CallRecording:
         return self._work.wait(seconds)
 
     def finish(self) -> None:
-        """Write the calls that wait, for at most some seconds."""
+        """Write the calls that wait and the streams that are open, for at most some seconds. Safe to call twice."""
+        if self._finished:
+            return
+        self._finished = True
+        for call in [*self._open_calls]:
+            call.leave(OPEN)
         if left := self._work.close(_CLOSE_SECONDS):
             self.counts.leave_out(UNFINISHED, times=left)
         if self._work.ended:  # else the thread still writes
             self._pipeline.close()
         self.on_finish(self)
 
+    def _finish_and_exit(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        self.finish()
+        return wrapped(*args, **kwargs)
+
     def restart(self) -> None:
         """In a forked child process: record to a file of its own. The parent's thread and queue do not exist here."""
+        self._finished = False
         self.counts = RecordCounts()
         self._start()
 
@@ -169,6 +182,7 @@ class CallRecording:
 
     def receive(self, call: ObservedCall) -> None:
         """See `Receiver`."""
+        self._open_calls.discard(call)
         if call.is_kept and not self._work.put(call, len(call.body) + call.size):
             self.counts.leave_out(QUEUE_FULL)
 
@@ -194,7 +208,7 @@ class CallRecording:
         elif isinstance(plain, Unseen):
             self.counts.leave_out(UNREAD_BODY)
             return None
-        return ObservedCall(
+        call = ObservedCall(
             receiver=self,
             route=route,
             path=target.path,
@@ -204,6 +218,8 @@ class CallRecording:
             sequence=next_sequence(),
             is_kept=is_kept,
         )
+        self._open_calls.add(call)
+        return call
 
 
 def _as_bytes(body: Body) -> bytes:
@@ -279,11 +295,16 @@ def _restart_after_fork() -> None:
     _lock = threading.Lock()
     if _active is not None:
         _active.restart()
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # which a pool of multiprocessing ends its workers with
+            signal.signal(signal.SIGTERM, _finish_and_end)
 
 
-def _finish_workers(recording: CallRecording, module: Any) -> None:
-    """Finish when a worker of multiprocessing ends, which runs no functions of `atexit`."""
-    module.register_after_fork(recording, lambda known: module.Finalize(None, known.finish, exitpriority=-100))
+def _finish_and_end(number: int, frame: object) -> None:
+    """End by the signal ``number``, as without a handler, but write the calls that wait before."""
+    signal.signal(number, signal.SIG_DFL)
+    if _active is not None:
+        _active.finish()
+    os.kill(os.getpid(), number)
 
 
 if hasattr(os, "register_at_fork"):  # POSIX

@@ -54,9 +54,9 @@ class SpanMaker:
         return self._redact is not None
 
     def make(self, call: ObservedCall, read: ReadCall, agent: str | None, place: CallPlace) -> Iterator[SpanRecord]:
-        """One span for each response; one with the error if there is none. Leaves out those that the redaction drops.
+        """One span for each choice of the response, the first with its tokens; one with the error if there is none.
 
-        Raises `RedactionError`.
+        Leaves out those that the redaction drops. Raises `RedactionError`.
         """
         shared = _request_attributes(call, read)
         model = read.request.model
@@ -77,7 +77,7 @@ class SpanMaker:
                 **shared,
                 tr.SEQUENCE: call.sequence,
                 **_content_attributes(kept),
-                **({} if response is None else _response_attributes(response)),
+                **({} if response is None else _response_attributes(response, counts=index == 0)),
             }
             error = kept.get("error")
             span = SpanRecord(
@@ -145,11 +145,12 @@ def _content_attributes(kept: Mapping[str, Any]) -> dict[str, Any]:
     return attributes
 
 
-def _response_attributes(response: UpstreamResponse) -> dict[str, Any]:
+def _response_attributes(response: UpstreamResponse, *, counts: bool) -> dict[str, Any]:
+    # Each choice of a response reports the tokens of all: only one counts, so that sums are right.
     counted = (
         (tr.INPUT_TOKENS, response.input_tokens),
         (tr.OUTPUT_TOKENS, response.output_tokens),
         (tr.CACHED_TOKENS, response.cached_tokens),
     )
-    attributes: dict[str, Any] = {key: value for key, value in counted if isinstance(value, int)}
+    attributes: dict[str, Any] = {key: value if counts else 0 for key, value in counted if isinstance(value, int)}
     return attributes if response.finish_reason is None else {**attributes, tr.FINISH_REASONS: [response.finish_reason]}

@@ -11,7 +11,7 @@ from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.exchange import ChatRequest, UpstreamResponse
 from lightning_core.errors import describe, fold
 from lightning_core.tools.record.counts import CONTINUED, OTHER_FORMAT, TOO_LARGE
-from lightning_core.tools.record.observed import CLOSED, ObservedCall
+from lightning_core.tools.record.observed import CUT, ObservedCall
 from lightning_core.tools.record.responses import UNREADABLE, ReadResponse, read_response
 from lightning_core.tools.record.unicode import read_json
 
@@ -97,4 +97,4 @@ def _read_response(call: ObservedCall, dialect: Dialect) -> tuple[ReadResponse, 
         return ReadResponse(), call.error or f"the response cannot be read: {describe(error)}"
     if read.failure is not None:
         return read, f"the provider reported an error in the stream: {fold(read.failure.message, 240)}"
-    return read, None if read.choices else call.error or CLOSED
+    return read, None if read.choices else call.error or CUT

@@ -18,7 +18,6 @@ from lightning_core.errors import UpstreamError, describe, fold
 from lightning_core.tools.record.observed import ObservedCall
 from lightning_core.tools.record.responses import UNREADABLE, ReadResponse, find_id, read_response
 from lightning_core.tools.switch.arm import Arm, dialect_of_path
-from lightning_core.tools.switch.meters import Meters
 from lightning_core.tools.switch.store import DISCONNECTED, ArmCall, KnownCall
 
 _MOST_BYTES = 4 << 20
@@ -44,8 +43,6 @@ class SentRequest:
 class Outlet(Protocol):
     """Sends requests, and receives their records."""
 
-    meters: Meters
-
     async def send(self, sent: SentRequest, arm: Arm) -> httpx.Response:
         """The response of ``arm``, whose body is not read yet."""
         ...
@@ -56,6 +53,10 @@ class Outlet(Protocol):
 
     def answered(self, read: Callable[[], ArmCall]) -> None:
         """Record the call that ``read`` returns, on another thread."""
+        ...
+
+    def busy(self, arm: Arm, change: int) -> None:
+        """Count a request of ``arm`` in progress, or one less."""
         ...
 
     def remember(self, response: str, call: KnownCall) -> None:
@@ -81,7 +82,7 @@ class ArmExchange:
         # A shadow's responses reach nobody, so there is nothing to learn from them.
         self._observed = None if shadow else outlet.observe(sent, arm)
         self._know(None)
-        outlet.meters.busy(arm.name, 1)
+        outlet.busy(arm, 1)
 
     async def open(self) -> httpx.Response:
         """Send the request; return its response once that has begun."""
@@ -142,7 +143,7 @@ class ArmExchange:
         if self._recorded:
             return
         self._recorded = True
-        self._outlet.meters.busy(self._arm.name, -1)
+        self._outlet.busy(self._arm, -1)
         if dialect_of_path(self._sent.path) is None:  # such as one that counts tokens
             return
         self._outlet.answered(partial(self._as_call, data, error, time.monotonic() - self._clock))

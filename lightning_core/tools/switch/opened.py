@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Self
 from urllib.parse import urlsplit
 
 from lightning_core.endpoint.api_key import read_api_key
@@ -13,7 +14,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.tools.served_model import resolve_served
 from lightning_core.tools.serving import check_access, is_loopback, open_serving
 from lightning_core.tools.switch.arm import Arm
-from lightning_core.tools.switch.plan import SwitchModel, SwitchPlan
+from lightning_core.tools.switch.plan import SwitchModel, SwitchPlan, read_plan
 from lightning_core.tools.switch.recorded import SwitchTraces
 from lightning_core.tools.switch.server import SwitchServer
 from lightning_core.trace import POLICY
@@ -21,7 +22,7 @@ from lightning_core.trace import POLICY
 
 @contextmanager
 def open_switch(
-    plan: SwitchPlan,
+    plan: SwitchPlan | Path,
     *,
     host: str = "127.0.0.1",
     port: int = 0,
@@ -33,14 +34,15 @@ def open_switch(
 ) -> Generator[SwitchServer]:
     """Serve ``plan`` while the body runs; see `SwitchServer`. Models of runs and folders are loaded first.
 
-    Raises `ConfigError` for a model that cannot be served, and as `SwitchServer` does.
+    ``plan``: a plan, or its file, which can be reloaded. Raises `ConfigError` for a model that cannot be served, and as `SwitchServer`
+    does.
     """
     check_access(api_key, host=host, tls=tls)
-    with ExitStack() as stack:
-        arms = {name: _open(name, model, stack) for name, model in plan.models.items()}
+    file, plan = (plan, read_plan(plan)) if isinstance(plan, Path) else (None, plan)
+    with OpenModels(file) as models:
         server = SwitchServer(
             plan,
-            arms,
+            models.open(plan, {}),
             host=host,
             port=port,
             api_key=api_key,
@@ -48,31 +50,94 @@ def open_switch(
             tls=tls,
             requests_per_minute=requests_per_minute,
             traces=traces,
+            loader=None if file is None else models,
         )
-        yield stack.enter_context(server)
+        with server:
+            yield server
 
 
-def _open(name: str, model: SwitchModel, stack: ExitStack) -> Arm:
-    if model.base_url is not None:
-        key = read_api_key(model.api_key_env, f"models.{name}.api_key_env")
-        is_local = is_loopback(urlsplit(model.base_url).hostname or "")
-        return Arm(
-            name=name,
-            base_url=model.base_url.rstrip("/"),
-            model=model.model,
-            api_key=key,
-            gets_request_key=key is None and not is_local,
-            is_local=is_local,
-        )
-    source = model.run or model.weights
-    assert source is not None
-    if model.run is not None and not (Path(source) / "config.yaml").is_file():
-        raise ConfigError(f"models.{name}.run is {source!r}, which is no run: it has no config.yaml")
-    config, checkpoint = resolve_served(source, model.checkpoint, ())
-    served = stack.enter_context(open_serving(config, checkpoint=checkpoint))
-    chosen = model.policy or served.models[0]
-    if chosen not in served.models or (model.policy is None and POLICY not in served.models):
-        raise ConfigError(
-            f"models.{name}.policy is {model.policy!r}; expected one of the models of {source!r}: {', '.join(served.models)}"
-        )
-    return Arm(name=name, base_url=served.url, model=chosen, is_local=True, is_own=True)
+class OpenModels:
+    """The models of a plan as servers. A context manager, which closes those that this process serves. ``file``: of the plan."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._sources: dict[Arm, tuple[object, ...]] = {}
+        """What each model that this process serves was loaded from."""
+        self._stacks: dict[Arm, ExitStack] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for arm in [*self._stacks]:
+            self.close(arm)
+
+    def open(self, plan: SwitchPlan, arms: Mapping[str, Arm]) -> dict[str, Arm]:
+        """A server for each model of ``plan``: that of ``arms`` if it has the same weights, else a new one."""
+        opened: dict[str, Arm] = {}
+        try:
+            for name, model in sorted(plan.models.items(), key=lambda item: item[1].base_url is None):
+                opened[name] = _remote(name, model) if model.base_url is not None else self._own(name, model, arms)
+        except BaseException:
+            for arm in set(opened.values()) - set(arms.values()):
+                self.close(arm)
+            raise
+        return {name: opened[name] for name in plan.models}
+
+    def reload(
+        self, arms: Mapping[str, Arm], check: Callable[[SwitchPlan, Mapping[str, Arm]], None]
+    ) -> tuple[SwitchPlan, Mapping[str, Arm]]:
+        """See `ModelLoader`."""
+        assert self._file is not None
+        plan = read_plan(self._file)
+        opened = self.open(plan, arms)
+        try:
+            check(plan, opened)
+        except BaseException:
+            for arm in set(opened.values()) - set(arms.values()):
+                self.close(arm)
+            raise
+        return plan, opened
+
+    def close(self, arm: Arm) -> None:
+        """See `ModelLoader`."""
+        self._sources.pop(arm, None)
+        if (stack := self._stacks.pop(arm, None)) is not None:
+            stack.close()
+
+    def _own(self, name: str, model: SwitchModel, arms: Mapping[str, Arm]) -> Arm:
+        """A model that this process serves."""
+        source = model.run or model.weights
+        assert source is not None
+        if model.run is not None and not (Path(source) / "config.yaml").is_file():
+            raise ConfigError(f"models.{name}.run is {source!r}, which is no run: it has no config.yaml")
+        config, checkpoint = resolve_served(source, model.checkpoint, ())
+        # The newest checkpoint of a run may be another one than before.
+        key = (model.policy, source, None if checkpoint is None else checkpoint.resolve())
+        if (arm := arms.get(name)) is not None and self._sources.get(arm) == key:
+            return arm
+        with ExitStack() as stack:
+            served = stack.enter_context(open_serving(config, checkpoint=checkpoint))
+            chosen = model.policy or served.models[0]
+            if chosen not in served.models or (model.policy is None and POLICY not in served.models):
+                raise ConfigError(
+                    f"models.{name}.policy is {model.policy!r}; expected one of the models of {source!r}: {', '.join(served.models)}"
+                )
+            arm = Arm(name=name, base_url=served.url, model=chosen, is_local=True, is_own=True)
+            self._stacks[arm], self._sources[arm] = stack.pop_all(), key
+        return arm
+
+
+def _remote(name: str, model: SwitchModel) -> Arm:
+    """A model at ``base_url``."""
+    assert model.base_url is not None
+    key = read_api_key(model.api_key_env, f"models.{name}.api_key_env")
+    is_local = is_loopback(urlsplit(model.base_url).hostname or "")
+    return Arm(
+        name=name,
+        base_url=model.base_url.rstrip("/"),
+        model=model.model,
+        api_key=key,
+        gets_request_key=key is None and not is_local,
+        is_local=is_local,
+    )

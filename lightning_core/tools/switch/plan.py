@@ -90,6 +90,8 @@ class SwitchPlan(Section):
     """Names for calls whose URL names no agent; see `agents.named` of a run's configuration."""
     folder: PathText = "switch"
     """Folder of what is recorded: calls, feedback, changes of shares."""
+    keep_days: Annotated[int, Field(ge=1)] | None = None
+    """Calls that began more days ago are deleted from the record, with their feedback; null: none are."""
     shadows_at_once: Annotated[int, Field(ge=1)] = 8
     """Most shadow requests in progress; further ones are left out, and counted."""
 

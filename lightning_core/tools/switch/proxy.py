@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Any, cast
 from urllib.parse import quote, unquote
 
 import httpx
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -43,11 +43,12 @@ ARM_HEADER = "lightning-arm"
 CALL_HEADER = "lightning-call"
 """Header of a response: the id of the call, for feedback."""
 
-_RECENT = 100_000
+_RECENT = 20_000
 """Responses whose feedback is accepted before they are in the file."""
 _CONNECT_SECONDS = 10.0
 _SILENCE_SECONDS = 600.0
 """Longest time in which an arm sends nothing, as in the SDKs of OpenAI and Anthropic."""
+_POLL_SECONDS = 0.1
 _RETRIED = (429, 529)
 _LONGEST_NAME = 200
 _SHADOW_SECONDS = 10.0
@@ -80,23 +81,33 @@ class Proxy:
         limits: Limits,
         traces: SwitchTraces | None = None,
     ) -> None:
+        self.use(plan, arms)
+        self.traces = traces
+        self.meters = meters
+        self._store = store
+        self._sessions = sessions
+        self._limits = limits
+        self._in_progress: Counter[Arm] = Counter()
+        self._client, self._local_client = _client(trust_env=True), _client(trust_env=False)
+        self._recent: OrderedDict[str, KnownCall] = OrderedDict()
+        self._shadows: set[asyncio.Task[None]] = set()
+        self._failures = Repeats()
+
+    def use(self, plan: SwitchPlan, arms: Mapping[str, Arm]) -> None:
+        """Answer the next requests by ``plan``, from ``arms``. Those in progress end with the arms that they have."""
         self.shares = {
             name: Shares(arms=dict(agent.arms), shadow=agent.shadow, fallback=agent.fallback)
             for name, agent in plan.agents.items()
         }
         """By the keys of ``plan.agents``."""
-        self.traces = traces
-        self.meters = meters
         self._plan = plan
         self._arms = arms
-        self._store = store
-        self._sessions = sessions
-        self._limits = limits
         self._names = CallNames(rules=[rule.model_dump() for rule in plan.named])
-        self._client, self._local_client = _client(trust_env=True), _client(trust_env=False)
-        self._recent: OrderedDict[str, KnownCall] = OrderedDict()
-        self._shadows: set[asyncio.Task[None]] = set()
-        self._failures = Repeats()
+
+    async def wait_until_idle(self, arm: Arm) -> None:
+        """Wait until no request of ``arm`` is in progress."""
+        while self._in_progress[arm]:
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def close(self) -> None:
         """End the shadow requests, after a while, and close the connections."""
@@ -118,6 +129,8 @@ class Proxy:
             return await self._respond(request)
         except PolicyRequestError as error:
             return error_response(dialect_of(request), error)
+        except ClientDisconnect:  # while its request arrived
+            return Response(status_code=400)
 
     async def _respond(self, request: Request) -> Response:
         if self._sessions.find(credentials(request)) is None:
@@ -135,24 +148,22 @@ class Proxy:
         data = plain_body(data, request.headers.get("content-encoding", ""), most_bytes=limits.body_bytes)
         read = partial(self._read, request, in_url, path, data)
         sent = await self._sessions.large_work.run("switch", len(data), read)
+        previous = sent.body.get("previous_response_id")
+        known = await self.find(previous) if isinstance(previous, str) else None
+        # From here to the request nothing is awaited, so the plan does not change.
         rule = self._plan.rule_of(sent.agent)
         default = {} if self._plan.default is None else {self._plan.default: 1.0}
         shares = Shares(arms=default) if rule is None else self.shares[rule]
         if not shares.arms:
             raise PolicyRequestError(self._unknown(sent), status=404)
-        arm = self._arms[await self._choose(sent, shares)]
+        if known is not None and known.arm in self._arms:  # a conversation that the server keeps
+            sent.conversation = known.conversation
+            arm = self._arms[known.arm]
+        else:
+            arm = self._arms[shares.choose(sent.agent, sent.conversation)]
         if shares.shadow not in (None, arm.name) and dialect_of_path(path) is not None:
             self._copy(sent, self._arms[shares.shadow])
-        fallback = None if shares.fallback in (None, arm.name) else self._arms[shares.fallback]
-        return await self._answer(sent, arm, fallback)
-
-    async def _choose(self, sent: SentRequest, shares: Shares) -> str:
-        """The arm of a conversation. One that the server keeps goes on where its last response is."""
-        previous = sent.body.get("previous_response_id")
-        if isinstance(previous, str) and (known := await self.find(previous)) is not None and known.arm in self._arms:
-            sent.conversation = known.conversation
-            return known.arm
-        return shares.choose(sent.agent, sent.conversation)
+        return await self._answer(sent, arm, None if shares.fallback == arm.name else shares.fallback)
 
     def _read(self, request: Request, in_url: str | None, path: str, data: bytes) -> SentRequest:
         check_strings(data, self._limits.strings)
@@ -189,7 +200,7 @@ class Proxy:
             f"{AGENT_HEADER}, by a rule under named, or set default"
         )
 
-    async def _answer(self, sent: SentRequest, arm: Arm, fallback: Arm | None) -> Response:
+    async def _answer(self, sent: SentRequest, arm: Arm, fallback: str | None) -> Response:
         exchange = ArmExchange(self, sent, arm)
         try:
             response = await exchange.open()
@@ -199,8 +210,8 @@ class Proxy:
             exchange.fail(error)
             if not isinstance(error, Exception):  # cancelled
                 raise
-            if fallback is not None:
-                return await self._answer(sent, fallback, None)
+            if (other := self._arms.get(fallback or "")) is not None:
+                return await self._answer(sent, other, None)
             message = f"model {arm.name!r} of the switch has no response: {describe(error)}"
             raise PolicyRequestError(message, status=502) from None
         headers = {name: value for name, value in response.headers.items() if name.lower() not in _NOT_RETURNED}
@@ -208,8 +219,8 @@ class Proxy:
         if exchange.is_stream and not is_failure:
             return EventStreamResponse(exchange.parts(), status_code=response.status_code, headers=headers)
         exchange.end(data)
-        if is_failure and fallback is not None:
-            return await self._answer(sent, fallback, None)
+        if is_failure and (other := self._arms.get(fallback or "")) is not None:
+            return await self._answer(sent, other, None)
         return Response(data, status_code=response.status_code, headers=headers)
 
     def _copy(self, sent: SentRequest, arm: Arm) -> None:
@@ -217,12 +228,11 @@ class Proxy:
         if len(self._shadows) >= self._plan.shadows_at_once:
             self.meters.shadow_left_out(sent.agent, arm.name)
             return
-        task = asyncio.create_task(self._shadow(sent, arm))
+        task = asyncio.create_task(self._shadow(ArmExchange(self, sent, arm, shadow=True)))
         self._shadows.add(task)
         task.add_done_callback(self._shadows.discard)
 
-    async def _shadow(self, sent: SentRequest, arm: Arm) -> None:
-        exchange = ArmExchange(self, sent, arm, shadow=True)
+    async def _shadow(self, exchange: ArmExchange) -> None:
         try:
             response = await exchange.open()
             exchange.end(await response.aread())
@@ -256,12 +266,21 @@ class Proxy:
         def count() -> ArmCall:
             call = read()
             self.meters.answered(call)
-            if call.error is not None and (times := self._failures.count((call.arm, call.error[:100]))) is not None:
+            # Not by the whole text: a server's errors may have ids.
+            cause = None if call.error is None else (call.arm, call.error.partition(":")[0])
+            if cause is not None and (times := self._failures.count(cause)) is not None:
                 shown = call.agent or "an agent without a name"
                 logger.warning("model %r failed for %s%s: %s", call.arm, shown, times, call.error, extra=COUNTED)
             return call
 
         self._store.call(count)
+
+    def busy(self, arm: Arm, change: int) -> None:
+        """Count a request of ``arm`` in progress, or one less."""
+        self.meters.busy(arm.name, change)
+        self._in_progress[arm] += change
+        if not self._in_progress[arm]:
+            del self._in_progress[arm]
 
     def remember(self, response: str, call: KnownCall) -> None:
         """Accept feedback about ``response``."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
+import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Protocol, Self, cast
 from urllib.parse import urlsplit
 
-from pydantic_core import PydanticCustomError
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
@@ -26,15 +27,17 @@ from lightning_core.endpoint.receive import read_body, read_json
 from lightning_core.endpoint.refusals import credentials, error_response
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session
-from lightning_core.errors import ConfigError, PolicyRequestError
+from lightning_core.errors import ConfigError, PolicyRequestError, describe
 from lightning_core.tools.serving import SingleSession, check_access
 from lightning_core.tools.switch.arm import Arm
 from lightning_core.tools.switch.meters import Meters
-from lightning_core.tools.switch.plan import SwitchPlan, check_shares
+from lightning_core.tools.switch.plan import SwitchPlan
 from lightning_core.tools.switch.proxy import Proxy
 from lightning_core.tools.switch.recorded import SwitchTraces
-from lightning_core.tools.switch.shares import Shares
-from lightning_core.tools.switch.store import SwitchStore
+from lightning_core.tools.switch.shares import FROM_FILE, ShareHistory, Shares, wanted_shares
+from lightning_core.tools.switch.store import ShareChange, SwitchStore
+
+logger = logging.getLogger(__name__)
 
 ADMIN_HEADER = "lightning-admin-key"
 """Header: the key for requests that change shares."""
@@ -43,17 +46,31 @@ _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 _LARGEST_REWARD = 1e6
 _MOST_BYTES = 1 << 20
 """Of a request that is no model call."""
-_FROM_FILE = "file"
-"""The reason of a change of shares that was made in the plan's file."""
-_ROLLBACK = "rollback"
+
+
+class ModelLoader(Protocol):
+    """The models of a plan whose file may change. Called on other threads, `reload` on one at a time."""
+
+    def reload(
+        self, arms: Mapping[str, Arm], check: Callable[[SwitchPlan, Mapping[str, Arm]], None]
+    ) -> tuple[SwitchPlan, Mapping[str, Arm]]:
+        """The plan now, and its models: those of ``arms`` that are as before, and new ones.
+
+        Raises what `check` raises for them, and `ConfigError` for a wrong plan. Then nothing has changed.
+        """
+        ...
+
+    def close(self, arm: Arm) -> None:
+        """Close the model of ``arm``, if this process serves it."""
+        ...
 
 
 class SwitchServer:
     """Serves ``plan`` at ``url`` on a thread of its own, as a context manager.
 
     ``arms``: the servers of the plan's models. ``api_key``: of all requests; None: any, from this machine only. ``admin_key``: of
-    requests that change shares; None: they are accepted from this machine only. ``traces``: records calls with their messages. Raises
-    `ConfigError` if the address, the TLS files or the folder cannot be used.
+    requests that change shares; None: they are accepted from this machine only. ``traces``: records calls with their messages.
+    ``loader``: reloads the plan; None: that is refused. Raises `ConfigError` if the address, the TLS files or the folder cannot be used.
     """
 
     def __init__(
@@ -68,6 +85,7 @@ class SwitchServer:
         tls: Tls | None = None,
         requests_per_minute: int | None = None,
         traces: SwitchTraces | None = None,
+        loader: ModelLoader | None = None,
     ) -> None:
         check_access(api_key, host=host, tls=tls)
         check_keys(arms, api_key)
@@ -80,11 +98,14 @@ class SwitchServer:
         self._sessions = sessions
         self._admin_key = admin_key
         self._traces = traces
-        self._meters = Meters(plan.rule_of)
-        self._earlier: dict[str, list[dict[str, float]]] = {}
-        """The shares of each agent before the present ones, the latest last."""
+        self._meters = Meters(lambda agent: self._plan.rule_of(agent))  # of the plan at the time
+        self._api_key = api_key
+        self._loader = loader
+        self._folder = Path(plan.folder).absolute()
+        self._reloading = asyncio.Lock()
+        self._closing: set[asyncio.Task[None]] = set()
         try:
-            self._store = SwitchStore(Path(plan.folder))
+            self._store = SwitchStore(Path(plan.folder), days=plan.keep_days)
         except BaseException:
             listening.close()
             raise
@@ -95,6 +116,7 @@ class SwitchServer:
                 Route("/metrics", self._admitted(self._metrics), methods=["GET"]),
                 Route("/v1/feedback", self._admitted(self._feedback), methods=["POST"]),
                 Route("/v1/switch", self._admitted(self._state), methods=["GET"]),
+                Route("/v1/switch", self._admitted(self._reload), methods=["POST"]),
                 Route("/v1/switch/{agent:path}", self._admitted(self._change), methods=["POST"]),
                 Route("/v1/models", self._admitted(self._models), methods=["GET"]),
                 Route("/{path:path}", self._proxy.respond, methods=_METHODS),
@@ -114,7 +136,8 @@ class SwitchServer:
     def __enter__(self) -> Self:
         self._store.__enter__()
         try:
-            self.notes = self._restore()
+            self._history = ShareHistory(self._store.changes())
+            self.notes = self._use_shares(self._plan)
             """What the shares are, where they are not those of the file."""
             self._server.start(f"the switch did not start at {self.url}")
         except BaseException:
@@ -131,44 +154,40 @@ class SwitchServer:
         """The shares of each agent now."""
         return {name: one.arms for name, one in self._proxy.shares.items()}
 
+    @property
+    def default(self) -> str | None:
+        """The model of requests of all other agents; None: they are refused."""
+        return self._plan.default
+
     def _serve(self) -> None:
         with self._server.runner() as runner:
             runner.run(self._server.serve())
             runner.run(self._proxy.close())
 
-    def _restore(self) -> list[str]:
+    def _use_shares(self, plan: SwitchPlan) -> list[str]:
         """Continue with the last shares, unless the file has changed since; return a line for each agent whose shares differ from it."""
-        latest: dict[str, dict[str, float]] = {}
-        written: dict[str, dict[str, float]] = {}
-        for agent, arms, why in self._store.changes():
-            earlier = self._earlier.setdefault(agent, [])
-            if why == _ROLLBACK:
-                del earlier[-1:]
-            elif agent in latest and latest[agent] != arms:
-                earlier.append(latest[agent])
-            latest[agent] = arms
-            if why == _FROM_FILE:
-                written[agent] = arms
         notes: list[str] = []
-        for name, agent in self._plan.agents.items():
-            arms, last = dict(agent.arms), latest.get(name)
-            if last is not None and written.get(name) == arms and set(last) <= set(self._arms):
+        for name, agent in plan.agents.items():
+            arms, last = dict(agent.arms), self._history.latest.get(name)
+            if last is None or self._history.in_file.get(name) != arms or not set(last) <= set(self._arms):
+                self._add(ShareChange(name, arms, FROM_FILE))
+            else:
                 if last != arms:
                     notes.append(
                         f"{name}: {shares_text(last)}, as changed while serving; the file has {shares_text(arms)}"
                     )
                 self._set(name, last)
-            else:
-                if last is not None and last != arms:
-                    self._earlier[name].append(last)
-                self._store.change(name, arms, _FROM_FILE)
-                self._set(name, arms)
         return notes
 
     def _set(self, name: str, arms: Mapping[str, float]) -> None:
         before = self._proxy.shares[name]
         self._proxy.shares[name] = Shares(arms=dict(arms), shadow=before.shadow, fallback=before.fallback)
         self._meters.shared(name, dict.fromkeys(before.arms, 0.0) | dict(arms))
+
+    def _add(self, change: ShareChange) -> None:
+        self._set(change.agent, change.arms)
+        self._history.add(change)
+        self._store.change(change)
 
     def _admitted(self, respond: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
@@ -178,6 +197,8 @@ class SwitchServer:
                 return await respond(request)
             except PolicyRequestError as error:
                 return error_response(openai_chat, error)
+            except ClientDisconnect:  # while its request arrived
+                return Response(status_code=400)
 
         return handle
 
@@ -230,64 +251,80 @@ class SwitchServer:
         return JSONResponse({"call": call.id, "agent": call.agent, "arm": call.arm})
 
     async def _change(self, request: Request) -> Response:
-        if not self._is_admin(request):
-            raise PolicyRequestError(
-                f"shares are changed from the machine of the switch, or with its admin key in the header {ADMIN_HEADER}",
-                status=403,
-            )
+        self._check_admin(request)
         name, body = request.path_params["agent"], await _object(request)
         if name not in self._proxy.shares:
             raise PolicyRequestError(
                 f"agent {show_json(name)} is not listed in the plan; expected one of {', '.join(self._proxy.shares) or 'none'}",
                 status=404,
             )
-        arms, why = self._wanted(name, body)
-        previous, earlier = dict(self._proxy.shares[name].arms), self._earlier.setdefault(name, [])
+        arms, why = wanted_shares(name, body, self._arms)
+        previous = dict(self._proxy.shares[name].arms)
         if arms is None:
-            arms = next((one for one in reversed(earlier) if set(one) <= set(self._arms)), None)
-            if arms is None:
-                raise PolicyRequestError(f"agent {show_json(name)} has no earlier shares to go back to", status=409)
-            while earlier.pop() != arms:
-                pass
-        elif arms != previous:
-            earlier.append(previous)
-        self._set(name, arms)
-        self._store.change(name, arms, why)
+            arms = self._history.previous(name, self._arms)
+        if arms is None:
+            raise PolicyRequestError(f"agent {show_json(name)} has no earlier shares to go back to", status=409)
+        self._add(ShareChange(name, arms, why))
         return JSONResponse({"agent": name, "arms": arms, "previous": previous})
 
-    def _wanted(self, name: str, body: Mapping[str, Any]) -> tuple[dict[str, float] | None, str]:
-        """The shares that ``body`` asks for (None: the previous ones), and the reason to record."""
-        keys = [key for key in ("arms", "promote", "rollback") if body.get(key)]
-        if len(keys) != 1:
-            raise PolicyRequestError(
-                f"found {show_json(dict(body))}; expected one of "
-                '{"arms": {MODEL: SHARE, …}}, {"promote": MODEL} and {"rollback": true}'
+    async def _reload(self, request: Request) -> Response:
+        self._check_admin(request)
+        body = await _object(request)
+        if body != {"reload": True}:
+            raise PolicyRequestError(f'found {show_json(dict(body))}; expected {{"reload": true}}')
+        if self._loader is None:
+            raise PolicyRequestError("this switch has no file to read its plan from again", status=409)
+        async with self._reloading:
+            before = self._arms
+            try:
+                plan, arms = await asyncio.to_thread(self._loader.reload, before, self._check)
+            except Exception as error:
+                logger.warning(
+                    "the plan was not reloaded, so the switch continues with the one before: %s", describe(error)
+                )
+                raise PolicyRequestError(
+                    f"the plan is unchanged, because the file cannot be used: {describe(error)}"
+                ) from error
+            for name, shares in self._proxy.shares.items():
+                self._meters.shared(name, dict.fromkeys(shares.arms, 0.0))
+            self._plan, self._arms = plan, arms
+            self._proxy.use(plan, arms)
+            self._store.days = plan.keep_days
+            notes = self._use_shares(plan)
+        for arm in set(before.values()) - set(arms.values()):
+            task = asyncio.create_task(self._close(arm))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        return JSONResponse(
+            {
+                "added": [name for name in arms if name not in before],
+                "changed": [name for name, arm in arms.items() if before.get(name, arm) != arm],
+                "removed": [name for name in before if name not in arms],
+                "agents": self.shares,
+                "notes": notes,
+            }
+        )
+
+    def _check(self, plan: SwitchPlan, arms: Mapping[str, Arm]) -> None:
+        """Raise `ConfigError` if the switch cannot continue with ``plan``. On any thread."""
+        check_keys(arms, self._api_key)
+        if Path(plan.folder).absolute() != self._folder:
+            raise ConfigError(
+                f"folder is {plan.folder!r}; expected {str(self._folder)!r} until the switch is started again"
             )
-        if keys == ["rollback"]:
-            return None, _ROLLBACK
-        if keys == ["promote"]:
-            arms: Any = {str(body["promote"]): 1.0}
-        else:
-            arms = body["arms"]
-        if not isinstance(arms, dict) or not all(
-            isinstance(share, (int, float)) and not isinstance(share, bool) and 0 <= share <= 1
-            for share in arms.values()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        ):
+
+    async def _close(self, arm: Arm) -> None:
+        """Close the model of ``arm``, which the plan has no more, after its last request."""
+        assert self._loader is not None
+        await self._proxy.wait_until_idle(arm)
+        await asyncio.to_thread(self._loader.close, arm)
+
+    def _check_admin(self, request: Request) -> None:
+        if not self._is_admin(request):
             raise PolicyRequestError(
-                f"{keys[0]} is {show_json(body[keys[0]])}; expected shares by model", param=keys[0]
+                f"the switch is changed from its own machine, or with its admin key in the header {ADMIN_HEADER}",
+                status=403,
             )
-        shares = {str(model): float(share) for model, share in cast("dict[Any, Any]", arms).items()}
-        if unknown := [model for model in shares if model not in self._arms]:
-            raise PolicyRequestError(
-                f"there is no model {show_json(unknown[0])}; expected one of {', '.join(self._arms)}",
-                status=404,
-                param=keys[0],
-            )
-        try:
-            check_shares(shares)
-        except PydanticCustomError as error:
-            raise PolicyRequestError(f"agent {show_json(name)}: {error.message()}", param=keys[0]) from None
-        return shares, keys[0]
 
     def _is_admin(self, request: Request) -> bool:
         if self._admin_key is not None:

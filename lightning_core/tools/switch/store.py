@@ -9,13 +9,13 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TextIO
 
-from lightning_core.errors import COUNTED, ConfigError, Repeats, describe
+from lightning_core.errors import COUNTED, ConfigError, Repeats, describe, plural
 from lightning_core.records.failures import check_writable
 from lightning_core.records.lock import try_lock
 
@@ -26,6 +26,11 @@ DISCONNECTED = "the client disconnected"
 """The error of a call whose client did."""
 _MOST_AT_ONCE = 1000
 """Rows of one transaction."""
+_DELETE_SECONDS = 3600.0
+_DELETE = (
+    "DELETE FROM feedback WHERE call IN (SELECT id FROM calls WHERE began < ?)",
+    "DELETE FROM calls WHERE began < ?",
+)
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS calls (
     id TEXT PRIMARY KEY, response TEXT, agent TEXT, conversation TEXT, arm TEXT, shadow INTEGER, began REAL, seconds REAL,
@@ -33,6 +38,7 @@ CREATE TABLE IF NOT EXISTS calls (
 );
 CREATE INDEX IF NOT EXISTS calls_response ON calls (response);
 CREATE INDEX IF NOT EXISTS calls_agent ON calls (agent, arm);
+CREATE INDEX IF NOT EXISTS calls_began ON calls (began);
 CREATE TABLE IF NOT EXISTS feedback (call TEXT, reward REAL, comment TEXT, at REAL);
 CREATE INDEX IF NOT EXISTS feedback_call ON feedback (call);
 CREATE TABLE IF NOT EXISTS changes (at REAL, agent TEXT, arms TEXT, why TEXT);
@@ -98,10 +104,13 @@ class SwitchStore:
     Raises `ConfigError` if the folder cannot be written, or if another switch uses it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, days: int | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         check_writable(folder)
         self.path = folder / FILE
+        self.days = days
+        """Calls that began longer ago are deleted, with their feedback; None: none are."""
+        self._deleted_at = float("-inf")
         self._entries: queue.SimpleQueue[_Entry | Callable[[], _Entry] | None] = queue.SimpleQueue()
         self._failures = Repeats()
         self._lock = _lock(folder / "switch.lock")
@@ -140,11 +149,10 @@ class SwitchStore:
         text = None if comment is None else comment.encode("utf-8", "replace").decode()
         self._entries.put(("INSERT INTO feedback VALUES (?, ?, ?, ?)", (call, reward, text, time.time())))
 
-    def change(self, agent: str, arms: Mapping[str, float], why: str) -> None:
-        """Record the shares of ``agent`` from now on."""
-        self._entries.put(
-            ("INSERT INTO changes VALUES (?, ?, ?, ?)", (time.time(), agent, json.dumps(dict(arms)), why))
-        )
+    def change(self, change: ShareChange) -> None:
+        """Record the shares of an agent from now on."""
+        values = (time.time(), change.agent, json.dumps(change.arms), change.why)
+        self._entries.put(("INSERT INTO changes VALUES (?, ?, ?, ?)", values))
 
     def find(self, response: str) -> KnownCall | None:
         """The call with this id, or whose response has it; None if there is none."""
@@ -169,6 +177,7 @@ class SwitchStore:
                 entries.append(self._entries.get())
             ended = None in entries
             rows = [row for entry in entries if entry is not None and (row := self._read(entry)) is not None]
+            self._delete_old()
             try:
                 self._store(rows)
             except Exception:  # noqa: BLE001 - of one row; the others are kept
@@ -184,6 +193,21 @@ class SwitchStore:
         except Exception as error:  # noqa: BLE001 - a response may have any content
             self._lose(error)
             return None
+
+    def _delete_old(self) -> None:
+        """At times, delete the calls that are too old, and say how many."""
+        if self.days is None or time.monotonic() - self._deleted_at < _DELETE_SECONDS:
+            return
+        self._deleted_at, oldest = time.monotonic(), time.time() - self.days * 86_400
+        try:
+            with self._database:
+                feedback, calls = (self._database.execute(text, (oldest,)).rowcount for text in _DELETE)
+        except sqlite3.Error as error:
+            logger.warning("old calls cannot be deleted from %s: %s", self.path, describe(error))
+        else:
+            if calls:
+                text = "the switch deleted the records of %s older than keep_days, %s, with %s"
+                logger.warning(text, plural(calls, "call"), plural(self.days, "day"), plural(feedback, "reward"))
 
     def _store(self, rows: Sequence[_Entry]) -> None:
         with self._database:

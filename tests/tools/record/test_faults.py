@@ -227,6 +227,32 @@ def test_a_child_that_outlives_its_parent_prints_its_own_line(server: RecordingS
     assert not [*temporary.iterdir()]
 
 
+WORKERS = """
+import httpx, multiprocessing, os, sys
+
+def ask(text):
+    httpx.post(sys.argv[1], json={"model": "m", "messages": [{"role": "user", "content": text}]})
+
+with multiprocessing.get_context("fork").Pool(2) as pool:  # which ends its workers by a signal
+    pool.map(ask, ["a", "b", "c"])
+if os.fork() == 0:
+    ask("d")
+    os._exit(0)
+os.wait()
+ask("e")
+os._exit(0)
+"""
+
+
+def test_workers_that_are_ended_lose_no_calls(server: RecordingServer, tmp_path: Path):
+    command = [sys.executable, "-m", "lightning_core.tools.cli.main", "record", "--to", str(tmp_path), "--"]
+    program = [sys.executable, "-W", "ignore", "-c", WORKERS, f"{server.url}/chat/completions"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([*command, *program], env=environment, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines() == [f"lightning-rl record: 5 calls recorded in {tmp_path}, none left out"]
+    assert sum(len(trace.calls) for trace in read(tmp_path)) == 5
+
+
 def test_a_streamed_response_that_is_read_raw_is_counted(server: RecordingServer, tmp_path: Path):
     body = {"model": "m", "messages": user("hi")}
     with record(tmp_path) as recording:

@@ -19,12 +19,14 @@ import urllib3
 from starlette.responses import StreamingResponse
 
 from lightning_core import Trace, record, reward, rollout, trainable
+from lightning_core import trace as tr
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import outside_rollout
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.routing import Routing
 from lightning_core.errors import ConfigError
 from lightning_core.otel import read_traces
+from lightning_core.otel.otlp import spans_from_otlp
 from lightning_core.testing.recording_server import RecordingServer
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.record.counts import (
@@ -199,6 +201,34 @@ def test_a_stream_that_the_app_leaves_is_closed_as_ever_and_recorded_as_unfinish
         assert (asyncio.run(leave()) if is_async else leave_sync()) == "o"
     ((call,),) = [trace.calls for trace in read(tmp_path)]
     assert (call.response, call.error) == (None, "the client closed the stream before its end")
+
+
+def test_a_stream_that_the_server_cuts_or_the_app_never_closes_is_recorded_as_that(
+    server: RecordingServer, tmp_path: Path
+):
+    body = {"model": "m", "messages": user("hi"), "stream": True}
+    event = 'data: {"choices": [{"index": 0, "delta": {"content": "o"}, "finish_reason": null}]}\n\n'
+    kept = []
+    with record(tmp_path) as recording, httpx.Client() as client:
+        server.failure, server.fail_next = StreamingResponse(iter([event]), media_type="text/event-stream"), 1
+        assert b"content" in client.post(f"{server.url}/chat/completions", json=body).content
+        server.failure, server.fail_next = StreamingResponse(slow_events(), media_type="text/event-stream"), 1
+        kept.append(client.send(client.build_request("POST", f"{server.url}/chat/completions", json=body), stream=True))
+        recording.close()
+    calls = [call for trace in read(tmp_path) for call in trace.calls]
+    assert [call.error for call in calls] == [
+        "the stream ended before the response was complete",
+        "it was in progress when the recording ended",
+    ]
+
+
+def test_the_tokens_of_a_response_with_two_choices_are_counted_once(url: str, tmp_path: Path):
+    with record(tmp_path):
+        usage = ask(url, n=2).usage
+    assert [len(trace.calls) for trace in read(tmp_path)] == [2]
+    (line,) = (line for file in tmp_path.iterdir() for line in file.read_text().splitlines())
+    spans = spans_from_otlp(json.loads(line))
+    assert sum(span.attributes.get(tr.OUTPUT_TOKENS, 0) for span in spans) == usage.completion_tokens
 
 
 def test_an_error_of_the_provider_reaches_the_app_and_its_retry_is_another_call(

@@ -2,10 +2,12 @@
 
 import json
 import socket
+import sqlite3
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from lightning_core.tools.switch.plan import read_plan
 from lightning_core.tools.switch.report import arm_rows
 from lightning_core.tools.switch.server import SwitchServer
 from lightning_core.tools.switch.store import FILE
+from tests.tiny_model import make_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +49,7 @@ def models() -> Iterator[dict[str, dict[str, str]]]:
 def serve(folder: Path, plan: dict[str, Any], **options: Any) -> Iterator[SwitchServer]:
     path = folder / "plan.yaml"
     path.write_text(yaml.safe_dump({"folder": str(folder / "switch"), **plan}, sort_keys=False))
-    with open_switch(read_plan(path), **options) as switch:
+    with open_switch(path, **options) as switch:
         yield switch
 
 
@@ -172,6 +175,76 @@ def test_changes_take_effect_at_once_without_losing_a_request_and_survive_a_rest
     with serve(tmp_path, {**plan, "agents": {"writer": "small"}}) as switch:
         assert switch.shares == {"writer": {"small": 1.0}}, "the file has changed"
         assert not switch.notes
+
+
+def own_servers() -> int:
+    return sum(thread.name == "lightning-endpoint" for thread in threading.enumerate())
+
+
+def test_a_plan_is_reloaded_while_the_switch_answers(
+    tmp_path: Path, models: dict[str, Any], capsys: pytest.CaptureFixture[str]
+):
+    own = {"weights": str(make_tiny_model(tmp_path / "model"))}
+    plan = {"models": models, "agents": {"writer": "small", "critic": "small"}, "folder": str(tmp_path / "switch")}
+    with serve(tmp_path, plan) as switch:
+        before, ended = own_servers(), list[int]()
+
+        def reload(changed: dict[str, Any]) -> int:
+            (tmp_path / "plan.yaml").write_text(yaml.safe_dump({**plan, **changed}, sort_keys=False))
+            ended.append(main(["switch", "reload", "--url", switch.url]))
+            return ended[-1]
+
+        assert main(["switch", "promote", "writer", "large", "--url", switch.url]) == 0
+        for wrong, expected in (
+            ({"agents": {"writer": "four"}}, "there is no model 'four'; expected one of small, large"),
+            ({"models": {**models, "own": {"weights": str(tmp_path)}}}, "is neither a run's folder"),
+            ({"folder": str(tmp_path / "other")}, "until the switch is started again"),
+        ):
+            assert reload(wrong) == 2
+            assert expected in " ".join(capsys.readouterr().err.split())
+        with_own = {"models": {**models, "own": own}, "agents": {"writer": "small", "mine": "own", "critic": "large"}}
+        thread = threading.Thread(target=reload, args=(with_own,))
+        thread.start()
+        answers = [answer_of(client(switch, "writer"), "hi")]
+        while thread.is_alive():
+            answers.append(answer_of(client(switch, "writer"), "hi"))
+        assert set(answers) == {"I am large"}, "as promoted before"
+        assert ended[-1] == 0
+        assert "added      own agent      writer: large 1 agent      mine: own 1" in " ".join(
+            capsys.readouterr().out.splitlines()
+        )
+        assert own_servers() == before + 1
+        assert answer_of(client(switch, "critic"), "hi") == "I am large", "its shares in the file have changed"
+
+        stream = ask(client(switch, "mine"), "hi", stream=True, max_tokens=100)
+        first = next(iter(stream))
+        assert reload({}) == 0
+        with pytest.raises(openai.NotFoundError, match="agent 'mine', which is not listed"):
+            ask(client(switch, "mine"), "hi")
+        assert [first, *stream][-1].choices[0].finish_reason, "a request ends with the model it began with"
+        while own_servers() > before:
+            time.sleep(0.05)
+    (row,) = [row for row in arm_rows(tmp_path / "switch", Prices()) if row.arm == "own"]
+    assert (row.calls, row.failed) == (1, 0)
+
+
+def test_old_calls_are_deleted_with_their_feedback(
+    tmp_path: Path, models: dict[str, Any], caplog: pytest.LogCaptureFixture
+):
+    plan = {"models": models, "agents": {"writer": "small"}, "keep_days": 7}
+    with serve(tmp_path, plan) as switch:
+        for _ in range(2):
+            response = ask(client(switch, "writer"), "hi")
+            httpx.post(f"{switch.url}/feedback", json={"response": response.id, "reward": 1}).raise_for_status()
+    with closing(sqlite3.connect(tmp_path / "switch" / FILE)) as database, database:
+        database.execute("UPDATE calls SET began = began - 8 * 86400 WHERE response = ?", (response.id,))
+    with serve(tmp_path, plan) as switch:
+        ask(client(switch, "writer"), "hi")
+    (row,) = arm_rows(tmp_path / "switch", Prices())
+    assert (row.calls, row.rated) == (2, 1)
+    with closing(sqlite3.connect(tmp_path / "switch" / FILE)) as database:
+        assert database.execute("SELECT count(*) FROM feedback").fetchone() == (1,)
+    assert "deleted the records of 1 call older than keep_days, 7 days, with 1 reward" in caplog.text
 
 
 def test_fallback_shadow_and_rules_that_name_agents(tmp_path: Path, models: dict[str, Any]):

@@ -1,0 +1,1 @@
+"""Load on `lightning-rl serve` with recording: `python -m tests.bench.load`."""
