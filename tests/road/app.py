@@ -10,7 +10,6 @@ from openai import OpenAI
 
 from lightning_core import trainable
 
-
 client = OpenAI(base_url=os.environ["PROVIDER_URL"], api_key="mine", max_retries=0)
 
 

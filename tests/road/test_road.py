@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -27,13 +28,18 @@ from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import Routing
 from lightning_core.otel import read_traces
+from lightning_core.tools.cli.main import main
+from lightning_core.tools.improve import stage
 from lightning_core.tools.serving import ServingEndpoint
+from tests import warm
 from tests.tiny_model import make_tiny_model
+from tests.warm import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 APP = Path(__file__).with_name("app.py")
 ROOT = Path(__file__).parents[2]
+CLI = "lightning_core.tools.cli"
 PAGE = ROOT / "docs" / "guides" / "replace-a-paid-model.md"
 SMALL: Mapping[str, Mapping[str, Any]] = {
     "policy": {"max_context": 512, "dtype": "float32"},
@@ -41,8 +47,6 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "trainer": {"steps": 2, "learning_rate": 5e-3, "checkpoint_every": 0},
 }
 """Settings beside those of the page."""
-FRAMEWORKS = ("agents", "autogen_agentchat", "autogen_core", "langchain", "langchain_core", "langgraph")
-"""The app uses none of them: its environment has none. Half of a command's start would be their imports."""
 
 
 def blocks(language: str) -> list[str]:
@@ -69,22 +73,11 @@ def provider() -> Iterator[str]:
 
 
 class Reader:
-    """Follows the page in a folder, as a user does."""
+    """Follows the page in the current folder. Commands, and the stages of `improve`, start in processes that have imported torch."""
 
-    def __init__(self, folder: Path, provider: str) -> None:
-        self.folder = folder
-        self.stand_ins = dict(stand_ins(provider, str(make_tiny_model(folder / "model"))))
+    def __init__(self, provider: str, model: Path) -> None:
+        self.stand_ins = dict(stand_ins(provider, str(model)))
         self.used = set[str]()
-        (folder / "site").mkdir()
-        (folder / "site" / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({FRAMEWORKS}))\n")
-        self.environment = {
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": os.pathsep.join(map(str, (folder / "site", ROOT, ROOT / "integrations"))),
-            "PROVIDER_URL": provider,
-            "OPENAI_API_KEY": "any",
-            "COLUMNS": "200",
-        }
 
     def text(self, text: str) -> str:
         """``text`` of the page as it is used here."""
@@ -94,33 +87,22 @@ class Reader:
                 text = text.replace(old, new)
         return text
 
-    def commands(self) -> list[str]:
-        """The command lines of the page."""
-        return [line.partition(" #")[0].strip() for block in blocks("bash") for line in block.splitlines()]
+    def words(self, command: str) -> list[str]:
+        """The arguments of ``lightning-rl`` in a command line of the page, as a shell passes them on."""
+        command = self.text(command)
+        listed = subprocess.run(["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True, check=True)
+        program, *words = listed.stdout.splitlines()
+        assert program == "lightning-rl"
+        return words
 
-    def run(self, command: str, **environment: str) -> str:
-        done = subprocess.run(
-            ["bash", "-c", self.text(command)],
-            cwd=self.folder,
-            env={**self.environment, **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-        return done.stdout + done.stderr
+    def run(self, command: str) -> str:
+        """What ``command`` prints."""
+        return printed("-m", CLI, *self.words(command))
 
     @contextmanager
     def serving(self, command: str) -> Iterator[str]:
         """The URL of ``lightning-rl serve``."""
-        with subprocess.Popen(
-            ["bash", "-c", f"exec {self.text(command)}"],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process:
-            assert process.stdout is not None
+        with Warm(["-m", CLI, *self.words(command)]) as process:
             lines: list[str] = []
             for line in process.stdout:
                 lines.append(line)
@@ -132,12 +114,31 @@ class Reader:
                 yield found[1]
             finally:
                 process.send_signal(signal.SIGINT)
-                process.communicate(timeout=60)
-            assert process.returncode == 0
+                assert process.wait(60) == 0
 
 
-def test_the_page_leads_from_a_paid_model_to_one_s_own(tmp_path: Path, provider: str) -> None:
-    reader = Reader(tmp_path, provider)
+def printed(*arguments: str) -> str:
+    done = warm.run(arguments)
+    assert done.returncode == 0, f"{arguments}\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def commands() -> list[str]:
+    """The command lines of the page."""
+    return [line.partition(" #")[0].strip() for block in blocks("bash") for line in block.splitlines()]
+
+
+def test_the_page_leads_from_a_paid_model_to_one_s_own(
+    tmp_path: Path, provider: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'integrations'}")
+    monkeypatch.setenv("PROVIDER_URL", provider)
+    monkeypatch.setenv("OPENAI_API_KEY", "any")
+    start = SimpleNamespace(Popen=lambda words: Warm(words[1:], merged=True))
+    monkeypatch.setattr(stage, "subprocess", start)
+    reader = Reader(provider, make_tiny_model(tmp_path / "model"))
     shutil.copy(APP, tmp_path / "app.py")
     (tmp_path / "prices.yaml").write_text("gpt-4o-mini: {input: 10, output: 40}\npolicy: {input: 0.01, output: 0.01}\n")
     for name, numbers in (("train", range(12)), ("eval", range(100, 112))):
@@ -148,7 +149,7 @@ def test_the_page_leads_from_a_paid_model_to_one_s_own(tmp_path: Path, provider:
     for name, settings in SMALL.items():
         sections[name] = {**sections.get(name, {}), **settings}
     (tmp_path / "lightning.yaml").write_text(yaml.safe_dump(sections))
-    record, baseline, improve, compare, serve, show, promote, rollback, learn = reader.commands()
+    record, baseline, improve, compare, serve, show, promote, rollback, learn = commands()
 
     assert "120 calls recorded" in reader.run(record)
     traces = [trace for file in (tmp_path / "traces").iterdir() for trace in read_traces(file)]
@@ -157,7 +158,7 @@ def test_the_page_leads_from_a_paid_model_to_one_s_own(tmp_path: Path, provider:
 
     assert "1.000" in reader.run(baseline)
 
-    reader.run(improve)
+    assert main(reader.words(improve)) == 0
     (road,) = (tmp_path / "runs").glob("improve-*")
     report = (road / "report.md").read_text()
     rewards = {n: float(r) for n, r in re.findall(r"^\| ([^|]+?) \| (\d\.\d+) ", report, re.MULTILINE)}
@@ -171,7 +172,8 @@ def test_the_page_leads_from_a_paid_model_to_one_s_own(tmp_path: Path, provider:
 
     (tmp_path / "switch.yaml").write_text(reader.text(plan))
     with reader.serving(serve) as url:
-        answers = [line.rsplit(maxsplit=1) for line in reader.run("python app.py 24", PROVIDER_URL=url).splitlines()]
+        monkeypatch.setenv("PROVIDER_URL", url)
+        answers = [line.rsplit(maxsplit=1) for line in printed("-m", "app", "24").splitlines()]
         arms = Counter[str]()
         for text, response in answers:
             reward = sum("a" <= c <= "z" for c in text) / 4
@@ -184,7 +186,7 @@ def test_the_page_leads_from_a_paid_model_to_one_s_own(tmp_path: Path, provider:
         assert "writer: reward of gpt - trained:" in shown
         root = url.removesuffix("/v1")
         assert "writer: trained 1 (before" in reader.run(f"{promote} --url {root}")
-        assert len(reader.run("python app.py 2", PROVIDER_URL=url).splitlines()) == 2
+        assert len(printed("-m", "app", "2").splitlines()) == 2
         assert "(before: trained 1)" in reader.run(f"{rollback} --url {root}")
     served = [trace for file in (tmp_path / "served").iterdir() for trace in read_traces(file)]
     rewarded = [trace for trace in served if trace.rewards]

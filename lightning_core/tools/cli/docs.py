@@ -74,8 +74,9 @@ def _find(text: str, pages: Mapping[str, Path]) -> str:
     found = [name] if name in pages else [page for page in pages if page.endswith(f"/{name}")]
     if len(found) == 1:
         return found[0]
-    advice = f" Expected {' or '.join(found)}." if found else f" {did_you_mean(name, pages).capitalize()}".rstrip()
-    raise ConfigError(f"no page is called {text!r}.{advice} List all pages with: lightning-rl docs")
+    near = did_you_mean(name, pages)
+    advice = f"; expected {' or '.join(found)}." if found else f"; {near}" if near else "."
+    raise ConfigError(f"no page is called {text!r}{advice} List all pages with: lightning-rl docs")
 
 
 @dataclass(frozen=True, slots=True)

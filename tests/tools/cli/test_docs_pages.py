@@ -30,8 +30,8 @@ def test_a_page_is_printed_by_each_of_its_names(name: str, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["promts"], "no page is called 'promts'. Did you mean 'prompts'? List all pages with: lightning-rl docs"),
-        (["langgraph"], "Expected integrations/langgraph or tutorials/langgraph."),
+        (["promts"], "no page is called 'promts'; did you mean 'prompts'? List all pages with: lightning-rl docs"),
+        (["langgraph"], "expected integrations/langgraph or tutorials/langgraph."),
         (["zzz"], "no page is called 'zzz'. List all pages"),
         (["--search", "qqxyz"], "no page has 'qqxyz'"),
         (["faq", "--search", "reward"], "--search looks through all pages; remove 'faq', or --search"),
