@@ -1,6 +1,6 @@
 """The road from a paid model to one's own, as docs/guides/replace-a-paid-model.md describes it. The app never changes.
 
-The commands and the YAML are the page's. A stand-in for the provider, a small model and less of everything replace what `STAND_INS` and
+The commands and the YAML are the page's. A stand-in for the provider, a small model and less of everything replace what `stand_ins` and
 `SMALL` name.
 """
 
