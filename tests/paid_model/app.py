@@ -10,13 +10,13 @@ from openai import OpenAI
 
 from lightning_core import trainable
 
+client = OpenAI(base_url=os.environ["PROVIDER_URL"], api_key="mine", max_retries=0)
+
 
 def ask(system: str, text: str) -> tuple[str, str]:
     """The response of the provider's model, and its id."""
-    client = OpenAI(base_url=os.environ["PROVIDER_URL"], api_key="mine", max_retries=0)
     messages: Any = [{"role": "system", "content": system}, {"role": "user", "content": text}]
-    response = client.chat.completions.create(model="large", messages=messages)
-    client.close()
+    response = client.chat.completions.create(model="gpt-4o-mini", messages=messages)
     return response.choices[0].message.content or "", response.id
 
 
@@ -53,15 +53,7 @@ def solve(task: dict[str, Any]) -> float:
     return quality(answer(task["question"])[0])
 
 
-def tasks() -> list[dict[str, Any]]:
-    return [{"id": f"t{i}", "question": f"say {i}"} for i in range(8)]
-
-
-def held_out() -> list[dict[str, Any]]:
-    return [{"id": f"h{i}", "question": f"say {i}"} for i in range(100, 112)]
-
-
 if __name__ == "__main__":
-    for number in range(int(sys.argv[1])):
+    for number in range(int(sys.argv[1]) if sys.argv[1:] else 40):
         text, response = answer(f"say {number}")
         sys.stdout.write(f"{text} {response}\n")

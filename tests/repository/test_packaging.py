@@ -8,11 +8,13 @@ import re
 import subprocess
 import tarfile
 import tomllib
+import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -49,6 +51,22 @@ def test_the_sdist_has_every_file_of_the_repository_that_the_tests_read(sdist: P
         files = {path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file()}
         files = {file for file in files if not any(fnmatch(part, name) for part in file.parts for name in ignored)}
         assert [str(file) for file in sorted(files) if not (sdist / file).is_file()] == []
+
+
+def test_the_wheel_has_the_pages_of_the_documentation_and_nothing_else_of_their_folder(sdist: Path, tmp_path: Path):
+    (wheel,) = WheelBuilder(str(sdist)).build(directory=str(tmp_path), versions=["standard"])
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".md") or "docs/" in name}
+    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert {f"lightning_core/{page}" for page in pages} <= names
+    assert all(name.startswith("lightning_core/") and name.endswith((".md", "/docs.py")) for name in names)
+
+
+def test_an_editable_installation_has_the_pages_of_the_checkout(tmp_path: Path):
+    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["editable"])
+    archive = zipfile.ZipFile(wheel)
+    (pth,) = [name for name in archive.namelist() if name.endswith(".pth")]
+    assert archive.read(pth).decode().splitlines() == [str(ROOT), str(ROOT / "integrations")]
+    assert not [name for name in archive.namelist() if name.startswith("lightning_core/")]
 
 
 def test_the_links_of_the_description_are_absolute(metadata: email.message.Message):

@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 
 from lightning_core.tools.cli import exits
+from lightning_core.tools.cli.docs import page_files
 
 _HOW_TO_INSTALL = """\
 bash: lightning-rl completion bash > ~/.local/share/bash-completion/completions/lightning-rl
@@ -28,8 +29,11 @@ def completion(options: argparse.Namespace, parser: argparse.ArgumentParser) -> 
     import shtab
 
     for action in _actions(parser):
-        # Positional arguments complete to paths, unless they have choices.
-        if not action.option_strings and action.choices is None:
+        if action.option_strings or action.choices is not None:
+            continue
+        if action.dest == "page":
+            action.choices = list(page_files())
+        else:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
     print(shtab.complete(parser, options.shell))
     return exits.OK

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 _STYLES = {"ok": "green", "info": "", "warning": "yellow", "problem": "bold red"}
 
-_PAGE = "https://github.com/lightning-rl/lightning-rl/blob/main/docs/doctor.md"
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to ``parser``."""
@@ -82,7 +80,7 @@ def _report(findings: Iterable[Finding], *, as_json: bool) -> int:
         sections = dict.fromkeys(f.section for f in findings)
         for section in sections:
             show(Text(section, style="bold"), _table([f for f in findings if f.section == section]), "")
-        show(f"{plural(problems, 'problem')}, {plural(warnings, 'warning')}. Each check: {_PAGE}")
+        show(f"{plural(problems, 'problem')}, {plural(warnings, 'warning')}. Each check: lightning-rl docs doctor")
     return exits.ERROR if problems else exits.OK
 
 

@@ -20,6 +20,7 @@ from lightning_core.errors import ConfigError, LightningError
 from lightning_core.rollouts.log_format import DEBUG_VARIABLE, configure_logging
 from lightning_core.tools.cli import completion as cli_completion
 from lightning_core.tools.cli import credit as cli_credit
+from lightning_core.tools.cli import docs as cli_docs
 from lightning_core.tools.cli import doctor as cli_doctor
 from lightning_core.tools.cli import evaluate as cli_evaluate
 from lightning_core.tools.cli import exits
@@ -71,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "credit": cli_credit.credit,
         "view": cli_view.view,
         "runs": cli_runs.runs,
+        "docs": cli_docs.docs,
         "completion": lambda options: cli_completion.completion(options, build_parser()),
     }
     return run_command(commands[options.command], options)
@@ -81,8 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lightning-rl",
         description="Train the model inside an LLM agent by reinforcement learning.",
-        epilog="Messages name pages of the documentation, such as docs/doctor.md. They are at "
-        "https://github.com/lightning-rl/lightning-rl/tree/main/docs",
+        epilog="Messages name pages of the documentation, such as docs/doctor.md: lightning-rl docs docs/doctor.md prints them.",
     )
     parser.set_defaults(folder=None)
     parser.add_argument("--version", action="version", version=metadata.version("lightning-rl"))
@@ -179,6 +180,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     listed = commands.add_parser("runs", help="list the runs in a folder, compare runs, remove runs")
     actions += cli_runs.add_options(listed)
+
+    pages = commands.add_parser("docs", help="list, print and search the pages of the documentation")
+    cli_docs.add_options(pages)
 
     completion = commands.add_parser("completion", help="print the completion script of a shell")
     cli_completion.add_options(completion)

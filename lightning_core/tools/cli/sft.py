@@ -19,7 +19,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "sources",
         metavar="SOURCE",
         nargs="+",
-        help="a run's folder such as runs/latest, a file of traces (.json, .jsonl, .pb), or a folder of such files",
+        help="a run's folder such as runs/latest, or FOLDER:PHASE; a file of traces (.json, .jsonl, .pb), or a folder of such files",
     )
     parser.add_argument("-c", "--config", metavar="CONFIG", help=f"YAML file (default: {DEFAULT_CONFIG})")
     parser.add_argument("--epochs", metavar="N", type=whole(1), default=1, help="passes over the rollouts (default: 1)")
@@ -40,7 +40,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     chosen.add_argument("--best", metavar="K", type=whole(1), help="at most K of each task, with the highest rewards")
     chosen.add_argument(
-        "--phase", choices=PHASES, default="train", help="of a run: rollouts of this phase (default: train)"
+        "--phase",
+        choices=PHASES,
+        default="train",
+        help="of runs without :PHASE: rollouts of this phase (default: train)",
     )
 
 

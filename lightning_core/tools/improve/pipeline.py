@@ -124,16 +124,14 @@ class ImprovementPipeline:
 
     def _warm_start(self) -> None:
         sources = [*self.traces]
-        phase: list[str] = []
         if self.teach and self.provider is not None and (taught := self._teacher()) is not None:
-            sources.append(str(taught.folder))
-            phase = ["--phase", "eval_manual"]
+            sources.append(f"{taught.folder}:eval_manual")
         if not sources:
             self._note(f"{WARM}: left out, there are no traces: pass --traces, or --model and --teach")
             return
         rate = [] if self.config.trainer.learning_rate != "auto" else [f"trainer.learning_rate={_WARM_RATE}"]
         name = "run.name=warm"
-        words = ["sft", *sources, "-c", self.file, *_EPOCHS, *phase, *self._common(), *self.settings, *rate, name]
+        words = ["sft", *sources, "-c", self.file, *_EPOCHS, *self._common(), *self.settings, *rate, name]
         learned = self._run(WARM, words)
         assert learned.folder is not None
         tuned = self._policy_of(learned.folder)

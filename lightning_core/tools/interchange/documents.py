@@ -5,27 +5,48 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
+from zipfile import BadZipFile, ZipFile
 
-from lightning_core.errors import ConfigError, MissingExtra, describe, os_problem
+from lightning_core.errors import ConfigError, describe, os_problem
 from lightning_core.otel import spans_from_protobuf, spans_to_otlp
 from lightning_core.tools.interchange.source_format import Document, Findings
 
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".pb")
-"""File name endings that are read; all but Parquet may be followed by ``.gz``."""
+"""File name endings that are read; each may be followed by ``.gz``, or be in a ``.zip``."""
+_PACKED = (".gz", ".zip")
 _PAGES = ("data", "runs", "traces", "rows", "records")
 """The keys under which pages of APIs have their list."""
+_MOST_LISTS = 100
+"""Most lists in each other that are taken apart."""
 
 
 def read_documents(sources: Iterable[str | Path], found: Findings) -> list[Document]:
     """The JSON objects in all files; those of lists and of pages one by one.
 
-    Lines that are not JSON are counted in ``found``. Raises `ConfigError` for a file that cannot be read, or has no object.
+    Lines that are not JSON and files that cannot be read are counted in ``found``. Raises `ConfigError` if no file can be read.
     """
-    return [document for path in _files(sources) for document in _read(path, found)]
+    documents: list[Document] = []
+    read = 0
+    unread: list[str] = []
+    for path in _files(sources):
+        try:
+            for name, data in _contents(path):
+                documents += _read(name, data, found)
+                read += 1
+        except ConfigError:
+            raise
+        except ValueError as error:
+            unread.append(str(error))
+            found.left_out[f"files: {error}"] += 1
+    if not read:
+        raise ConfigError("; ".join(unread))
+    return documents
 
 
 def _files(sources: Iterable[str | Path]) -> Iterator[Path]:
@@ -36,47 +57,80 @@ def _files(sources: Iterable[str | Path]) -> Iterator[Path]:
         if not path.is_dir():
             yield path
             continue
-        files = sorted(p for p in path.rglob("*") if p.name.removesuffix(".gz").endswith(SUFFIXES) and p.is_file())
+        files = sorted(p for p in path.rglob("*") if p.name.endswith((*SUFFIXES, *_PACKED)) and p.is_file())
         if not files:
-            raise ConfigError(f"the folder {str(path)!r} has no file that ends in {', '.join(SUFFIXES)}")
+            raise ConfigError(f"the folder {str(path)!r} has no file that ends in {', '.join((*SUFFIXES, *_PACKED))}")
         yield from files
 
 
-def _read(path: Path, found: Findings) -> list[Document]:
+def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Name and content of the file, or of each file in it if it is a ZIP archive. Raises ValueError if it cannot be read."""
     try:
-        if path.suffix == ".parquet":
-            return list(_objects(_parquet_rows(path), found))
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
+        data = path.read_bytes()
+        if data.startswith(b"PK\x03\x04"):
+            with ZipFile(BytesIO(data)) as archive:
+                members = [name for name in archive.namelist() if name.removesuffix(".gz").endswith(SUFFIXES)]
+                members = [name for name in members if not name.startswith("__MACOSX/")]
+                if not members:
+                    raise ValueError(f"{str(path)!r} has no file that ends in {', '.join(SUFFIXES)}")
+                for name in members:
+                    yield f"{path}/{name}", _unzipped(archive.read(name))
+        else:
+            yield str(path), _unzipped(data)
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+        BadZipFile,
+        RuntimeError,
+        NotImplementedError,
+    ) as error:  # zipfile's are of all kinds
         problem = os_problem(error) if isinstance(error, OSError) else describe(error)
-        raise ConfigError(f"{str(path)!r} cannot be read: {problem}") from None
+        raise ValueError(f"{str(path)!r} cannot be read: {problem}") from None
+
+
+def _unzipped(data: bytes) -> bytes:
+    """By its content: browsers unpack some downloads, and keep their names."""
+    return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+
+
+def _read(name: str, data: bytes, found: Findings) -> list[Document]:
+    """The JSON objects in a file's content. Raises ValueError if it has none."""
+    if not data:
+        raise ValueError(f"{name!r} is empty")
+    if name.removesuffix(".gz").endswith(".parquet"):
+        return list(_objects(_parquet_rows(name, data), found))
+    encoding = "utf-16" if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig"
     try:
-        if path.name.removesuffix(".gz").endswith(".pb"):
+        if name.removesuffix(".gz").endswith(".pb"):
             refused: list[str] = []
             spans = spans_from_protobuf(data, refused)
             for reason in refused:
                 found.refuse(None, reason)
             return [spans_to_otlp(spans)]
-        text = data.decode("utf-8-sig")
-    except MissingExtra:
-        raise
+        text = data.decode(encoding, "surrogateescape")
     except ValueError as error:
-        raise ConfigError(f"{str(path)!r} cannot be read: {error}") from None
-    documents = list(_objects(_values(text, path, found), found))
+        raise ValueError(f"{name!r} cannot be read: {error}") from None
+    documents = list(_objects(_values(text, name, found), found))
     if not documents:
-        raise ConfigError(f"{str(path)!r} has no JSON object; expected traces as JSON, JSON lines or Parquet")
+        raise ValueError(f"{name!r} has no JSON object; expected traces as JSON, JSON lines or Parquet")
     return documents
 
 
-def _values(text: str, path: Path, found: Findings) -> Iterator[Any]:
+def _values(text: str, path: str, found: Findings) -> Iterator[Any]:
     """JSON values in a row. A line in which no value can be read is counted, and left out."""
     decoder = json.JSONDecoder()
-    position = _next(text, 0)
+    position, name = _next(text, 0), Path(path).name
     while position < len(text):
+        end = position
         try:
             value, end = decoder.raw_decode(text, position)
-        except ValueError:
-            found.left_out[f"lines of {path.name} that are not JSON"] += 1
+            text[position:end].encode()  # bytes of another encoding are halves of surrogate pairs here
+        except UnicodeEncodeError:
+            found.left_out[f"records of {name} that are not UTF-8"] += 1
+        except (ValueError, RecursionError) as error:
+            is_deep = isinstance(error, RecursionError)
+            found.left_out[f"lines of {name} that are {'nested too deeply' if is_deep else 'not JSON'}"] += 1
             end = text.find("\n", position)
             end = len(text) if end < 0 else end
         else:
@@ -90,10 +144,10 @@ def _next(text: str, position: int) -> int:
     return position
 
 
-def _objects(values: Iterable[Any], found: Findings) -> Iterator[Document]:
+def _objects(values: Iterable[Any], found: Findings, depth: int = 0) -> Iterator[Document]:
     for value in values:
-        if isinstance(value, list):
-            yield from _objects(cast("list[Any]", value), found)
+        if isinstance(value, list) and depth < _MOST_LISTS:
+            yield from _objects(cast("list[Any]", value), found, depth + 1)
         elif not isinstance(value, Mapping):
             found.left_out["values that are not JSON objects"] += 1
         else:
@@ -101,19 +155,19 @@ def _objects(values: Iterable[Any], found: Findings) -> Iterator[Document]:
             lists = [items for key in _PAGES if isinstance(items := document.get(key), list)]
             if lists and "id" not in document:
                 for items in lists:
-                    yield from _objects(items, found)
+                    yield from _objects(items, found, depth + 1)
             else:
                 yield document
 
 
-def _parquet_rows(path: Path) -> list[Any]:
+def _parquet_rows(name: str, data: bytes) -> list[Any]:
     try:
         parquet = import_module("pyarrow.parquet")
     except ModuleNotFoundError:
         raise ConfigError(
-            f"reading {str(path)!r} needs pyarrow, which is not installed. Run: pip install pyarrow; or export JSON lines"
+            f"reading {name!r} needs pyarrow, which is not installed. Run: pip install pyarrow; or export JSON lines"
         ) from None
     try:
-        return parquet.read_table(path).to_pylist()
+        return parquet.read_table(BytesIO(data)).to_pylist()
     except Exception as error:  # noqa: BLE001 - pyarrow's errors are of several kinds
-        raise ConfigError(f"{str(path)!r} is not a readable Parquet file: {describe(error)}") from None
+        raise ValueError(f"{name!r} is not a readable Parquet file: {describe(error)}") from None

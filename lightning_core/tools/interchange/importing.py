@@ -110,7 +110,16 @@ def import_traces(sources: Sequence[str | Path], folder: str | Path, options: Im
                 rollout = _rollout(spans, source.name, found, options.agent_key, scores.get(trace_id, ()))
                 trace = spans_to_trace(rollout)
                 line = to_line(spans_to_otlp(rollout))
-            except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RewardError) as error:
+            except (
+                ValueError,
+                TypeError,
+                KeyError,
+                AttributeError,
+                IndexError,
+                OverflowError,
+                RecursionError,
+                RewardError,
+            ) as error:
                 summary.left_out[f"traces that cannot be read: {describe(error):.160}"] += 1
                 continue
             if not trace.calls:

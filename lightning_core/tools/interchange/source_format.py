@@ -57,7 +57,7 @@ class Findings:
         """An error in the body rejects the trace ``trace_id``, or counts a record without a trace."""
         try:
             yield
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
             missing = f"no field {error}" if isinstance(error, KeyError) else describe(error)
             self.refuse(trace_id, missing)
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from lightning_core.errors import ConfigError, plural
 from lightning_core.records.store import Phase
@@ -25,7 +26,7 @@ class Selection:
     best: int | None = None
     """The most rollouts of a task, those with the highest rewards; None: all."""
     phase: Phase = "train"
-    """The phase of a run's rollouts."""
+    """The phase of a run's rollouts, if the source does not name one."""
 
     def refuses(self, reward: float | None, failed: bool) -> str | None:
         """The reason a rollout with this reward is left out, or None."""
@@ -38,13 +39,14 @@ class Selection:
 
 
 def read_examples(sources: Iterable[str | Path], selection: Selection, left_out: Counter[str]) -> list[Trace]:
-    """The chosen rollouts of all ``sources``: runs' folders, files of traces, folders of such files.
+    """The chosen rollouts of all ``sources``: runs' folders, also as ``FOLDER:PHASE``, files of traces, folders of such files.
 
     Adds the others to ``left_out``, by reason. Raises `ConfigError` for a source that cannot be read, and if none is left.
     """
     traces: dict[str, Trace] = {}
     for source in sources:
-        for read in read_recorded(Path(source), selection.phase, selection.refuses, left_out):
+        path, phase = _path_and_phase(source, selection.phase)
+        for read in read_recorded(path, phase, selection.refuses, left_out):
             trace = read.trace
             if trace.rollout in traces:
                 left_out["rollouts that another source has too"] += 1
@@ -56,6 +58,12 @@ def read_examples(sources: Iterable[str | Path], selection: Selection, left_out:
         advice = "Lower --min-reward, or name other sources" if listed else "Name other sources"
         raise ConfigError(f"there is no rollout to learn from: {listed or 'the sources have none'}. {advice}")
     return chosen
+
+
+def _path_and_phase(source: str | Path, default: Phase) -> tuple[Path, Phase]:
+    folder, _, named = str(source).rpartition(":")
+    phase = next((phase for phase in get_args(Phase) if phase == named), None)
+    return (Path(source), default) if phase is None or not folder else (Path(folder), phase)
 
 
 def _best(traces: Sequence[Trace], most: int | None, left_out: Counter[str]) -> list[Trace]:

@@ -20,7 +20,7 @@ from lightning_core.tools.record.responses import UNREADABLE, ReadResponse, find
 from lightning_core.tools.switch.arm import Arm, dialect_of_path
 from lightning_core.tools.switch.store import DISCONNECTED, ArmCall, KnownCall
 
-_MOST_BYTES = 4 << 20
+_MOST_BYTES = 32 << 20
 """Of a response whose token counts are read."""
 _MOST_SEARCHED = 64 << 10
 """Bytes of a stream in which the response's id is searched."""

@@ -254,6 +254,7 @@ BASH = shutil.which("bash")
         ("lightning-rl trace runs --sort ta", ["task_id"]),
         ("lightning-rl completion ", ["bash", "zsh"]),
         ("lightning-rl train runs/fir", ["runs/first"]),
+        ("lightning-rl docs guides/b", ["guides/baseline"]),
     ],
 )
 def test_bash_completes_commands_options_and_paths(

@@ -134,6 +134,36 @@ def test_prompts_are_used_if_an_evaluation_of_their_own_is_better(reward: float,
     ]
 
 
+def test_only_the_teacher_s_run_is_read_as_an_evaluation(tmp_path: Path) -> None:
+    """Those of --traces are read as rollouts of training: their evaluations may be of the held-out tasks."""
+
+    def run(name: str, words: Sequence[str], runs: Path, prices: Prices, *, say: Callable[[str], None]) -> Stage:
+        folder = tmp_path / name.replace(" ", "-")
+        checkpoint = folder / "checkpoints" / "step-000001"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "config.json").write_text("{}")
+        return Stage(name=name, words=words, folder=folder, minutes=0.001, result=None, usd=None)
+
+    road = Road(
+        config=load_config({"policy": {"model": "m"}, "tasks": {"train": "t.jsonl"}}),
+        file="c.yaml",
+        overrides=(),
+        folder=tmp_path,
+        limits=RoadLimits(),
+        prices=Prices(),
+        model="large",
+        teach=4,
+        traces=["runs/earlier"],
+        skip=frozenset({"prompts", "train"}),
+        say=lambda _: None,
+        run=run,
+    )
+    road.walk()
+    (learned,) = [stage.words for stage in road.stages if stage.name == "warm start"]
+    assert list(learned[1:3]) == ["runs/earlier", f"{tmp_path / 'teacher'}:eval_manual"]
+    assert "--phase" not in learned
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

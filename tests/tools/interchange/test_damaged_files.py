@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,70 @@ def test_a_damaged_gzip_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.json.gz").write_bytes(data)
     with pytest.raises(ConfigError, match=r"a\.json\.gz' cannot be read: "):
         import_traces([tmp_path / "a.json.gz"], tmp_path / "out", ImportOptions())
+
+
+TRACES = (SAMPLES / "mlflow_traces.json").read_text(encoding="utf-8")
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+def files(folder: Path, **contents: bytes) -> list[Path]:
+    """A file for each of ``contents``, beside one with two traces."""
+    for name, content in contents.items():
+        (folder / name.replace("_", ".")).write_bytes(content)
+    (folder / "good.json").write_text(TRACES, encoding="utf-8")
+    return [folder]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a_json", '{"name": "café"}'.encode("latin-1"), "records of a.json that are not UTF-8"),
+        ("a_jsonl", b'{"x": "caf\xe9"}\n{"x": "tea"}\n', "records of a.jsonl that are not UTF-8"),
+        ("a_json", DEEP.encode(), "lines of a.json that are nested too deeply"),
+        ("a_json", DEEP[99_500:100_500].encode(), "values that are not JSON objects"),
+        ("a_pb", b"", "a.pb' is empty"),
+        ("a_json_gz", gzip.compress(TRACES.encode())[:40], "a.json.gz' cannot be read"),
+        ("a_zip", b"PK\x03\x04 and no more", "a.zip' cannot be read: BadZipFile"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_and_the_others_are_imported(
+    name: str, content: bytes, reason: str, tmp_path: Path
+) -> None:
+    summary = import_traces(files(tmp_path, **{name: content}), tmp_path / "out", ImportOptions())
+    assert summary.traces == 2
+    assert any(reason in text for text in summary.left_out), summary.left_out
+
+
+def test_a_value_that_is_nested_too_deeply_costs_its_trace(tmp_path: Path) -> None:
+    spans = [json.loads(line) for line in (SAMPLES / "phoenix_frame.jsonl").read_text(encoding="utf-8").splitlines()]
+    text = json.dumps(spans[0]).replace(json.dumps(spans[0]["name"]), DEEP[99_000:101_000], 1)
+    (tmp_path / "a.jsonl").write_text("\n".join([text, *map(json.dumps, spans[1:])]), encoding="utf-8")
+    summary = import_traces([tmp_path / "a.jsonl"], tmp_path / "out", ImportOptions())
+    assert summary.traces
+    assert summary.left_out
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\xff\xfe\x00"], ids=["empty", "archive", "odd UTF-16"])
+def test_a_file_alone_that_cannot_be_read_is_an_error(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"a\.json' (is empty|cannot be read: )"):
+        import_traces([tmp_path / "a.json"], tmp_path / "out", ImportOptions())
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "gz", "zip", "unpacked gz"])
+def test_files_as_editors_and_browsers_write_them_are_read(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{encoding.rpartition(' ')[2]}"
+    if encoding == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("export/traces.json", TRACES)
+            archive.writestr("__MACOSX/export/._traces.json", b"\x00\x05")
+            archive.writestr("README.txt", "no traces")
+    elif encoding == "gz":
+        path.write_bytes(gzip.compress(TRACES.encode()))
+    else:
+        path.write_bytes(TRACES.encode("utf-8" if encoding == "unpacked gz" else encoding))
+    summary = import_traces([path], tmp_path / "out", ImportOptions())
+    assert (summary.traces, dict(summary.left_out)) == (2, {})
 
 
 ALONE = ("langsmith_feedback.jsonl", "phoenix_annotations.json")

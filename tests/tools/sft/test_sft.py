@@ -242,7 +242,8 @@ def test_good_rollouts_of_a_run_are_learned_with_their_own_tokens(
     ("arguments", "text"),
     [
         (["{run}"], "no rollouts of the phase 'train', but 8 of eval_manual: choose one with --phase"),
-        (["{run}", "--phase", "eval_manual", "--min-reward", "2"], "8 rollouts with a reward below 2. Lower --min-reward"),
+        (["{run}:eval_manual", "{run}"], "no rollouts of the phase 'train', but 8 of eval_manual: choose one with --phase"),
+        (["{run}:eval_manual", "--min-reward", "2"], "8 rollouts with a reward below 2. Lower --min-reward"),
         (["{run}", "--phase", "eval_manual", "agents.train=null"], "the rollouts have the agents 'clerk' (16 calls). Set agents.train"),
         (["{run}", "--phase", "eval_manual", "agents.train=[cook]"], "agents.train is ['cook']; the rollouts have the agents"),
         (["{run}", "--phase", "eval_manual", "policy.max_context=16", "rollouts.max_tokens=2"], "more than policy.max_context = 16 tokens"),
@@ -252,7 +253,7 @@ def test_good_rollouts_of_a_run_are_learned_with_their_own_tokens(
         (["nowhere"], "'nowhere' does not exist; expected a run's folder"),
         (["{tmp}"], "is a folder without traces"),
     ],
-    ids=["phase", "reward", "marked", "name", "long", "warm-up", "share", "resume", "missing", "folder"],
+    ids=["phase", "phase of one", "reward", "marked", "name", "long", "warm-up", "share", "resume", "missing", "folder"],
 )  # fmt: skip
 def test_what_cannot_be_learned_is_an_error_before_a_run_exists(
     model: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
