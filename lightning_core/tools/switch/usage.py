@@ -10,8 +10,8 @@ from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.exchange import stream_error
 from lightning_core.errors import fold
 
-MOST_BYTES = 4 << 20
-"""Of a response whose token counts are read."""
+MOST_BYTES = 32 << 20
+"""Of a response that is read and recorded. A stream has some 200 bytes for each token."""
 _LARGEST = 1 << 53
 
 
@@ -50,7 +50,7 @@ def events_of(data: bytes) -> Iterator[Mapping[str, Any]]:
 
 
 def read_usage(dialect: Dialect, data: bytes, *, streamed: bool) -> ReadResponse | None:
-    """The usage in the response ``data``; None if it is not complete, cannot be read or is larger than 4 MiB."""
+    """The usage in the response ``data``; None if it is not complete, cannot be read or is larger than 32 MiB."""
     if len(data) > MOST_BYTES:
         return None
     try:
