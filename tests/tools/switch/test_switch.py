@@ -233,11 +233,11 @@ def test_old_calls_are_deleted_with_their_feedback(
 ):
     plan = {"models": models, "agents": {"writer": "small"}, "keep_days": 7}
     with serve(tmp_path, plan) as switch:
-        for _ in range(2):
-            response = ask(client(switch, "writer"), "hi")
-            httpx.post(f"{switch.url}/feedback", json={"response": response.id, "reward": 1}).raise_for_status()
+        old, new = (ask(client(switch, "writer"), "hi").id for _ in range(2))
+        for response in (old, new):
+            httpx.post(f"{switch.url}/feedback", json={"response": response, "reward": 1}).raise_for_status()
     with closing(sqlite3.connect(tmp_path / "switch" / FILE)) as database, database:
-        database.execute("UPDATE calls SET began = began - 8 * 86400 WHERE response = ?", (response.id,))
+        database.execute("UPDATE calls SET began = began - 8 * 86400 WHERE response = ?", (old,))
     with serve(tmp_path, plan) as switch:
         ask(client(switch, "writer"), "hi")
     (row,) = arm_rows(tmp_path / "switch", Prices())

@@ -17,10 +17,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lightning_core.errors import ConfigError
+from lightning_core.otel import read_traces
 from lightning_core.records.prices import Prices
 from lightning_core.testing.recording_server import serve_app
 from lightning_core.tools.switch.arm import Arm
 from lightning_core.tools.switch.plan import SwitchPlan
+from lightning_core.tools.switch.recorded import SwitchTraces
 from lightning_core.tools.switch.report import arm_rows
 from lightning_core.tools.switch.server import SwitchServer
 
@@ -51,6 +53,8 @@ class Upstream:
             return JSONResponse({"error": "busy"}, status_code=503)
         if model == "hanging":
             await anyio.sleep(600)
+        if model == "long":
+            return StreamingResponse(self.long(), media_type="text/event-stream")
         if model == "erring":
             error = {"error": {"message": "overloaded", "type": "server_error"}}
             return StreamingResponse(iter([f"data: {json.dumps(error)}\n\n"]), media_type="text/event-stream")
@@ -62,6 +66,11 @@ class Upstream:
             ),
             media_type="application/json",
         )
+
+    async def long(self) -> AsyncIterator[str]:
+        for text, finish in (*[("x" * (1 << 20), None)] * 6, ("", "stop")):
+            choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
+            yield f"data: {json.dumps({'id': 'long', 'choices': [choice], 'usage': USAGE if finish else None})}\n\n"
 
     async def breaking(self) -> AsyncIterator[bytes]:
         yield b"{"
@@ -166,6 +175,22 @@ def test_odd_responses_stop_neither_the_answer_nor_the_record(tmp_path: Path, up
         ("failing", "failing"): (1, 1, 0),
         ("failing", "good"): (1, 0, 0),
     }
+
+
+def test_a_long_stream_is_recorded_as_a_whole(tmp_path: Path, upstream: tuple[str, Upstream]):
+    url, _ = upstream
+    traces = SwitchTraces(tmp_path / "traces")
+    plan = SwitchPlan.model_validate({
+        "models": {"long": {"base_url": f"{url}/v1"}}, "default": "long", "folder": str(tmp_path / "switch")
+    })  # fmt: skip
+    with SwitchServer(plan, {"long": arm(url, "long")}, traces=traces) as switch:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        assert len(httpx.post(f"{switch.url}/chat/completions", json=body).content) > 6 << 20
+    assert traces.close() == f"1 call recorded in {tmp_path / 'traces'}, none left out"
+    ((call,),) = (trace.calls for file in (tmp_path / "traces").iterdir() for trace in read_traces(file))
+    assert (len((call.response or {})["content"]), call.error) == (6 << 20, None)
+    (row,) = arm_rows(tmp_path / "switch", Prices())
+    assert (row.failed, row.output_tokens) == (0, 2)
 
 
 def test_shadows_end_with_the_switch_and_never_copy_to_the_answering_model(
