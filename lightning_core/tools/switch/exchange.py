@@ -21,7 +21,7 @@ from lightning_core.tools.switch.arm import Arm, dialect_of_path
 from lightning_core.tools.switch.store import DISCONNECTED, ArmCall, KnownCall
 
 _MOST_BYTES = 32 << 20
-"""Of a response whose token counts are read."""
+"""Of a response that is read and recorded. A stream has some 200 bytes for each token."""
 _MOST_SEARCHED = 64 << 10
 """Bytes of a stream in which the response's id is searched."""
 _LARGEST = 1 << 53

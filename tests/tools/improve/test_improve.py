@@ -144,22 +144,22 @@ def test_only_the_teacher_s_run_is_read_as_an_evaluation(tmp_path: Path) -> None
         (checkpoint / "config.json").write_text("{}")
         return Stage(name=name, words=words, folder=folder, minutes=0.001, result=None, usd=None)
 
-    road = Road(
+    pipeline = ImprovementPipeline(
         config=load_config({"policy": {"model": "m"}, "tasks": {"train": "t.jsonl"}}),
         file="c.yaml",
         overrides=(),
         folder=tmp_path,
-        limits=RoadLimits(),
+        limits=ImprovementLimits(),
         prices=Prices(),
         model="large",
         teach=4,
         traces=["runs/earlier"],
         skip=frozenset({"prompts", "train"}),
         say=lambda _: None,
-        run=run,
+        run_command=run,
     )
-    road.walk()
-    (learned,) = [stage.words for stage in road.stages if stage.name == "warm start"]
+    pipeline.run()
+    (learned,) = [stage.words for stage in pipeline.stages if stage.name == "warm start"]
     assert list(learned[1:3]) == ["runs/earlier", f"{tmp_path / 'teacher'}:eval_manual"]
     assert "--phase" not in learned
 
