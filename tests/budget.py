@@ -30,8 +30,10 @@ LONGEST = (
 """Folders and files that run first: a long file that starts last leaves the other processes idle."""
 
 
-SHOWN = 30
+_SHOWN = 30
 """The number of tests that are listed."""
+_SHOWN_FROM_SECONDS = 60
+"""Of the processor, of all tests: a shorter run has no report."""
 
 
 class Budget:
@@ -58,7 +60,7 @@ class Budget:
     def pytest_sessionfinish(self) -> None:
         if self._output is not None:
             self._output["budget"] = dict(self._spent)
-            self._output["longest"] = sorted(self._tests)[-SHOWN:]
+            self._output["longest"] = sorted(self._tests)[-_SHOWN:]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -68,16 +70,16 @@ class Budget:
         self._tests += getattr(node, "workeroutput", {}).get("longest", [])
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if len(self._tests) < 2:
+        total = [sum(column) for column in zip(*self._spent.values(), strict=True)]
+        if not total or total[0] < _SHOWN_FROM_SECONDS:
             return
         terminalreporter.section("seconds by folder")
         terminalreporter.line(f"{'CPU':>7} {'wall':>7} {'tests':>6}")
-        total = [sum(column) for column in zip(*self._spent.values(), strict=True)]
         rows = sorted(self._spent.items(), key=lambda row: -row[1][0])
         for folder, (cpu, wall, tests) in [*rows, ("all, without starting and collecting", total)]:
             terminalreporter.line(f"{cpu:7.1f} {wall:7.1f} {tests:6}  {folder}")
         terminalreporter.section("seconds of the longest tests")
-        for cpu, wall, name in sorted(self._tests, reverse=True)[:SHOWN]:
+        for cpu, wall, name in sorted(self._tests, reverse=True)[:_SHOWN]:
             terminalreporter.line(f"{cpu:7.1f} {wall:7.1f}  {name}")
 
     def _add(self, folder: str, *spent: float) -> None:

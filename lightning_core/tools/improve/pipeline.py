@@ -15,7 +15,7 @@ from lightning_core.records.checkpoints import best_checkpoint, checkpoints
 from lightning_core.records.intervals import Estimate
 from lightning_core.records.prices import Prices
 from lightning_core.records.usage import format_usd
-from lightning_core.tools.improve.stage import Stage, run_stage
+from lightning_core.tools.improve.stage import Stage, StageFailed, run_stage
 from lightning_core.tools.runs.compare import paired_difference
 
 PROMPTS, WARM, TRAIN = "prompts", "warm start", "train"
@@ -36,6 +36,8 @@ _EPOCHS = ("--epochs", "4", "--batch", "8")
 """Of the warm start; the epoch with the lowest held-out loss is used."""
 _WARM_RATE = "1e-4"
 """Ten times the rate of RL, as measured in docs/sft.md."""
+_REFUSED = 2
+"""The exit code of a command whose configuration or arguments it cannot use."""
 
 
 class RunStage(Protocol):
@@ -115,7 +117,14 @@ class ImprovementPipeline:
             self._note(f"{PROMPTS}: left out, there is time for {plural(budget, 'rollout')} only")
             return
         file = self.folder / "prompts.yaml"
-        self._run(PROMPTS, ["prompts", self.file, "--budget", str(budget), "-o", str(file), *self._common()])
+        try:
+            self._run(PROMPTS, ["prompts", self.file, "--budget", str(budget), "-o", str(file), *self._common()])
+        except StageFailed as error:
+            if error.code != _REFUSED:
+                raise
+            # The search needs more tasks than an evaluation.
+            self._note(f"{PROMPTS}: left out, the command refuses this configuration for the reason above")
+            return
         if file.is_file():
             used = f"prompts={file}"
             self._adopt(self._run(f"{PROMPTS}, evaluated", ["eval", self.file, *self._common(), used]), [used])

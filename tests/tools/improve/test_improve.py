@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from lightning_core.endpoint.server import Routing
 from lightning_core.records.prices import Prices
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.improve.pipeline import ImprovementLimits, ImprovementPipeline
-from lightning_core.tools.improve.stage import Stage
+from lightning_core.tools.improve.stage import Stage, StageFailed
 from lightning_core.tools.serving import ServingEndpoint
 from tests.bandit_runs import settings
 from tests.tiny_model import make_tiny_model
@@ -132,6 +133,28 @@ def test_prompts_are_used_if_an_evaluation_of_their_own_is_better(reward: float,
         ("prompts, evaluated", True),
         ("train", used),
     ]
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_a_search_of_prompts_that_is_refused_is_left_out_and_one_that_fails_ends(code: int, tmp_path: Path) -> None:
+    def run(name: str, words: Sequence[str], runs: Path, prices: Prices, *, say: Callable[[str], None]) -> Stage:
+        if name == "prompts":
+            raise StageFailed("the stage 'prompts' failed", code)
+        return Stage(name=name, words=words, folder=runs / "run", minutes=0.001, result=None, usd=None)
+
+    pipeline = ImprovementPipeline(
+        config=load_config({"policy": {"model": "m"}}),
+        file="c.yaml",
+        overrides=(),
+        folder=tmp_path,
+        limits=ImprovementLimits(),
+        prices=Prices(),
+        say=lambda _: None,
+        run_command=run,
+    )
+    with pytest.raises(StageFailed) if code == 1 else nullcontext():
+        pipeline.run()
+    assert any(note.startswith("prompts: left out") for note in pipeline.notes) == (code == 2)
 
 
 def test_only_the_teacher_s_run_is_read_as_an_evaluation(tmp_path: Path) -> None:
