@@ -29,12 +29,18 @@ APP = Path(__file__).with_name("app.py")
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def provider() -> Iterator[str]:
+@contextmanager
+def paid_model() -> Iterator[str]:
     """The URL of a paid model, which answers as customers want."""
     backend = ScriptedBackend(lambda prompt: "abcd", models=["large"])
     with ServingEndpoint(backend, Chat(backend.tokenizer), routing=Routing()) as endpoint:
         yield endpoint.url
+
+
+@pytest.fixture
+def provider() -> Iterator[str]:
+    with paid_model() as url:
+        yield url
 
 
 class Shell:
@@ -97,15 +103,15 @@ class Shell:
             assert process.returncode == 0
 
 
-def test_from_a_paid_model_to_one_s_own(tmp_path: Path, provider: str) -> None:
-    shell = Shell(tmp_path, provider)
-    (tmp_path / "prices.yaml").write_text("large: {input: 10, output: 40}\npolicy: {input: 0.01, output: 0.01}\n")
+def write_project(folder: Path, provider: str) -> None:
+    """Write ``c.yaml``, which trains the app's writer, and ``prices.yaml``."""
+    (folder / "prices.yaml").write_text("large: {input: 10, output: 40}\npolicy: {input: 0.01, output: 0.01}\n")
     config = {
         "agent": "tests.road.app:solve",
         "tasks": {"train": "tests.road.app:tasks", "eval": "tests.road.app:held_out"},
         "agents": {"train": ["writer"]},
         "policy": {
-            "model": str(make_tiny_model(tmp_path / "model")),
+            "model": str(make_tiny_model(folder / "model")),
             "max_context": 512,
             "dtype": "float32",
             "upstream": {"base_url": provider},
@@ -114,7 +120,27 @@ def test_from_a_paid_model_to_one_s_own(tmp_path: Path, provider: str) -> None:
         "trainer": {"steps": 3, "learning_rate": 5e-3, "checkpoint_every": 0},
         "prices": "prices.yaml",
     }
-    (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+    (folder / "c.yaml").write_text(yaml.safe_dump(config))
+
+
+def write_switch(folder: Path, road: Path, provider: str) -> None:
+    """Write ``switch.yaml``: half of the writer's conversations for the run that `improve` trained in ``road``."""
+    plan = {
+        "models": {
+            "trained": {"run": str(road / "trained")},
+            "large": {"base_url": provider},
+        },
+        "agents": {"writer": {"arms": {"trained": 0.5, "large": 0.5}, "fallback": "large"}},
+        "default": "large",
+        "named": [{"name": "writer", "contains": "You write"}],
+        "folder": "switch",
+    }
+    (folder / "switch.yaml").write_text(yaml.safe_dump(plan))
+
+
+def test_from_a_paid_model_to_one_s_own(tmp_path: Path, provider: str) -> None:
+    shell = Shell(tmp_path, provider)
+    write_project(tmp_path, provider)
 
     recorded = shell.run("record", "--to", "traces", "-c", "c.yaml", "--", sys.executable, str(APP), "40")
     assert "120 calls recorded" in recorded
@@ -136,17 +162,7 @@ def test_from_a_paid_model_to_one_s_own(tmp_path: Path, provider: str) -> None:
     compared = shell.run("runs", "compare", str(provider_run), str(road / "trained"), "--prices", "prices.yaml")
     assert re.search(r"USD of 1,000 rollouts.*\$", compared)
 
-    plan = {
-        "models": {
-            "trained": {"run": str(road / "trained")},
-            "large": {"base_url": provider},
-        },
-        "agents": {"writer": {"arms": {"trained": 0.5, "large": 0.5}, "fallback": "large"}},
-        "default": "large",
-        "named": [{"name": "writer", "contains": "You write"}],
-        "folder": "switch",
-    }
-    (tmp_path / "switch.yaml").write_text(yaml.safe_dump(plan))
+    write_switch(tmp_path, road, provider)
     with shell.serving("switch.yaml", "--record", "served") as url:
         answers = shell.app(24, PROVIDER_URL=url)
         assert len(answers) == 24

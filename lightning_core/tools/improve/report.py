@@ -1,25 +1,54 @@
-"""The report of a road, as Markdown."""
+"""The report of a road: its progress and results, and the same as Markdown."""
 
 from __future__ import annotations
 
 import shlex
+import time
 
-from lightning_core.records.intervals import Estimate
+from lightning_core.records.measured import EvaluationSummary
 from lightning_core.records.usage import format_usd
-from lightning_core.tools.improve.road import UNMEASURED, Road
+from lightning_core.tools.improve.road import UNMEASURED, Road, difference_text
 from lightning_core.tools.improve.stage import Stage
+from lightning_core.tools.runs.improvement import Improvement, StageResult
 
 _NOTHING = "–"
 
 
-def report_text(road: Road) -> str:
-    """What each stage led to, which policy is the best, and what to do with it."""
-    lines = [f"# {road.folder.name}", "", *_result(road), ""]
-    head = ("stage", "held-out reward", "solved", "against the policy", f"against {road.model or 'the provider'}")
+def improvement_of(road: Road, command: str) -> Improvement:
+    """The progress and results of ``road``; ``command``: the command line that began it."""
+    minutes = road.minutes()
+    return Improvement(
+        name=road.folder.name,
+        command=command,
+        model=road.model,
+        started=time.time() - 60 * minutes,
+        minutes=minutes,
+        minutes_limit=road.limits.minutes,
+        usd=road.usd_spent(),
+        usd_limit=road.limits.usd,
+        tokens_limit=road.limits.tokens,
+        stages=[_result_of(road, stage) for stage in road.stages],
+        current=road.current,
+        notes=road.notes,
+        best=None if road.best is None else road.best.name,
+        result=_sentences(road),
+        use=_use(road),
+        finished=road.finished,
+        problem=road.problem,
+    )
+
+
+def report_text(found: Improvement) -> str:
+    """``found`` as Markdown: the result, a row for each stage, the notes and the commands."""
+    word = "Serve" if found.use is not None and found.use.startswith("lightning-rl") else "Use"
+    use = [] if found.use is None else ["", f"{word} it: `{found.use}`"]
+    lines = [f"# {found.name}", "", *found.result, *use, ""]
+    head = ("stage", "held-out reward", "solved", "against the policy", f"against {found.model or 'the provider'}")
     head = (*head, "tokens per rollout", "call p50", "USD of 1,000", "minutes")
-    lines += [_row(head), _row(["---"] * len(head)), *(_row(_cells(road, stage)) for stage in road.stages), ""]
-    if road.notes:
-        lines += [*(f"- {note}" for note in road.notes), ""]
+    lines += [_row(head), _row(["---"] * len(head)), *(_row(_cells(found, stage)) for stage in found.stages), ""]
+    notes = [*found.notes, *([] if found.problem is None else [("ended early", found.problem)])]
+    if notes:
+        lines += [*(f"- {stage}: {text}" for stage, text in notes), ""]
     lines += [
         "Rewards are means over the held-out tasks with their 95% intervals, differences are paired by task. The best stage was chosen "
         "by the same tasks, which favors it slightly.",
@@ -27,56 +56,74 @@ def report_text(road: Road) -> str:
         "## Commands",
         "",
         "```bash",
-        *(stage.command for stage in road.stages),
+        *(stage.command for stage in found.stages),
         "```",
         "",
     ]
     return "\n".join(lines)
 
 
-def _result(road: Road) -> list[str]:
-    best = road.best
+def _result_of(road: Road, stage: Stage) -> StageResult:
+    is_measured, first = stage.name not in UNMEASURED, _first(road)
+    own = road.difference(first, stage) if is_measured and stage not in (first, road.provider) else None
+    other = road.difference(road.provider, stage) if is_measured and stage is not road.provider else None
+    return StageResult(
+        name=stage.name,
+        command=stage.command,
+        run=None if stage.folder is None else stage.folder.name,
+        minutes=stage.minutes,
+        result=stage.result if is_measured else None,
+        over_policy=own,
+        over_provider=other,
+    )
+
+
+def _sentences(road: Road) -> list[str]:
+    best, first = road.best, _first(road)
     if best is None or best.result is None:
         return ["No policy was measured."]
-    over_policy = road.difference(_first(road), best)
-    lines = [f"Best: **{best.name}**, held-out reward {_mean(best)}."]
-    if best is _first(road):
-        lines = [f"No stage is better than the untrained policy, whose held-out reward is {_mean(best)}."]
-    if best is not _first(road) and over_policy is not None:
-        lines.append(f"Gain over the untrained policy: {_difference(over_policy)}.")
+    over_policy = road.difference(first, best)
+    reward = _mean(best.result)
+    lines = [f"Best: {best.name}, held-out reward {reward}."]
+    if best is first:
+        lines = [f"No stage is better than the untrained policy, whose held-out reward is {reward}."]
+    elif over_policy is not None:
+        lines.append(f"Gain over the untrained policy: {difference_text(over_policy)}.")
     over = road.difference(road.provider, best)
     if over is not None:
         word = "better than" if over.low > 0 else "worse than" if over.high < 0 else "not significantly different from"
-        lines.append(f"It is {word} {road.model}: {_difference(over)}.")
+        lines.append(f"It is {word} {road.model}: {difference_text(over)}.")
+    return lines
+
+
+def _use(road: Road) -> str | None:
+    best = road.best
+    if best is None or best.result is None:
+        return None
     trained = best.folder if best.folder is not None and (best.folder / "checkpoints").is_dir() else None
     tuned = next((text.partition("=")[2] for text in road.settings if text.startswith("policy.model=")), None)
     if (served := trained or tuned) is not None:
         prompts = [text for text in road.settings if text.startswith("prompts=") and trained is None]
-        lines += ["", f"Serve it: `{shlex.join(['lightning-rl', 'serve', str(served), *prompts])}`"]
-    elif road.settings:
-        lines += ["", f"Use it: `{shlex.join(road.settings)}`"]
-    return lines
+        return shlex.join(["lightning-rl", "serve", str(served), *prompts])
+    return shlex.join(road.settings) if road.settings else None
 
 
 def _first(road: Road) -> Stage | None:
     return next((stage for stage in road.stages if stage.name == "policy"), None)
 
 
-def _cells(road: Road, stage: Stage) -> list[str]:
-    result = stage.result
-    minutes = f"{stage.minutes:.1f}"
-    if result is None or stage.name in UNMEASURED:
+def _cells(found: Improvement, stage: StageResult) -> list[str]:
+    result, minutes = stage.result, f"{stage.minutes:.1f}"
+    if result is None:
         return [stage.name, *[_NOTHING] * 7, minutes]
-    usage, first = result.usage, _first(road)
+    usage = result.usage
     tokens = usage.per_rollout(usage.all.input_tokens + usage.all.output_tokens)
-    own = None if stage in (first, road.provider) else road.difference(first, stage)
-    other = None if stage is road.provider else road.difference(road.provider, stage)
     return [
-        stage.name if stage is not road.provider else f"{stage.name} ({road.model})",
-        _mean(stage),
+        stage.name if stage is not found.provider else f"{stage.name} ({found.model})",
+        _mean(result),
         f"{result.solved} of {result.tasks}",
-        _NOTHING if own is None else _difference(own),
-        _NOTHING if other is None else _difference(other),
+        _NOTHING if stage.over_policy is None else difference_text(stage.over_policy),
+        _NOTHING if stage.over_provider is None else difference_text(stage.over_provider),
         f"{tokens:,.0f}" if usage.all.calls else _NOTHING,
         f"{usage.all.seconds_p50:.2f} s" if usage.all.calls else _NOTHING,
         _NOTHING if usage.usd_per_1000 is None else format_usd(usage.usd_per_1000),
@@ -84,16 +131,10 @@ def _cells(road: Road, stage: Stage) -> list[str]:
     ]
 
 
-def _mean(stage: Stage) -> str:
-    assert stage.result is not None
-    interval = stage.result.reward_ci95
-    text = f"{stage.result.reward:.3f}"
+def _mean(result: EvaluationSummary) -> str:
+    interval = result.reward_ci95
+    text = f"{result.reward:.3f}"
     return text if interval is None else f"{text} [{interval[0]:.3f}, {interval[1]:.3f}]"
-
-
-def _difference(estimate: Estimate) -> str:
-    text = f"{estimate.mean:+.3f}"
-    return text if estimate.interval is None else f"{text} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
 
 
 def _row(cells: list[str] | tuple[str, ...]) -> str:

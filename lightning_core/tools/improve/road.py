@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +18,8 @@ from lightning_core.records.prices import Prices
 from lightning_core.records.usage import format_usd
 from lightning_core.tools.improve.stage import Stage, run_stage
 from lightning_core.tools.runs.compare import paired_difference
+from lightning_core.tools.runs.improvement import PROMPTS, TRAIN, WARM, CurrentStage, Note
 
-PROMPTS, WARM, TRAIN = "prompts", "warm start", "train"
 STAGES = (PROMPTS, WARM, TRAIN)
 """The stages that can be left out."""
 TEACHER = "teacher"
@@ -76,15 +77,19 @@ class Road:
     """Runs and files of traces for the warm start."""
     skip: frozenset[str] = frozenset()
     stages: list[Stage] = field(default_factory=list[Stage])
-    notes: list[str] = field(default_factory=list[str])
-    """Why stages were left out, and how training ended."""
+    notes: list[Note] = field(default_factory=list[Note])
+    """Why stages were left out, used or not used, and how training ended."""
+    current: CurrentStage | None = None
+    finished: bool = False
+    problem: str | None = None
+    """Why it ended early."""
     provider: Stage | None = None
     best: Stage | None = None
     """The stage with the best policy so far."""
     settings: list[str] = field(default_factory=list[str])
     """The settings of the best policy so far."""
-    on_stage: Callable[[], None] = lambda: None
-    """Called after each stage."""
+    on_change: Callable[[], None] = lambda: None
+    """Called when a stage begins or ends, and after each note."""
     say: Callable[[str], None]
     """Prints a line."""
     run: RunStage = run_stage
@@ -99,20 +104,29 @@ class Road:
         self.best = self._run("policy", ["eval", self.file, *self._common()])
         for name, run in ((PROMPTS, self._find_prompts), (WARM, self._warm_start), (TRAIN, self._train)):
             if name in self.skip:
-                self._note(f"{name}: left out, as requested")
+                self._note(name, "left out, as requested")
             elif (left := self._minutes_left()) is not None and left <= 0:
-                self._note(f"{name}: left out, the {self.limits.minutes:g} minutes are spent")
+                self._note(name, f"left out, the {self.limits.minutes:g} minutes are spent")
             else:
                 run()
+        self.finished = True
 
     def difference(self, first: Stage | None, second: Stage | None) -> Estimate | None:
         """``second - first`` on the held-out tasks, paired; None without two evaluations."""
         return None if first is None or second is None else paired_difference(first.rewards, second.rewards)
 
+    def minutes(self) -> float:
+        """Minutes so far."""
+        return (time.monotonic() - self._began) / 60
+
+    def usd_spent(self) -> float:
+        """The known cost of the evaluations so far."""
+        return sum(stage.usd or 0.0 for stage in self.stages)
+
     def _find_prompts(self) -> None:
         budget = self._prompt_rollouts()
         if budget < _LEAST_PROMPT_ROLLOUTS:
-            self._note(f"{PROMPTS}: left out, there is time for {plural(budget, 'rollout')} only")
+            self._note(PROMPTS, f"left out, there is time for {plural(budget, 'rollout')} only")
             return
         file = self.folder / "prompts.yaml"
         self._run(PROMPTS, ["prompts", self.file, "--budget", str(budget), "-o", str(file), *self._common()])
@@ -120,7 +134,7 @@ class Road:
             used = f"prompts={file}"
             self._adopt(self._run(f"{PROMPTS}, evaluated", ["eval", self.file, *self._common(), used]), [used])
         else:
-            self._note(f"{PROMPTS}: none is better than the agent's own")
+            self._note(PROMPTS, "none is better than the agent's own")
 
     def _warm_start(self) -> None:
         sources = [*self.traces]
@@ -129,7 +143,7 @@ class Road:
             sources.append(str(taught.folder))
             phase = ["--phase", "eval_manual"]
         if not sources:
-            self._note(f"{WARM}: left out, there are no traces: pass --traces, or --model and --teach")
+            self._note(WARM, "left out, there are no traces: pass --traces, or --model and --teach")
             return
         rate = [] if self.config.trainer.learning_rate != "auto" else [f"trainer.learning_rate={_WARM_RATE}"]
         name = "run.name=warm"
@@ -147,12 +161,12 @@ class Road:
         tasks, rate = self.teach, self._usd_per_rollout()
         if self.limits.usd is not None:
             if rate is None:
-                self._note(f"{WARM}: the provider's model was not asked, its cost is not known: pass --prices")
+                self._note(WARM, "the provider's model was not asked, its cost is not known: pass --prices")
                 return None
-            left = self.limits.usd - self._usd_spent()
+            left = self.limits.usd - self.usd_spent()
             tasks = min(tasks, int(left / rate)) if rate > 0 else tasks
             if tasks < 1:
-                self._note(f"{WARM}: the provider's model was not asked, {format_usd(self.limits.usd)} are spent")
+                self._note(WARM, f"the provider's model was not asked, {format_usd(self.limits.usd)} are spent")
                 return None
         train = self.config.tasks.train
         assert train is not None
@@ -166,9 +180,7 @@ class Road:
         """The setting that makes the best checkpoint of the run in ``folder`` the policy; None for an adapter."""
         chosen = (best_checkpoint(folder) or checkpoints(folder)[-1]).resolve()
         if not (chosen / "config.json").is_file():
-            self._note(
-                f"{WARM}: {chosen} is an adapter, which RL cannot start from; merge it with `lightning-rl export`"
-            )
+            self._note(WARM, f"{chosen} is an adapter, which RL cannot start from; merge it with `lightning-rl export`")
             return None
         return f"policy.model={chosen}"
 
@@ -180,7 +192,7 @@ class Road:
             # Training is evaluated before and after each round, which takes as long as it did for the policy.
             minutes -= (_ROUNDS + 1) * next(stage.minutes for stage in self.stages if stage.name == "policy")
             if minutes <= 0:
-                self._note(f"{TRAIN}: left out, the evaluations would take all of the minutes that are left")
+                self._note(TRAIN, "left out, the evaluations would take all of the minutes that are left")
                 return
         rounds = 1 if minutes is None else _ROUNDS
         last, start = self.best, self.best
@@ -196,7 +208,7 @@ class Road:
             ended = self._ended(start, last, trained, is_last=number == rounds)
             last = trained
             if ended is not None:
-                self._note(f"{TRAIN}: {ended}")
+                self._note(trained.name, ended)
                 break
         assert last is not None
         self._adopt(last, [])
@@ -205,31 +217,35 @@ class Road:
         """The reason that training ends after ``trained``, or None."""
         over = self.difference(self.provider, trained)
         if over is not None and over.interval is not None and over.low > 0:
-            return f"ended, the policy is better than {self.model}: {_interval(over)}"
+            return f"ended, the policy is better than {self.model}: {difference_text(over)}"
         if is_last:
             gain = self.difference(start, trained)
             end = "ended after trainer.steps" if self.limits.minutes is None else "ended with the budget"
-            return end if gain is None else f"{end}; gain {_interval(gain)}"
+            return end if gain is None else f"{end}; gain {difference_text(gain)}"
         gain = self.difference(before, trained)
         if gain is not None and gain.mean <= 0:
-            return f"ended, the last round gained nothing: {_interval(gain)}"
+            return f"ended, the last round gained nothing: {difference_text(gain)}"
         return None
 
     def _adopt(self, stage: Stage, settings: Sequence[str]) -> None:
         """Go on with the policy of ``stage`` if its held-out reward is higher than the best so far."""
         gain = self.difference(self.best, stage)
         if gain is not None and gain.mean > 0:
+            self._note(stage.name, f"used, its reward is higher: {difference_text(gain)}")
             self.best = stage
             keys = {text.partition("=")[0] for text in settings}
             self.settings = [*(text for text in self.settings if text.partition("=")[0] not in keys), *settings]
         else:
-            shown = "it has no evaluation" if gain is None else f"its reward is not higher: {_interval(gain)}"
-            self._note(f"{stage.name}: not used, {shown}")
+            shown = "it has no evaluation" if gain is None else f"its reward is not higher: {difference_text(gain)}"
+            self._note(stage.name, f"not used, {shown}")
 
     def _run(self, name: str, words: Sequence[str]) -> Stage:
+        self.current = CurrentStage(name, shlex.join(["lightning-rl", *words]))
+        self.on_change()
         stage = self.run(name, words, self.folder, self.prices, say=self.say)
         self.stages.append(stage)
-        self.on_stage()
+        self.current = None
+        self.on_change()
         return stage
 
     def _common(self) -> list[str]:
@@ -238,13 +254,14 @@ class Road:
     def _prices(self) -> list[str]:
         return [] if self.prices_file is None else ["--prices", self.prices_file]
 
-    def _note(self, text: str) -> None:
-        self.notes.append(text)
-        self.say(f"\n== {text}")
+    def _note(self, stage: str, text: str) -> None:
+        self.notes.append(Note(stage, text))
+        self.say(f"\n== {stage}: {text}")
+        self.on_change()
 
     def _minutes_left(self) -> float | None:
         limit = self.limits.minutes
-        return None if limit is None else limit - (time.monotonic() - self._began) / 60
+        return None if limit is None else limit - self.minutes()
 
     def _prompt_rollouts(self) -> int:
         assert self.best is not None
@@ -253,15 +270,13 @@ class Road:
         per_minute = self.best.result.rollouts / self.best.minutes
         return min(_ROLLOUTS_OF_PROMPTS, int(per_minute * _PROMPT_SHARE * self.limits.minutes))
 
-    def _usd_spent(self) -> float:
-        return sum(stage.usd or 0.0 for stage in self.stages)
-
     def _usd_per_rollout(self) -> float | None:
         assert self.provider is not None
         result = self.provider.result
         return None if result is None or self.provider.usd is None else self.provider.usd / max(1, result.rollouts)
 
 
-def _interval(estimate: Estimate) -> str:
+def difference_text(estimate: Estimate) -> str:
+    """``+0.250 [+0.100, +0.400]``."""
     text = f"{estimate.mean:+.3f}"
     return text if estimate.interval is None else f"{text} [{estimate.low:+.3f}, {estimate.high:+.3f}]"

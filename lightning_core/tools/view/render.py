@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse
 
 from lightning_core.errors import visible
 from lightning_core.observers.progress import format_seconds
+from lightning_core.records.usage import format_usd
 
 NONE = "–"
 _LARGEST = 1e300
@@ -66,6 +67,7 @@ _ENVIRONMENT.filters |= {
     "number": number,
     "seconds": duration,
     "signed": signed,
+    "usd": format_usd,
 }
 
 

@@ -18,6 +18,7 @@ from lightning_core.records.prices import Prices
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.improve.road import Road, RoadLimits
 from lightning_core.tools.improve.stage import Stage
+from lightning_core.tools.runs.improvement import read_improvement
 from lightning_core.tools.serving import ServingEndpoint
 from tests.bandit_runs import settings
 from tests.tiny_model import make_tiny_model
@@ -61,6 +62,20 @@ def test_money_and_time_leave_stages_out(config: Path, tmp_path: Path) -> None:
     assert set(rewards_of(text)) == {"provider (large)", "policy"}
     for stage in ("prompts", "warm start", "train"):
         assert f"- {stage}: left out, the 0.001 minutes are spent" in text
+    (folder,) = (tmp_path / "runs").glob("improve-*")
+    found = read_improvement(folder)
+    assert (
+        found.command
+        == f"lightning-rl improve {config} --model large --prices {prices} --minutes 0.001 --usd 1e-06 --teach 8"
+    )
+    assert found.provider is not None
+    assert found.provider.result is not None
+    assert (found.provider.result.reward, found.state(folder), found.usd > 0) == (1.0, "finished", True)
+    states = [(entry.name, entry.state) for entry in found.path("finished")]
+    assert states[:2] == [("provider", "done"), ("policy", "done")]
+    assert states[2:] == [("prompts", "left out"), ("warm start", "left out"), ("train", "left out")]
+    found.write(folder)
+    assert read_improvement(folder) == found
 
 
 @pytest.mark.parametrize(
@@ -99,7 +114,9 @@ def test_training_goes_on_in_rounds_as_long_as_it_gains(
     trained = [stage for stage in road.stages if stage.name.startswith("train")]
     assert len(trained) == rounds
     assert ["--resume" in stage.words for stage in trained] == [False, True, True][:rounds]
-    assert road.notes[-1].startswith(f"train: {end}")
+    assert road.notes[-2].stage == trained[-1].name
+    assert road.notes[-2].text.startswith(end)
+    assert road.notes[-1].text.startswith("used, its reward is higher")
     assert road.best is trained[-1]
 
 
