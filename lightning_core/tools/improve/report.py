@@ -84,7 +84,7 @@ def _sentences(road: Road) -> list[str]:
         return ["No policy was measured."]
     over_policy = road.difference(first, best)
     reward = _mean(best.result)
-    lines = [f"Best: {best.name}, held-out reward {reward}."]
+    lines = [f"The best stage is {best.name!r}, with a held-out reward of {reward}."]
     if best is first:
         lines = [f"No stage is better than the untrained policy, whose held-out reward is {reward}."]
     elif over_policy is not None:

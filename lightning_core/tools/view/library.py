@@ -46,6 +46,10 @@ class Library:
         """Files of runs that are links out of the folder; their runs are not shown. Such as ``name/store.db``."""
         return sorted(file for folder in run_folders(self.folder) if (file := self._leaving_file(folder)))
 
+    def has_traces(self) -> bool:
+        """Whether the folder has files as ``lightning-rl record`` writes them."""
+        return any(self.folder.glob("*.jsonl"))
+
     def run(self, name: str) -> RunInfo:
         """The run called ``name``. Raises HTTPException 404 unless `runs` has it, so no other folder can be read."""
         # Compared with a list of names, never joined to a path: "..", links and absolute paths are in no list.

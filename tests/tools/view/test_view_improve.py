@@ -46,7 +46,7 @@ def test_stages_are_a_path_with_rewards_on_one_axis(folder: Path) -> None:
         COMMAND,
     ):
         assert text in seen.text, text
-    assert "Left out, there are no traces." in seen.text
+    assert "warm start left out There are no traces." in seen.text
     assert "/runs/eval-1" in seen.links
     assert "/compare?run=baseline-1&run=eval-1" in seen.links
 
@@ -102,3 +102,8 @@ def test_a_damaged_file_is_reported_and_hides_no_run(folder: Path) -> None:
     assert "/runs/eval-1" in listed.links
     assert "improve.json cannot be read" in client.get("/improve/improve-1").text
     assert client.get("/improve/other").status_code == 404
+
+
+def test_a_folder_of_traces_has_the_commands_that_read_it(tmp_path: Path) -> None:
+    (tmp_path / "1.jsonl").touch()
+    assert f"lightning-rl trace {tmp_path}" in Seen(visitor(tmp_path).get("/").text).text

@@ -70,6 +70,7 @@ def show(request: Request) -> Response:
         runs=sort_runs(infos, column, ascending=ascending) if column else infos,
         total=len(runs),
         folder=library.folder,
+        has_traces=not runs and library.has_traces(),
         left_out=library.left_out(),
         improvements=_improvements(library),
         tags=sorted({tag for run in runs for tag in run.tags}),
