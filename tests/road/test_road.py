@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
-def paid_model() -> Iterator[str]:
+def paid_model() -> Generator[str]:
     """The URL of a paid model, which answers as customers want."""
     backend = ScriptedBackend(lambda prompt: "abcd", models=["large"])
     with ServingEndpoint(backend, Chat(backend.tokenizer), routing=Routing()) as endpoint:
@@ -78,7 +78,7 @@ class Shell:
         return [line.rsplit(maxsplit=1) for line in done.stdout.splitlines()]
 
     @contextmanager
-    def serving(self, *words: str) -> Iterator[str]:
+    def serving(self, *words: str) -> Generator[str]:
         """The URL of ``lightning-rl serve``."""
         with subprocess.Popen(
             self.command("serve", *words, "--port", "0"),
@@ -123,11 +123,11 @@ def write_project(folder: Path, provider: str) -> None:
     (folder / "c.yaml").write_text(yaml.safe_dump(config))
 
 
-def write_switch(folder: Path, road: Path, provider: str) -> None:
-    """Write ``switch.yaml``: half of the writer's conversations for the run that `improve` trained in ``road``."""
+def write_switch(folder: Path, run: Path, provider: str) -> None:
+    """Write ``switch.yaml``: half of the writer's conversations for ``run``."""
     plan = {
         "models": {
-            "trained": {"run": str(road / "trained")},
+            "trained": {"run": str(run)},
             "large": {"base_url": provider},
         },
         "agents": {"writer": {"arms": {"trained": 0.5, "large": 0.5}, "fallback": "large"}},
@@ -162,7 +162,7 @@ def test_from_a_paid_model_to_one_s_own(tmp_path: Path, provider: str) -> None:
     compared = shell.run("runs", "compare", str(provider_run), str(road / "trained"), "--prices", "prices.yaml")
     assert re.search(r"USD of 1,000 rollouts.*\$", compared)
 
-    write_switch(tmp_path, road, provider)
+    write_switch(tmp_path, road / "trained", provider)
     with shell.serving("switch.yaml", "--record", "served") as url:
         answers = shell.app(24, PROVIDER_URL=url)
         assert len(answers) == 24
