@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
         found = f"{url}/runs/langgraph/rollouts/{rollout(runs / 'langgraph', 'calls = 2')}"
         take(page, found, "tutorial-langgraph", folder=project, color="logprob", height=1250)
         found = f"{url}/runs/calculator/rollouts/{rollout(runs / 'calculator', 'step = 3')}"
-        take(page, found, "viewer-rollout", folder=project, color="change", height=1400)
+        take(page, found, "viewer-rollout", folder=project, color="advantage", height=1400)
     with browsing(road) as (page, url):
         take(page, f"{url}/improve/{road.name}", "viewer-improve", folder=project)
     for name in ("guides/replace-a-paid-model.md", "switching.md"):
