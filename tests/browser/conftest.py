@@ -83,7 +83,7 @@ class Tab:
 
     def __init__(self, browser: Browser, url: str, screenshots: Path) -> None:
         self._context = browser.new_context(viewport={"width": WIDTHS[0], "height": 900}, color_scheme="light")
-        self._origin, self._screenshots = url.partition("/?")[0], screenshots
+        self._origin, self._screenshots = "/".join(url.split("/")[:3]), screenshots
         self.errors: list[str] = []
         """What the console reported as errors, and exceptions of scripts."""
         self.page = self.new_page()

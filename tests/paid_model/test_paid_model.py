@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,7 +100,7 @@ class Reader:
         return printed("-m", CLI, *self.words(command))
 
     @contextmanager
-    def serving(self, command: str) -> Iterator[str]:
+    def serving(self, command: str) -> Generator[str]:
         """The URL of ``lightning-rl serve``."""
         with Warm(["-m", CLI, *self.words(command)]) as process:
             lines: list[str] = []

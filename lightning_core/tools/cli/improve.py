@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from lightning_core.tools.cli.messages import say
 from lightning_core.tools.cli.numbers import finite, whole
 
 _REPORT = "report.md"
+"""Beside it, `Improvement.write` writes the same as JSON."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -53,10 +55,11 @@ def improve(options: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
     from lightning_core.config import load_config
     from lightning_core.records.atomic import write_atomically
+    from lightning_core.records.lock import running
     from lightning_core.records.prices import read_prices
     from lightning_core.rollouts.interrupts import interruptible
     from lightning_core.tools.improve.pipeline import ImprovementLimits, ImprovementPipeline
-    from lightning_core.tools.improve.report import report_text
+    from lightning_core.tools.improve.report import improvement_of, report_text
     from lightning_core.tools.improve.stage import StageFailed
 
     config = load_config(options.config, options.overrides, needs=("agent", "tasks.train", "tasks.eval"))
@@ -88,23 +91,44 @@ def improve(options: argparse.Namespace) -> int:
         skip=skip,
         say=say,
     )
-    report = folder / _REPORT
-    pipeline.on_stage = lambda: write_atomically(report, report_text(pipeline))
+    report, command = folder / _REPORT, _command(options)
+
+    def write() -> None:
+        found = improvement_of(pipeline, command)
+        found.write(folder)
+        write_atomically(report, report_text(found))
+
+    pipeline.on_change = write
     code = exits.OK
-    try:
-        with interruptible():
-            pipeline.run()
-    except StageFailed as error:
-        say(f"lightning-rl: {error}", error=True)
-        code = error.code
-    finally:
-        if pipeline.stages:
+    say(f"follow it: lightning-rl view {folder}")
+    with running(folder):
+        try:
+            with interruptible():
+                pipeline.run()
+        except StageFailed as error:
+            say(f"lightning-rl: {error}", error=True)
+            pipeline.problem, code = str(error), error.code
+        except KeyboardInterrupt:
+            pipeline.problem = "interrupted"
+            raise
+        finally:
             with suppress(OSError):
-                pipeline.on_stage()
+                write()
             say(f"\nreport: {report}\nruns: lightning-rl view {folder}")
     if not code:
-        say(report_text(pipeline).partition("## Commands")[0].strip())
+        say(report_text(improvement_of(pipeline, command)).partition("## Commands")[0].strip())
     return code
+
+
+def _command(options: argparse.Namespace) -> str:
+    """The command line that gives ``options``."""
+    words = ["lightning-rl", "improve", options.config, *options.overrides]
+    for name in ("model", "prices", "minutes", "usd", "tokens"):
+        if (value := getattr(options, name)) is not None:
+            words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
+    words += [word for source in options.traces for word in ("--traces", source)]
+    words += [word for stage in options.skip for word in ("--skip", stage)]
+    return shlex.join([*words, *(["--teach", str(options.teach)] if options.teach else [])])
 
 
 def _skipped(names: list[str]) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +18,8 @@ from lightning_core.records.prices import Prices
 from lightning_core.records.usage import format_usd
 from lightning_core.tools.improve.stage import Stage, StageFailed, run_stage
 from lightning_core.tools.runs.compare import paired_difference
+from lightning_core.tools.runs.improvement import PROMPTS, TRAIN, WARM, CurrentStage, Note
 
-PROMPTS, WARM, TRAIN = "prompts", "warm start", "train"
 STAGES = (PROMPTS, WARM, TRAIN)
 """The stages that can be left out."""
 TEACHER = "teacher"
@@ -78,15 +79,19 @@ class ImprovementPipeline:
     """Runs and files of traces for the warm start."""
     skip: frozenset[str] = frozenset()
     stages: list[Stage] = field(default_factory=list[Stage])
-    notes: list[str] = field(default_factory=list[str])
-    """Why stages were left out, and how training ended."""
+    notes: list[Note] = field(default_factory=list[Note])
+    """Why stages were left out, used or not used, and how training ended."""
+    current: CurrentStage | None = None
+    finished: bool = False
+    problem: str | None = None
+    """Why it ended early."""
     provider: Stage | None = None
     best: Stage | None = None
     """The stage with the best policy so far."""
     settings: list[str] = field(default_factory=list[str])
     """The settings of the best policy so far."""
-    on_stage: Callable[[], None] = lambda: None
-    """Called after each stage."""
+    on_change: Callable[[], None] = lambda: None
+    """Called when a stage begins or ends, and after each note."""
     say: Callable[[str], None]
     """Prints a line."""
     run_command: RunStage = run_stage
@@ -101,20 +106,29 @@ class ImprovementPipeline:
         self.best = self._run("policy", ["eval", self.file, *self._common()])
         for name, run in ((PROMPTS, self._find_prompts), (WARM, self._warm_start), (TRAIN, self._train)):
             if name in self.skip:
-                self._note(f"{name}: left out, as requested")
+                self._note(name, "left out, as requested")
             elif (left := self._minutes_left()) is not None and left <= 0:
-                self._note(f"{name}: left out, the {self.limits.minutes:g} minutes are spent")
+                self._note(name, f"left out, the {self.limits.minutes:g} minutes are spent")
             else:
                 run()
+        self.finished = True
 
     def difference(self, first: Stage | None, second: Stage | None) -> Estimate | None:
         """``second - first`` on the held-out tasks, paired; None without two evaluations."""
         return None if first is None or second is None else paired_difference(first.rewards, second.rewards)
 
+    def minutes(self) -> float:
+        """Minutes so far."""
+        return (time.monotonic() - self._began) / 60
+
+    def usd_spent(self) -> float:
+        """The known cost of the evaluations so far."""
+        return sum(stage.usd or 0.0 for stage in self.stages)
+
     def _find_prompts(self) -> None:
         budget = self._prompt_rollouts()
         if budget < _LEAST_PROMPT_ROLLOUTS:
-            self._note(f"{PROMPTS}: left out, there is time for {plural(budget, 'rollout')} only")
+            self._note(PROMPTS, f"left out, there is time for {plural(budget, 'rollout')} only")
             return
         file = self.folder / "prompts.yaml"
         try:
@@ -123,20 +137,20 @@ class ImprovementPipeline:
             if error.code != _REFUSED:
                 raise
             # The search needs more tasks than an evaluation.
-            self._note(f"{PROMPTS}: left out, the command refuses this configuration for the reason above")
+            self._note(PROMPTS, "left out, the command refuses this configuration for the reason above")
             return
         if file.is_file():
             used = f"prompts={file}"
             self._adopt(self._run(f"{PROMPTS}, evaluated", ["eval", self.file, *self._common(), used]), [used])
         else:
-            self._note(f"{PROMPTS}: none is better than the agent's own")
+            self._note(PROMPTS, "none is better than the agent's own")
 
     def _warm_start(self) -> None:
         sources = [*self.traces]
         if self.teach and self.provider is not None and (taught := self._teacher()) is not None:
             sources.append(f"{taught.folder}:eval_manual")
         if not sources:
-            self._note(f"{WARM}: left out, there are no traces: pass --traces, or --model and --teach")
+            self._note(WARM, "left out, there are no traces: pass --traces, or --model and --teach")
             return
         rate = [] if self.config.trainer.learning_rate != "auto" else [f"trainer.learning_rate={_WARM_RATE}"]
         name = "run.name=warm"
@@ -154,12 +168,12 @@ class ImprovementPipeline:
         tasks, rate = self.teach, self._usd_per_rollout()
         if self.limits.usd is not None:
             if rate is None:
-                self._note(f"{WARM}: the provider's model was not asked, its cost is not known: pass --prices")
+                self._note(WARM, "the provider's model was not asked, its cost is not known: pass --prices")
                 return None
-            left = self.limits.usd - self._usd_spent()
+            left = self.limits.usd - self.usd_spent()
             tasks = min(tasks, int(left / rate)) if rate > 0 else tasks
             if tasks < 1:
-                self._note(f"{WARM}: the provider's model was not asked, {format_usd(self.limits.usd)} are spent")
+                self._note(WARM, f"the provider's model was not asked, {format_usd(self.limits.usd)} are spent")
                 return None
         train = self.config.tasks.train
         assert train is not None
@@ -173,9 +187,7 @@ class ImprovementPipeline:
         """The setting that makes the best checkpoint of the run in ``folder`` the policy; None for an adapter."""
         chosen = (best_checkpoint(folder) or checkpoints(folder)[-1]).resolve()
         if not (chosen / "config.json").is_file():
-            self._note(
-                f"{WARM}: {chosen} is an adapter, which RL cannot start from; merge it with `lightning-rl export`"
-            )
+            self._note(WARM, f"{chosen} is an adapter, which RL cannot start from; merge it with `lightning-rl export`")
             return None
         return f"policy.model={chosen}"
 
@@ -187,7 +199,7 @@ class ImprovementPipeline:
             # Training is evaluated before and after each round, which takes as long as it did for the policy.
             minutes -= (_ROUNDS + 1) * next(stage.minutes for stage in self.stages if stage.name == "policy")
             if minutes <= 0:
-                self._note(f"{TRAIN}: left out, the evaluations would take all of the minutes that are left")
+                self._note(TRAIN, "left out, the evaluations would take all of the minutes that are left")
                 return
         rounds = 1 if minutes is None else _ROUNDS
         last, start = self.best, self.best
@@ -203,7 +215,7 @@ class ImprovementPipeline:
             ended = self._ended(start, last, trained, is_last=number == rounds)
             last = trained
             if ended is not None:
-                self._note(f"{TRAIN}: {ended}")
+                self._note(trained.name, ended)
                 break
         assert last is not None
         self._adopt(last, [])
@@ -226,17 +238,21 @@ class ImprovementPipeline:
         """Go on with the policy of ``stage`` if its held-out reward is higher than the best so far."""
         gain = self.difference(self.best, stage)
         if gain is not None and gain.mean > 0:
+            self._note(stage.name, f"used, its reward is higher: {gain.text(sign='+')}")
             self.best = stage
             keys = {text.partition("=")[0] for text in settings}
             self.settings = [*(text for text in self.settings if text.partition("=")[0] not in keys), *settings]
         else:
             shown = "it has no evaluation" if gain is None else f"its reward is not higher: {gain.text(sign='+')}"
-            self._note(f"{stage.name}: not used, {shown}")
+            self._note(stage.name, f"not used, {shown}")
 
     def _run(self, name: str, words: Sequence[str]) -> Stage:
+        self.current = CurrentStage(name, shlex.join(["lightning-rl", *words]))
+        self.on_change()
         stage = self.run_command(name, words, self.folder, self.prices, say=self.say)
         self.stages.append(stage)
-        self.on_stage()
+        self.current = None
+        self.on_change()
         return stage
 
     def _common(self) -> list[str]:
@@ -245,13 +261,14 @@ class ImprovementPipeline:
     def _prices(self) -> list[str]:
         return [] if self.prices_file is None else ["--prices", self.prices_file]
 
-    def _note(self, text: str) -> None:
-        self.notes.append(text)
-        self.say(f"\n== {text}")
+    def _note(self, stage: str, text: str) -> None:
+        self.notes.append(Note(stage, text))
+        self.say(f"\n== {stage}: {text}")
+        self.on_change()
 
     def _minutes_left(self) -> float | None:
         limit = self.limits.minutes
-        return None if limit is None else limit - (time.monotonic() - self._began) / 60
+        return None if limit is None else limit - self.minutes()
 
     def _prompt_rollouts(self) -> int:
         assert self.best is not None
@@ -259,9 +276,6 @@ class ImprovementPipeline:
             return _ROLLOUTS_OF_PROMPTS
         per_minute = self.best.result.rollouts / self.best.minutes
         return min(_ROLLOUTS_OF_PROMPTS, int(per_minute * _PROMPT_SHARE * self.limits.minutes))
-
-    def _usd_spent(self) -> float:
-        return sum(stage.usd or 0.0 for stage in self.stages)
 
     def _usd_per_rollout(self) -> float | None:
         assert self.provider is not None

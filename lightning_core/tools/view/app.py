@@ -15,13 +15,15 @@ from starlette.staticfiles import StaticFiles
 from lightning_core.errors import RecordError
 from lightning_core.tools.view.access import Access
 from lightning_core.tools.view.library import Library
-from lightning_core.tools.view.pages import compare, credit, events, rollout, rollouts, run, runs, tasks
+from lightning_core.tools.view.pages import compare, credit, events, improve, rollout, rollouts, run, runs, tasks
 from lightning_core.tools.view.render import page
 
 _ROUTES: list[BaseRoute] = [
     Route("/", runs.show, name="runs"),
     Route("/events", events.of_list, name="events"),
     Route("/compare", compare.show, name="compare"),
+    Route("/improve/{name}", improve.show, name="improve"),
+    Route("/improve/{name}/events", events.of_improvement, name="improve-events"),
     Route("/runs/{name}", run.show, name="run"),
     Route("/runs/{name}/events", events.of_run, name="run-events"),
     Route("/runs/{name}/ledger", run.ledger, name="ledger"),

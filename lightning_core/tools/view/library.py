@@ -12,8 +12,9 @@ from starlette.exceptions import HTTPException
 
 from lightning_core.errors import ConfigError
 from lightning_core.records.lock import is_running
-from lightning_core.records.runs import RunInfo, list_runs, read_run, run_folders
+from lightning_core.records.runs import RunInfo, is_run, list_runs, read_run, run_folders
 from lightning_core.records.store import Store
+from lightning_core.tools.runs.improvement import IMPROVEMENT
 
 _READ = ("config.yaml", "metrics.jsonl", "summary.json")
 """The files that a run's row in the list is read from."""
@@ -45,6 +46,10 @@ class Library:
         """Files of runs that are links out of the folder; their runs are not shown. Such as ``name/store.db``."""
         return sorted(file for folder in run_folders(self.folder) if (file := self._leaving_file(folder)))
 
+    def has_traces(self) -> bool:
+        """Whether the folder has files as ``lightning-rl record`` writes them."""
+        return any(self.folder.glob("*.jsonl"))
+
     def run(self, name: str) -> RunInfo:
         """The run called ``name``. Raises HTTPException 404 unless `runs` has it, so no other folder can be read."""
         # Compared with a list of names, never joined to a path: "..", links and absolute paths are in no list.
@@ -55,6 +60,25 @@ class Library:
                 with suppress(OSError):
                     return self._read(folder)
         raise HTTPException(404, f"There is no run {name!r} in {self.folder}.")
+
+    def improvements(self) -> dict[str, Path]:
+        """The folders of ``lightning-rl improve`` by name, the newest first: the library's own, those in it, or the one of its run."""
+        near = [self._root.parent] if is_run(self._root) else [self._root, *self._root.iterdir()]
+        files = [path / IMPROVEMENT for path in near if not path.is_symlink()]
+        found = [file for file in files if file.is_file() and not file.is_symlink()]
+        return {
+            file.parent.name: file.parent for file in sorted(found, key=lambda file: file.parent.name, reverse=True)
+        }
+
+    @property
+    def is_improvement(self) -> bool:
+        """Whether the library's own folder is one of these."""
+        return self.improvements().get(self._root.name) == self._root
+
+    def improvement_of(self, run: RunInfo) -> str | None:
+        """The name of the folder of ``lightning-rl improve`` that ``run`` is a stage of."""
+        parent = run.folder.resolve().parent
+        return parent.name if self.improvements().get(parent.name) == parent else None
 
     @contextmanager
     def store(self, name: str) -> Generator[Store]:

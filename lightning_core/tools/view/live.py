@@ -97,6 +97,21 @@ class ListFeed:
         return {run.name: self._render(run) for run in reversed(self._library.runs())}
 
 
+class ImprovementFeed:
+    """The events of a ``lightning-rl improve``: ``improve`` (its page's part as HTML) and ``end``."""
+
+    def __init__(self, *, render: Callable[[], tuple[str, bool]]) -> None:
+        """``render``: the HTML, and whether it still changes."""
+        self._render, self._shown = render, ""
+
+    def poll(self) -> list[ServerEvent]:
+        """The events since the last call."""
+        html, changes = self._render()
+        events = [ServerEvent("improve", html)] if html != self._shown else []
+        self._shown = html
+        return events if changes else [*events, ServerEvent(END, "")]
+
+
 def last_step(metrics: Iterable[Mapping[str, Any]], default: int = 0) -> int:
     """The last step of ``metrics``; ``default`` without any."""
     return max((line["step"] for line in metrics), default=default)

@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse
 
 from lightning_core.errors import visible
 from lightning_core.observers.progress import format_seconds
+from lightning_core.records.usage import format_usd
 
 NONE = "–"
 _LARGEST = 1e300
@@ -46,6 +47,11 @@ def duration(value: Any) -> str:
     return format_seconds(value) if _is_finite(value) else NONE
 
 
+def sentence(text: str) -> str:
+    """``text`` with a capital letter and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
 def moment(seconds: float) -> str:
     """``2026-11-23 17:20`` for seconds since the epoch, in local time."""
     return datetime.fromtimestamp(seconds, tz=UTC).astimezone().strftime("%Y-%m-%d %H:%M")
@@ -65,7 +71,9 @@ _ENVIRONMENT.filters |= {
     "moment": moment,
     "number": number,
     "seconds": duration,
+    "sentence": sentence,
     "signed": signed,
+    "usd": format_usd,
 }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
+from urllib.parse import quote
 
 import uvicorn
 
@@ -34,7 +35,9 @@ def open_view(folder: Path, *, port: int = 0, token: str | None = None) -> Gener
         thread = Thread(target=server.run, kwargs={"sockets": [listening]}, name="lightning-view", daemon=True)
         thread.start()
         try:
-            yield f"http://{HOST}:{number}/?{PARAMETER}={token}"
+            name = library.folder.resolve().name
+            path = f"/improve/{quote(name)}" if library.is_improvement else "/"
+            yield f"http://{HOST}:{number}{path}?{PARAMETER}={token}"
         finally:
             app.state.stopping.set()
             server.should_exit = True

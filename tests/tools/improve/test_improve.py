@@ -19,6 +19,7 @@ from lightning_core.records.prices import Prices
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.improve.pipeline import ImprovementLimits, ImprovementPipeline
 from lightning_core.tools.improve.stage import Stage, StageFailed
+from lightning_core.tools.runs.improvement import read_improvement
 from lightning_core.tools.serving import ServingEndpoint
 from tests.bandit_runs import settings
 from tests.tiny_model import make_tiny_model
@@ -62,6 +63,20 @@ def test_money_and_time_leave_stages_out(config: Path, tmp_path: Path) -> None:
     assert set(rewards_of(text)) == {"provider (large)", "policy"}
     for stage in ("prompts", "warm start", "train"):
         assert f"- {stage}: left out, the 0.001 minutes are spent" in text
+    (folder,) = (tmp_path / "runs").glob("improve-*")
+    found = read_improvement(folder)
+    assert (
+        found.command
+        == f"lightning-rl improve {config} --model large --prices {prices} --minutes 0.001 --usd 1e-06 --teach 8"
+    )
+    assert found.provider is not None
+    assert found.provider.result is not None
+    assert (found.provider.result.reward, found.state(folder), found.usd > 0) == (1.0, "finished", True)
+    states = [(entry.name, entry.state) for entry in found.path("finished")]
+    assert states[:2] == [("provider", "done"), ("policy", "done")]
+    assert states[2:] == [("prompts", "left out"), ("warm start", "left out"), ("train", "left out")]
+    found.write(folder)
+    assert read_improvement(folder) == found
 
 
 @pytest.mark.parametrize(
@@ -100,7 +115,9 @@ def test_training_goes_on_in_rounds_as_long_as_it_gains(
     trained = [stage for stage in pipeline.stages if stage.name.startswith("train")]
     assert len(trained) == rounds
     assert ["--resume" in stage.words for stage in trained] == [False, True, True][:rounds]
-    assert pipeline.notes[-1].startswith(f"train: {end}")
+    assert pipeline.notes[-2].stage == trained[-1].name
+    assert pipeline.notes[-2].text.startswith(end)
+    assert pipeline.notes[-1].text.startswith("used, its reward is higher")
     assert pipeline.best is trained[-1]
 
 
@@ -154,7 +171,7 @@ def test_a_search_of_prompts_that_is_refused_is_left_out_and_one_that_fails_ends
     )
     with pytest.raises(StageFailed) if code == 1 else nullcontext():
         pipeline.run()
-    assert any(note.startswith("prompts: left out") for note in pipeline.notes) == (code == 2)
+    assert any(note.stage == "prompts" and note.text.startswith("left out") for note in pipeline.notes) == (code == 2)
 
 
 def test_only_the_teacher_s_run_is_read_as_an_evaluation(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from lightning_core.tools.view.server import open_view
 @contextmanager
 def browsing(folder: Path) -> Generator[httpx.Client]:
     """A client with the token of a viewer of the runs in ``folder``."""
-    with open_view(folder) as url, httpx.Client(base_url=url.partition("/?")[0], follow_redirects=True) as client:
+    with open_view(folder) as url, httpx.Client(base_url="/".join(url.split("/")[:3]), follow_redirects=True) as client:
         client.get(url)
         yield client
 

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from lightning_core.tools.view.library import Library
-from lightning_core.tools.view.live import END, ListFeed, RunFeed, ServerEvent
+from lightning_core.tools.view.live import END, ImprovementFeed, ListFeed, RunFeed, ServerEvent
+from lightning_core.tools.view.pages.improve import improve_html
 from lightning_core.tools.view.render import fragment
 
 _HEADERS = {"Cache-Control": "no-store"}
@@ -42,6 +43,13 @@ async def of_run(request: Request) -> Response:
         )
     )
     return _stream(request, feed.poll)
+
+
+async def of_improvement(request: Request) -> Response:
+    """``/improve/NAME/events``: the stages as they change. Ends when `improve` does."""
+    library: Library = request.app.state.library
+    name: str = request.path_params["name"]
+    return _stream(request, ImprovementFeed(render=lambda: improve_html(library, name)).poll)
 
 
 def _stream(request: Request, poll: Callable[[], Sequence[ServerEvent]]) -> Response:

@@ -50,6 +50,7 @@ def show(request: Request) -> Response:
         commits=_commits(run),
         checkpoints=[path.name for path in checkpoints(run.folder)],
         best=None if best is None else best.name,
+        improvement=library.improvement_of(run),
     )
 
 

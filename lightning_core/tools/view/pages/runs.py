@@ -9,9 +9,11 @@ from typing import Any, get_args
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lightning_core.errors import RecordError
 from lightning_core.records.intervals import Comparison
 from lightning_core.records.runs import RunInfo, State
 from lightning_core.tools.runs.config_rows import matches
+from lightning_core.tools.runs.improvement import read_improvement
 from lightning_core.tools.view.library import Library
 from lightning_core.tools.view.render import page
 
@@ -68,7 +70,9 @@ def show(request: Request) -> Response:
         runs=sort_runs(infos, column, ascending=ascending) if column else infos,
         total=len(runs),
         folder=library.folder,
+        has_traces=not runs and library.has_traces(),
         left_out=library.left_out(),
+        improvements=_improvements(library),
         tags=sorted({tag for run in runs for tag in run.tags}),
         states=STATES,
         columns=COLUMNS,
@@ -77,6 +81,19 @@ def show(request: Request) -> Response:
         query=query,
         sort_url=lambda by: _sort_url(request, by, column, ascending=ascending),
     )
+
+
+def _improvements(library: Library) -> list[tuple[str, str | None, str]]:
+    """The name, state and result of each folder of ``lightning-rl improve``; no state if it cannot be read."""
+    shown: list[tuple[str, str | None, str]] = []
+    for name, folder in library.improvements().items():
+        try:
+            found = read_improvement(folder)
+        except RecordError as error:
+            shown.append((name, None, str(error)))
+        else:
+            shown.append((name, found.state(folder), found.result[0]))
+    return shown
 
 
 def sort_runs(runs: Sequence[RunInfo], column: ListColumn, *, ascending: bool) -> list[RunInfo]:

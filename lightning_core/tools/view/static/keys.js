@@ -4,6 +4,7 @@
 //   data-search          on an input: / focuses it, Escape leaves it
 //   data-prev, data-next on links to the page before and after: p and n
 //   data-key="c"         on a link or button: the key clicks it
+// A button with data-copy copies the <code> beside it.
 (() => {
   const rows = () => [...document.querySelectorAll("[data-rows] > *")].filter((row) => !row.hidden && row.querySelector("a[href]"));
   const link = (row) => row.querySelector("a[href]");
@@ -70,4 +71,9 @@
   });
 
   addEventListener("DOMContentLoaded", () => document.getElementById("show-keys").addEventListener("click", showKeys));
+  addEventListener("click", async ({ target }) => {
+    if (!target.matches?.("[data-copy]")) return;
+    await navigator.clipboard.writeText(target.parentElement.querySelector("code").textContent);
+    target.textContent = "Copied";
+  });
 })();
