@@ -3,13 +3,13 @@
     python -m tests.bench.defaults [--suite first] [--variant "name: key=value key=value" …] [--minutes 3] [--seeds 3]
     python -m tests.bench.defaults --report
 
-A run sets what every user must set: the agents, the model, the seed and the tasks. All else is the default, or a change of a
-``--variant`` (``--change key=value`` is short for a variant with one change). A run ends when its rollouts and updates have used
-``--minutes`` of two cores (3: 360 processor seconds), in this process and in the workers of agents. Loading and evaluations do not
-count. Each run is a process of its own, and adds a line to ``--results``. Runs with a line there are not repeated, so an interrupted
-bench continues. All variants of an agent follow each other, and the seeds are the outer loop. ``--jobs`` runs are made at the same
-time, each with its share of the cores as threads; one thread uses less processor time than two for the same work, so rows of
-different numbers of threads are not compared.
+A run sets what every user must set: the agents, the model, the seed and the tasks. Evaluations are at one temperature for all
+variants. All else is the default, or a change of a ``--variant`` (``--change key=value`` is short for a variant with one change). A
+run ends when its rollouts and updates have used ``--minutes`` of two cores (3: 360 processor seconds), in this process and in the
+workers of agents. Loading and evaluations do not count. Each run is a process of its own, and adds a line to ``--results``. Runs with
+a line there are not repeated, so an interrupted bench continues. All variants of an agent follow each other, and the seeds are the
+outer loop. ``--jobs`` runs are made at the same time, each with its share of the cores as threads; one thread uses less processor time
+than two for the same work, so rows of different numbers of threads are not compared.
 
 The first suite is for choosing defaults. The second is for one comparison at the end. ``--list`` prints what is left, ``--starts``
 the rewards of the untrained model.

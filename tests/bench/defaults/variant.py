@@ -21,6 +21,9 @@ MODEL = "smollm2-135m-instruct"
 _WEIGHTS = 134_515_008
 CORES = 2
 """A minute of the budget is a minute of that many cores."""
+EVALUATED_AT = 0.7
+"""The temperature of all evaluations. At a lower temperature the untrained model earns more too: a variant that samples at another one
+would else be compared by its sampling."""
 MOST_STEPS = 10_000
 """More steps than any budget holds: a run ends when its time is spent."""
 
@@ -48,12 +51,12 @@ def parse_variant(text: str) -> Variant:
 
 
 def configure(agent: Agent, changes: Sequence[str], *, seed: int, steps: int, folder: str) -> Config:
-    """The configuration of a run: what every user must set, and ``changes``."""
+    """The configuration of a run: what every user must set, the evaluations, and ``changes``."""
     given: dict[str, Any] = {
         "agents": {"train": list(agent.train), "frozen": dict.fromkeys(agent.frozen, "base")},
         "policy": {"model": MODEL},
         "trainer": {"steps": steps},
-        "eval": {"tasks": HELD_OUT, "solved": agent.solved},
+        "eval": {"tasks": HELD_OUT, "solved": agent.solved, "temperature": EVALUATED_AT},
         "run": {"dir": folder, "seed": seed},
     }
     return load_config(given, list(changes))
