@@ -93,7 +93,7 @@ def improve(folder: Path) -> tuple[Path, dict[str, str]]:
                 "improve",
                 "c.yaml",
                 "--model",
-                "large",
+                "gpt-4o-mini",
                 "--traces",
                 "traces",
                 "trainer.steps=12",

@@ -2,7 +2,7 @@
 
 An agent entry is ``solve(task)``, sync or async. An executor runs it (see `executors`); the runner's own loop runs no code of agents.
 Each attempt, and each call of the reward function, gets its own copy of the task. The reward is the returned number, the sum of calls of
-`capture.reward`, or the result of the reward function. The status is in `outcome`: an attempt that another one may mend is retried up
+`capture.reward`, or the result of the reward function. The status is in `outcome`: an attempt that may succeed if repeated is retried up
 to ``retries`` times, then left out of baseline and loss; more than ``max_invalid`` rollouts without a valid reward stop the run.
 """
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 @contextmanager
 def paid_model() -> Generator[str]:
     """The URL of a paid model, which answers as customers want."""
-    backend = ScriptedBackend(lambda prompt: "abcd", models=["large"])
+    backend = ScriptedBackend(lambda prompt: "abcd", models=["gpt-4o-mini"])
     with ServingEndpoint(backend, Chat(backend.tokenizer), routing=Routing()) as endpoint:
         yield endpoint.url
 
@@ -93,7 +93,7 @@ class Shell:
 
 def write_project(folder: Path, provider: str) -> None:
     """Write ``c.yaml``, which trains the app's writer, and ``prices.yaml``."""
-    (folder / "prices.yaml").write_text("large: {input: 10, output: 40}\npolicy: {input: 0.01, output: 0.01}\n")
+    (folder / "prices.yaml").write_text("gpt-4o-mini: {input: 10, output: 40}\npolicy: {input: 0.01, output: 0.01}\n")
     config = {
         "agent": "tests.paid_model.app:solve",
         "tasks": {"train": "tests.paid_model.app:tasks", "eval": "tests.paid_model.app:held_out"},
@@ -116,10 +116,10 @@ def write_switch(folder: Path, run: Path, provider: str) -> None:
     plan = {
         "models": {
             "trained": {"run": str(run)},
-            "large": {"base_url": provider},
+            "gpt": {"base_url": provider, "model": "gpt-4o-mini"},
         },
-        "agents": {"writer": {"arms": {"trained": 0.5, "large": 0.5}, "fallback": "large"}},
-        "default": "large",
+        "agents": {"writer": {"arms": {"trained": 0.5, "gpt": 0.5}, "fallback": "gpt"}},
+        "default": "gpt",
         "named": [{"name": "writer", "contains": "You write"}],
         "folder": "switch",
     }

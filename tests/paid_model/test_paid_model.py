@@ -24,21 +24,16 @@ import httpx
 import pytest
 import yaml
 
-from lightning_core.backends.scripted import ScriptedBackend
-from lightning_core.chat.chat import Chat
-from lightning_core.endpoint.server import Routing
 from lightning_core.otel import read_traces
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.improve import stage
-from lightning_core.tools.serving import ServingEndpoint
 from tests import warm
+from tests.paid_model.project import APP, ROOT, paid_model
 from tests.tiny_model import make_tiny_model
 from tests.warm import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-APP = Path(__file__).with_name("app.py")
-ROOT = Path(__file__).parents[2]
 CLI = "lightning_core.tools.cli"
 PAGE = ROOT / "docs" / "guides" / "replace-a-paid-model.md"
 SMALL: Mapping[str, Mapping[str, Any]] = {
@@ -66,10 +61,8 @@ def stand_ins(provider: str, model: str) -> Mapping[str, str]:
 
 @pytest.fixture
 def provider() -> Iterator[str]:
-    """The URL of a paid model, which answers as customers want."""
-    backend = ScriptedBackend(lambda prompt: "abcd", models=["gpt-4o-mini"])
-    with ServingEndpoint(backend, Chat(backend.tokenizer), routing=Routing()) as endpoint:
-        yield endpoint.url
+    with paid_model() as url:
+        yield url
 
 
 class Reader:

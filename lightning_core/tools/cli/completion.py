@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
+from lightning_core.errors import ConfigError
 from lightning_core.tools.cli import exits
 from lightning_core.tools.cli.docs import page_files
 
@@ -32,7 +34,8 @@ def completion(options: argparse.Namespace, parser: argparse.ArgumentParser) -> 
         if action.option_strings or action.choices is not None:
             continue
         if action.dest == "page":
-            action.choices = list(page_files())
+            with suppress(ConfigError):  # an installation without pages
+                action.choices = list(page_files())
         else:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
     print(shtab.complete(parser, options.shell))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
-from contextlib import suppress
 from pathlib import Path
 
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, os_problem
 from lightning_core.tools.cli import exits
 from lightning_core.tools.cli.messages import say
 from lightning_core.tools.cli.numbers import finite, whole
@@ -61,12 +60,13 @@ def improve(options: argparse.Namespace) -> int:
     from lightning_core.tools.improve.pipeline import ImprovementLimits, ImprovementPipeline
     from lightning_core.tools.improve.report import improvement_of, report_text
     from lightning_core.tools.improve.stage import StageFailed
+    from lightning_core.tools.runs.sources import path_and_phase
 
     config = load_config(options.config, options.overrides, needs=("agent", "tasks.train", "tasks.eval"))
     skip = _skipped(options.skip)
     if options.teach and options.model is None:
         raise ConfigError("--teach requires --model, the model that solves the tasks")
-    if missing := [source for source in options.traces if not Path(source).exists()]:
+    if missing := [source for source in options.traces if not path_and_phase(source)[0].exists()]:
         raise ConfigError(f"--traces {missing[0]!r} does not exist; expected a run's folder, or traces")
     for name in ("minutes", "usd"):
         if (value := getattr(options, name)) is not None and value <= 0:
@@ -95,8 +95,11 @@ def improve(options: argparse.Namespace) -> int:
 
     def write() -> None:
         found = improvement_of(pipeline, command)
-        found.write(folder)
-        write_atomically(report, report_text(found))
+        try:
+            found.write(folder)
+            write_atomically(report, report_text(found))
+        except OSError as error:  # such as a full disk: the stages go on
+            say(f"lightning-rl: the report {str(report)!r} cannot be written: {os_problem(error)}", error=True)
 
     pipeline.on_change = write
     code = exits.OK
@@ -112,8 +115,7 @@ def improve(options: argparse.Namespace) -> int:
             pipeline.problem = "interrupted"
             raise
         finally:
-            with suppress(OSError):
-                write()
+            write()
             say(f"\nreport: {report}\nruns: lightning-rl view {folder}")
     if not code:
         say(report_text(improvement_of(pipeline, command)).partition("## Commands")[0].strip())

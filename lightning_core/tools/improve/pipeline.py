@@ -137,6 +137,7 @@ class ImprovementPipeline:
             if error.code != _REFUSED:
                 raise
             # The search needs more tasks than an evaluation.
+            self.current = None
             self._note(PROMPTS, "left out, the command refuses this configuration for the reason above")
             return
         if file.is_file():
@@ -168,12 +169,15 @@ class ImprovementPipeline:
         tasks, rate = self.teach, self._usd_per_rollout()
         if self.limits.usd is not None:
             if rate is None:
-                self._note(WARM, "the provider's model was not asked, its cost is not known: pass --prices")
+                self._note(
+                    WARM,
+                    "without the provider's model, because the cost of the provider's model is not known; pass --prices",
+                )
                 return None
             left = self.limits.usd - self.usd_spent()
             tasks = min(tasks, int(left / rate)) if rate > 0 else tasks
             if tasks < 1:
-                self._note(WARM, f"the provider's model was not asked, {format_usd(self.limits.usd)} are spent")
+                self._note(WARM, f"without the provider's model, because {format_usd(self.limits.usd)} are spent")
                 return None
         train = self.config.tasks.train
         assert train is not None
@@ -195,7 +199,9 @@ class ImprovementPipeline:
         minutes = self._minutes_left()
         every: list[str] = []
         if minutes is not None:
-            every = ["eval.every=0", "eval.early_stop=null"]
+            # Of each round one checkpoint, until the end: the best round may be any.
+            kept = ["trainer.checkpoint_every=0", f"trainer.keep_checkpoints={_ROUNDS}"]
+            every = ["eval.every=0", "eval.early_stop=null", *kept]
             # Training is evaluated before and after each round, which takes as long as it did for the policy.
             minutes -= (_ROUNDS + 1) * next(stage.minutes for stage in self.stages if stage.name == "policy")
             if minutes <= 0:
@@ -203,6 +209,7 @@ class ImprovementPipeline:
                 return
         rounds = 1 if minutes is None else _ROUNDS
         last, start = self.best, self.best
+        best: Stage | None = None
         for number in range(1, rounds + 1):
             words = ["train", self.file, *self._common(), *self.settings, *every, "run.name=trained"]
             if minutes is not None:
@@ -214,11 +221,13 @@ class ImprovementPipeline:
             )
             ended = self._ended(start, last, trained, is_last=number == rounds)
             last = trained
+            if best is None or ((gain := self.difference(best, trained)) is not None and gain.mean >= 0):
+                best = trained
             if ended is not None:
                 self._note(trained.name, ended)
                 break
-        assert last is not None
-        self._adopt(last, [])
+        assert best is not None
+        self._adopt(best, [])
 
     def _ended(self, start: Stage | None, before: Stage | None, trained: Stage, *, is_last: bool) -> str | None:
         """The reason that training ends after ``trained``, or None."""

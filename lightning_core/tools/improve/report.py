@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 import time
 
-from lightning_core.records.measured import EvaluationSummary
+from lightning_core.records.checkpoints import checkpoints
+from lightning_core.records.intervals import format_mean
 from lightning_core.records.usage import format_usd
 from lightning_core.tools.improve.pipeline import UNMEASURED, ImprovementPipeline
 from lightning_core.tools.improve.stage import Stage
@@ -83,9 +84,11 @@ def _sentences(pipeline: ImprovementPipeline) -> list[str]:
     if best is None or best.result is None:
         return ["No policy was measured."]
     over_policy = pipeline.difference(first, best)
-    reward = _mean(best.result)
+    reward = format_mean(best.result.reward, best.result.reward_ci95)
     lines = [f"The best stage is {best.name!r}, with a held-out reward of {reward}."]
-    if best is first:
+    if best is first and not pipeline.finished and pipeline.stages[-1] is first:
+        lines = [f"The untrained policy has a held-out reward of {reward}."]
+    elif best is first:
         lines = [f"No stage is better than the untrained policy, whose held-out reward is {reward}."]
     elif over_policy is not None:
         lines.append(f"Gain over the untrained policy: {over_policy.text(sign='+')}.")
@@ -100,11 +103,14 @@ def _use(pipeline: ImprovementPipeline) -> str | None:
     best = pipeline.best
     if best is None or best.result is None:
         return None
-    trained = best.folder if best.folder is not None and (best.folder / "checkpoints").is_dir() else None
+    if best.folder is not None and best.checkpoint is not None:
+        is_newest = best.checkpoint == checkpoints(best.folder)[-1].name
+        chosen = [] if is_newest else ["--checkpoint", best.checkpoint]
+        return shlex.join(["lightning-rl", "serve", str(best.folder), *chosen])
     tuned = next((text.partition("=")[2] for text in pipeline.settings if text.startswith("policy.model=")), None)
-    if (served := trained or tuned) is not None:
-        prompts = [text for text in pipeline.settings if text.startswith("prompts=") and trained is None]
-        return shlex.join(["lightning-rl", "serve", str(served), *prompts])
+    if tuned is not None:
+        prompts = [text for text in pipeline.settings if text.startswith("prompts=")]
+        return shlex.join(["lightning-rl", "serve", tuned, *prompts])
     return shlex.join(pipeline.settings) if pipeline.settings else None
 
 
@@ -120,7 +126,7 @@ def _cells(found: Improvement, stage: StageResult) -> list[str]:
     tokens = usage.per_rollout(usage.all.input_tokens + usage.all.output_tokens)
     return [
         stage.name if stage is not found.provider else f"{stage.name} ({found.model})",
-        _mean(result),
+        format_mean(result.reward, result.reward_ci95),
         f"{result.solved} of {result.tasks}",
         _NOTHING if stage.over_policy is None else stage.over_policy.text(sign="+"),
         _NOTHING if stage.over_provider is None else stage.over_provider.text(sign="+"),
@@ -129,12 +135,6 @@ def _cells(found: Improvement, stage: StageResult) -> list[str]:
         _NOTHING if usage.usd_per_1000 is None else format_usd(usage.usd_per_1000),
         minutes,
     ]
-
-
-def _mean(result: EvaluationSummary) -> str:
-    interval = result.reward_ci95
-    text = f"{result.reward:.3f}"
-    return text if interval is None else f"{text} [{interval[0]:.3f}, {interval[1]:.3f}]"
 
 
 def _row(cells: list[str] | tuple[str, ...]) -> str:

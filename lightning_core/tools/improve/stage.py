@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lightning_core.errors import LightningError
+from lightning_core.records.checkpoints import checkpoints
 from lightning_core.records.measured import EvaluationSummary
 from lightning_core.records.prices import Prices
 from lightning_core.records.runs import is_run, read_run, run_folders
@@ -35,6 +36,8 @@ class Stage:
     """The command's arguments."""
     folder: Path | None
     """The run that it recorded; None if it recorded none."""
+    checkpoint: str | None = None
+    """The name of its newest checkpoint, which a later round follows."""
     minutes: float
     result: EvaluationSummary | None
     """The last evaluation on held-out tasks; None without one."""
@@ -90,6 +93,7 @@ def read_stage(name: str, words: Sequence[str], folder: Path | None, prices: Pri
         name=name,
         words=words,
         folder=folder,
+        checkpoint=saved[-1].name if (saved := checkpoints(folder)) else None,
         minutes=minutes,
         result=measure_held_out(run, prices),
         usd=None if evaluation is None else evaluation.usd_spent,

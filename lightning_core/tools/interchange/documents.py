@@ -6,7 +6,8 @@ import gzip
 import json
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -20,6 +21,10 @@ from lightning_core.tools.interchange.source_format import Document, Findings
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".pb")
 """File name endings that are read; each may be followed by ``.gz``, or be in a ``.zip``."""
 _PACKED = (".gz", ".zip")
+_ZIP = b"PK\x03\x04"
+"""The first bytes of an archive."""
+_UNREADABLE = (OSError, EOFError, zlib.error, BadZipFile, RuntimeError, NotImplementedError)
+"""What reading a file raises: zipfile's errors are of all kinds."""
 _PAGES = ("data", "runs", "traces", "rows", "records")
 """The keys under which pages of APIs have their list."""
 _MOST_LISTS = 100
@@ -34,16 +39,21 @@ def read_documents(sources: Iterable[str | Path], found: Findings) -> list[Docum
     documents: list[Document] = []
     read = 0
     unread: list[str] = []
+
+    def refuse(error: ValueError) -> None:
+        unread.append(str(error))
+        found.left_out[f"files: {error}"] += 1
+
     for path in _files(sources):
         try:
-            for name, data in _contents(path):
-                documents += _read(name, data, found)
-                read += 1
-        except ConfigError:
-            raise
+            for name, content in _contents(path):
+                try:
+                    documents += _read(name, content, found)
+                    read += 1
+                except ValueError as error:
+                    refuse(error)
         except ValueError as error:
-            unread.append(str(error))
-            found.left_out[f"files: {error}"] += 1
+            refuse(error)
     if not read:
         raise ConfigError("; ".join(unread))
     return documents
@@ -63,30 +73,30 @@ def _files(sources: Iterable[str | Path]) -> Iterator[Path]:
         yield from files
 
 
-def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Name and content of the file, or of each file in it if it is a ZIP archive. Raises ValueError if it cannot be read."""
+def _contents(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Name and reader of the file, or of each file in it if it is a ZIP archive. Raises ValueError if that cannot be opened."""
     try:
-        data = path.read_bytes()
-        if data.startswith(b"PK\x03\x04"):
-            with ZipFile(BytesIO(data)) as archive:
-                members = [name for name in archive.namelist() if name.removesuffix(".gz").endswith(SUFFIXES)]
-                members = [name for name in members if not name.startswith("__MACOSX/")]
-                if not members:
-                    raise ValueError(f"{str(path)!r} has no file that ends in {', '.join(SUFFIXES)}")
-                for name in members:
-                    yield f"{path}/{name}", _unzipped(archive.read(name))
-        else:
-            yield str(path), _unzipped(data)
-    except (
-        OSError,
-        EOFError,
-        zlib.error,
-        BadZipFile,
-        RuntimeError,
-        NotImplementedError,
-    ) as error:  # zipfile's are of all kinds
-        problem = os_problem(error) if isinstance(error, OSError) else describe(error)
-        raise ValueError(f"{str(path)!r} cannot be read: {problem}") from None
+        with path.open("rb") as file:
+            is_archive = file.read(len(_ZIP)) == _ZIP
+        if not is_archive:
+            yield str(path), path.read_bytes
+            return
+        archive = ZipFile(path)
+    except _UNREADABLE as error:
+        raise _unreadable(str(path), error) from None
+    with archive:
+        members = [name for name in archive.namelist() if name.removesuffix(".gz").endswith(SUFFIXES)]
+        members = [name for name in members if not name.startswith("__MACOSX/")]
+        if not members:
+            raise ValueError(f"{str(path)!r} has no file that ends in {', '.join(SUFFIXES)}")
+        for name in members:
+            yield f"{path}/{name}", partial(archive.read, name)
+
+
+def _unreadable(name: str, error: BaseException) -> ValueError:
+    return ValueError(
+        f"{name!r} cannot be read: {os_problem(error) if isinstance(error, OSError) else describe(error)}"
+    )
 
 
 def _unzipped(data: bytes) -> bytes:
@@ -94,8 +104,12 @@ def _unzipped(data: bytes) -> bytes:
     return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
 
 
-def _read(name: str, data: bytes, found: Findings) -> list[Document]:
+def _read(name: str, content: Callable[[], bytes], found: Findings) -> list[Document]:
     """The JSON objects in a file's content. Raises ValueError if it has none."""
+    try:
+        data = _unzipped(content())
+    except _UNREADABLE as error:
+        raise _unreadable(name, error) from None
     if not data:
         raise ValueError(f"{name!r} is empty")
     if name.removesuffix(".gz").endswith(".parquet"):

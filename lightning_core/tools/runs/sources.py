@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from lightning_core.errors import ConfigError
 from lightning_core.otel.reading import read_rollouts
@@ -32,6 +33,13 @@ class RecordedRollout:
 def is_run(source: Path) -> bool:
     """Whether ``source`` is a run's folder."""
     return (source / "config.yaml").is_file()
+
+
+def path_and_phase(source: str | Path) -> tuple[Path, Phase | None]:
+    """``FOLDER:PHASE`` → the folder and the phase; a path without a phase has None."""
+    folder, _, named = str(source).rpartition(":")
+    phase = next((phase for phase in get_args(Phase) if phase == named), None)
+    return (Path(source), None) if phase is None or not folder else (Path(folder), phase)
 
 
 def trace_files(folder: Path) -> list[Path]:

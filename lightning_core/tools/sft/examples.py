@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from lightning_core.errors import ConfigError, plural
 from lightning_core.records.store import Phase
-from lightning_core.tools.runs.sources import list_counts, read_recorded
+from lightning_core.tools.runs.sources import list_counts, path_and_phase, read_recorded
 from lightning_core.tools.runs.traces import merit
 from lightning_core.trace import Trace
 
@@ -45,7 +44,8 @@ def read_examples(sources: Iterable[str | Path], selection: Selection, left_out:
     """
     traces: dict[str, Trace] = {}
     for source in sources:
-        path, phase = _path_and_phase(source, selection.phase)
+        path, named = path_and_phase(source)
+        phase = named or selection.phase
         for read in read_recorded(path, phase, selection.refuses, left_out):
             trace = read.trace
             if trace.rollout in traces:
@@ -58,12 +58,6 @@ def read_examples(sources: Iterable[str | Path], selection: Selection, left_out:
         advice = "Lower --min-reward, or name other sources" if listed else "Name other sources"
         raise ConfigError(f"there is no rollout to learn from: {listed or 'the sources have none'}. {advice}")
     return chosen
-
-
-def _path_and_phase(source: str | Path, default: Phase) -> tuple[Path, Phase]:
-    folder, _, named = str(source).rpartition(":")
-    phase = next((phase for phase in get_args(Phase) if phase == named), None)
-    return (Path(source), default) if phase is None or not folder else (Path(folder), phase)
 
 
 def _best(traces: Sequence[Trace], most: int | None, left_out: Counter[str]) -> list[Trace]:

@@ -80,15 +80,16 @@ def test_money_and_time_leave_stages_out(config: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rewards", "rounds", "end"),
+    ("rewards", "rounds", "best", "end"),
     [
-        ([0.3, 0.4, 0.45], 3, "ended with the budget; gain +0.250"),
-        ([0.3, 0.3, 0.9], 2, "ended, the last round gained nothing: +0.000"),
-        ([0.9, 1.0, 1.0], 1, "ended, the policy is better than large: +0.400"),
+        ([0.3, 0.4, 0.45], 3, 2, "ended with the budget; gain +0.250"),
+        ([0.3, 0.3, 0.9], 2, 1, "ended, the last round gained nothing: +0.000"),
+        ([0.45, 0.3, 0.9], 2, 0, "ended, the last round gained nothing: -0.150"),
+        ([0.9, 1.0, 1.0], 1, 0, "ended, the policy is better than large: +0.400"),
     ],
 )
 def test_training_goes_on_in_rounds_as_long_as_it_gains(
-    rewards: Sequence[float], rounds: int, end: str, tmp_path: Path
+    rewards: Sequence[float], rounds: int, best: int, end: str, tmp_path: Path
 ) -> None:
     """The provider has 0.5, the policy 0.2; a round resumes the run of the one before."""
     left = iter(rewards)
@@ -118,7 +119,7 @@ def test_training_goes_on_in_rounds_as_long_as_it_gains(
     assert pipeline.notes[-2].stage == trained[-1].name
     assert pipeline.notes[-2].text.startswith(end)
     assert pipeline.notes[-1].text.startswith("used, its reward is higher")
-    assert pipeline.best is trained[-1]
+    assert pipeline.best is trained[best]
 
 
 @pytest.mark.parametrize(("reward", "used"), [(0.6, True), (0.1, False)])

@@ -71,6 +71,16 @@ def test_a_damaged_gzip_file_is_an_error(tmp_path: Path) -> None:
         import_traces([tmp_path / "a.json.gz"], tmp_path / "out", ImportOptions())
 
 
+def test_a_damaged_file_of_an_archive_costs_no_other(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "traces.zip", "w") as archive:
+        archive.writestr("a.json", "")
+        archive.writestr("b.json.gz", b"\x1f\x8b damaged")
+        archive.write(SAMPLES / "mlflow_traces.json", "c.json")
+    summary = import_traces([tmp_path / "traces.zip"], tmp_path / "out", ImportOptions())
+    assert summary.traces == 2
+    assert sorted(reason.split("'")[1].rpartition("/")[2] for reason in summary.left_out) == ["a.json", "b.json.gz"]
+
+
 TRACES = (SAMPLES / "mlflow_traces.json").read_text(encoding="utf-8")
 DEEP = "[" * 100_000 + "]" * 100_000
 
