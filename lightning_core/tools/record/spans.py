@@ -54,12 +54,12 @@ class SpanMaker:
         return self._redact is not None
 
     def make(self, call: ObservedCall, read: ReadCall, agent: str | None, place: CallPlace) -> Iterator[SpanRecord]:
-        """One span for each choice of the response, the first with its tokens; one with the error if there is none.
+        """One span for each choice of the response that the redaction keeps; one with the error if there is no response.
 
-        Leaves out those that the redaction drops. Raises `RedactionError`.
+        The first has the tokens of the response. Raises `RedactionError`.
         """
         shared = _request_attributes(call, read)
-        model = read.request.model
+        model, counts = read.request.model, True
         for index, response in enumerate(read.responses or (None,)):
             kept = self._redacted({
                 "agent": agent,
@@ -77,8 +77,9 @@ class SpanMaker:
                 **shared,
                 tr.SEQUENCE: call.sequence,
                 **_content_attributes(kept),
-                **({} if response is None else _response_attributes(response, counts=index == 0)),
+                **({} if response is None else _response_attributes(response, counts=counts)),
             }
+            counts = False
             error = kept.get("error")
             span = SpanRecord(
                 name=f"chat {kept.get('model') or ''}".rstrip(),
