@@ -19,8 +19,8 @@ MOST_ITEMS = 10_000
 MOST_BYTES = 128 << 20
 """Bytes that can wait, with those of the item that is added."""
 _BATCH = 512
-_PAUSE_SECONDS = 0.2
-"""Between two batches: more items in a batch cost less."""
+PAUSE_SECONDS = 0.2
+"""Before a batch: more items in a batch cost less."""
 
 
 class BackgroundWork(Generic[T]):
@@ -29,8 +29,9 @@ class BackgroundWork(Generic[T]):
     Once the queue is closed and `ended`, ``work`` is not called any more, so that what it uses can be closed.
     """
 
-    def __init__(self, work: Callable[[Sequence[T]], None]) -> None:
+    def __init__(self, work: Callable[[Sequence[T]], None], pause_seconds: float = PAUSE_SECONDS) -> None:
         self._work = work
+        self._pause_seconds = pause_seconds
         self._queue: SimpleQueue[tuple[T, int] | None] = SimpleQueue()
         # Reentrant: the garbage collector may add an item on a thread that holds it.
         self._lock = threading.RLock()
@@ -78,7 +79,7 @@ class BackgroundWork(Generic[T]):
 
     def _run(self) -> None:
         while (first := self._queue.get()) is not None:
-            self._closing.wait(_PAUSE_SECONDS)
+            self._closing.wait(self._pause_seconds)
             batch, ends = [first], False
             try:
                 while len(batch) < _BATCH:

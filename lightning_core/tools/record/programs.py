@@ -54,6 +54,8 @@ def start_program() -> None:
     if values["process"] is None:  # its child processes leave the report to it
         values["process"], values["counts"] = os.getpid(), _start_counts()
         os.environ[VARIABLE] = json.dumps(values)
+    # A child process may be ended by a signal, and then leaves no other counts.
+    recording.on_batch = lambda written: os.getpid() == values["process"] or _leave(written, values["counts"])
     recording.on_finish = lambda finished: _report(finished, values["process"], values["counts"])
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from pydantic_core import to_json
 
@@ -27,7 +26,7 @@ from lightning_core.propagation.process_patches import install_on_import
 from lightning_core.propagation.providers import host_of
 from lightning_core.propagation.shapes import Body, Compressed, Unseen, find_route
 from lightning_core.propagation.threads import install_threads
-from lightning_core.tools.record.background import BackgroundWork
+from lightning_core.tools.record.background import PAUSE_SECONDS, BackgroundWork
 from lightning_core.tools.record.clients import ClientRequest, install_observers
 from lightning_core.tools.record.counts import (
     FAILED,
@@ -69,6 +68,8 @@ class CallRecording:
         """The calls that were recorded and left out so far."""
         self.on_finish: Callable[[CallRecording], None] = lambda _: logger.info("%s", self.summary)
         """Called when everything is written."""
+        self.on_batch: Callable[[CallRecording], object] = lambda _: None
+        """Called on the recording's thread when some calls are written."""
         self._share = share
         self._make_pipeline = partial(_make_pipeline, folder, share, redact, max_mb, names)
         self._units = RecordedUnits(names.selectors)
@@ -78,10 +79,15 @@ class CallRecording:
         self._closed = self._finished = False
         self._start()
 
-    def _start(self) -> None:
-        self._open_calls: WeakSet[ObservedCall] = WeakSet()
+    def _start(self, pause_seconds: float = PAUSE_SECONDS) -> None:
+        self._finishing = threading.RLock()
+        self._open_calls: WeakValueDictionary[int, ObservedCall] = WeakValueDictionary()
         self._pipeline = self._make_pipeline(self.counts)
-        self._work: BackgroundWork[ObservedCall | SpanRecord] = BackgroundWork(self._pipeline.work)
+        self._work: BackgroundWork[ObservedCall | SpanRecord] = BackgroundWork(self._write, pause_seconds)
+
+    def _write(self, items: Sequence[ObservedCall | SpanRecord]) -> None:
+        self._pipeline.work(items)
+        self.on_batch(self)
 
     def install(self) -> None:
         """Patch the clients, threads and frameworks of this process."""
@@ -89,7 +95,7 @@ class CallRecording:
         listen_ambient(self.take_span)
         install_observers(self._patches, self)
         install_threads(self._thread_patches)
-        # Which worker processes end by, of multiprocessing too.
+        # Worker processes end with this call, those of multiprocessing too.
         self._patches.wrap(os, "_exit", self._finish_and_exit)
         for name in discover():
             install_on_import(name, self._integrate)
@@ -122,26 +128,38 @@ class CallRecording:
 
     def finish(self) -> None:
         """Write the calls that wait and the streams that are open, for at most some seconds. Safe to call twice."""
-        if self._finished:
-            return
-        self._finished = True
-        for call in [*self._open_calls]:
-            call.leave(OPEN)
-        if left := self._work.close(_CLOSE_SECONDS):
-            self.counts.leave_out(UNFINISHED, times=left)
-        if self._work.ended:  # else the thread still writes
-            self._pipeline.close()
-        self.on_finish(self)
+        with self._finishing:  # a thread that ends the process waits for the one that writes
+            if self._finished:
+                return
+            self._finished = True
+            for call in self._find_open():
+                self.guard(partial(call.leave, OPEN))
+            if left := self._work.close(_CLOSE_SECONDS):
+                self.counts.leave_out(UNFINISHED, times=left)
+            if self._work.ended:  # else the thread still writes
+                self._pipeline.close()
+            self.on_finish(self)
+
+    def _find_open(self) -> Iterator[ObservedCall]:
+        # `valuerefs` copies in one step. An iteration fails when another thread or a finalizer ends a call.
+        return (call for reference in self._open_calls.valuerefs() if (call := reference()) is not None)
 
     def _finish_and_exit(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        self.finish()
-        return wrapped(*args, **kwargs)
+        try:
+            self.finish()
+        finally:
+            wrapped(*args, **kwargs)
 
     def restart(self) -> None:
-        """In a forked child process: record to a file of its own. The parent's thread and queue do not exist here."""
+        """In a forked child process: record to a file of its own. The parent's thread and queue do not exist here.
+
+        Calls are written at once, because a signal may end the process without notice.
+        """
+        for call in self._find_open():
+            call.drop()  # the parent records it
         self._finished = False
         self.counts = RecordCounts()
-        self._start()
+        self._start(pause_seconds=0)
 
     @property
     def summary(self) -> str:
@@ -182,7 +200,7 @@ class CallRecording:
 
     def receive(self, call: ObservedCall) -> None:
         """See `Receiver`."""
-        self._open_calls.discard(call)
+        self._open_calls.pop(id(call), None)
         if call.is_kept and not self._work.put(call, len(call.body) + call.size):
             self.counts.leave_out(QUEUE_FULL)
 
@@ -218,7 +236,7 @@ class CallRecording:
             sequence=next_sequence(),
             is_kept=is_kept,
         )
-        self._open_calls.add(call)
+        self._open_calls[id(call)] = call
         return call
 
 
@@ -295,16 +313,6 @@ def _restart_after_fork() -> None:
     _lock = threading.Lock()
     if _active is not None:
         _active.restart()
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # which a pool of multiprocessing ends its workers with
-            signal.signal(signal.SIGTERM, _finish_and_end)
-
-
-def _finish_and_end(number: int, frame: object) -> None:
-    """End by the signal ``number``, as without a handler, but write the calls that wait before."""
-    signal.signal(number, signal.SIG_DFL)
-    if _active is not None:
-        _active.finish()
-    os.kill(os.getpid(), number)
 
 
 if hasattr(os, "register_at_fork"):  # POSIX

@@ -54,12 +54,13 @@ class SpanMaker:
         return self._redact is not None
 
     def make(self, call: ObservedCall, read: ReadCall, agent: str | None, place: CallPlace) -> Iterator[SpanRecord]:
-        """One span for each choice of the response, the first with its tokens; one with the error if there is none.
+        """One span for each choice of the response that the redaction keeps; one with the error if there is no response.
 
-        Leaves out those that the redaction drops. Raises `RedactionError`.
+        The first has the tokens of the response. Raises `RedactionError`.
         """
         shared = _request_attributes(call, read)
         model = read.request.model
+        tokens = _token_attributes(read.responses[0]) if read.responses else {}
         for index, response in enumerate(read.responses or (None,)):
             kept = self._redacted({
                 "agent": agent,
@@ -77,8 +78,11 @@ class SpanMaker:
                 **shared,
                 tr.SEQUENCE: call.sequence,
                 **_content_attributes(kept),
-                **({} if response is None else _response_attributes(response, counts=index == 0)),
+                **tokens,
             }
+            if response is not None and response.finish_reason is not None:
+                attributes[tr.FINISH_REASONS] = [response.finish_reason]
+            tokens = dict.fromkeys(tokens, 0)  # so that sums are right
             error = kept.get("error")
             span = SpanRecord(
                 name=f"chat {kept.get('model') or ''}".rstrip(),
@@ -145,12 +149,11 @@ def _content_attributes(kept: Mapping[str, Any]) -> dict[str, Any]:
     return attributes
 
 
-def _response_attributes(response: UpstreamResponse, *, counts: bool) -> dict[str, Any]:
-    # Each choice of a response reports the tokens of all: only one counts, so that sums are right.
+def _token_attributes(first: UpstreamResponse) -> dict[str, int]:
+    """The tokens of all choices of a response, which its ``first`` choice has."""
     counted = (
-        (tr.INPUT_TOKENS, response.input_tokens),
-        (tr.OUTPUT_TOKENS, response.output_tokens),
-        (tr.CACHED_TOKENS, response.cached_tokens),
+        (tr.INPUT_TOKENS, first.input_tokens),
+        (tr.OUTPUT_TOKENS, first.output_tokens),
+        (tr.CACHED_TOKENS, first.cached_tokens),
     )
-    attributes: dict[str, Any] = {key: value if counts else 0 for key, value in counted if isinstance(value, int)}
-    return attributes if response.finish_reason is None else {**attributes, tr.FINISH_REASONS: [response.finish_reason]}
+    return {key: value for key, value in counted if value is not None}

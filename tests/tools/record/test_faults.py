@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -233,24 +234,113 @@ import httpx, multiprocessing, os, sys
 def ask(text):
     httpx.post(sys.argv[1], json={"model": "m", "messages": [{"role": "user", "content": text}]})
 
-with multiprocessing.get_context("fork").Pool(2) as pool:  # which ends its workers by a signal
+with multiprocessing.get_context("fork").Pool(2) as pool:
     pool.map(ask, ["a", "b", "c"])
-if os.fork() == 0:
-    ask("d")
-    os._exit(0)
-os.wait()
-ask("e")
+    pool.close()
+    pool.join()
+body = {"model": "m", "messages": [{"role": "user", "content": "d"}], "stream": True}
+with httpx.stream("POST", sys.argv[1], json=body) as response:  # which the child process inherits
+    if os.fork() == 0:
+        response.close()
+        ask("e")
+        os._exit(0)
+    os.wait()
+    response.read()
 os._exit(0)
 """
 
 
-def test_workers_that_are_ended_lose_no_calls(server: RecordingServer, tmp_path: Path):
-    command = [sys.executable, "-m", "lightning_core.tools.cli.main", "record", "--to", str(tmp_path), "--"]
-    program = [sys.executable, "-W", "ignore", "-c", WORKERS, f"{server.url}/chat/completions"]
+def run_recorded(program: str, server: RecordingServer, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lightning_core.tools.cli.main", "record", "--to", str(folder), "--"]
+    arguments = [sys.executable, "-W", "ignore", "-c", program, f"{server.url}/chat/completions"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([*command, *program], env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_calls_of_forked_workers_are_recorded_once(server: RecordingServer, tmp_path: Path):
+    done = run_recorded(WORKERS, server, tmp_path)
     assert done.stderr.splitlines() == [f"lightning-rl record: 5 calls recorded in {tmp_path}, none left out"]
-    assert sum(len(trace.calls) for trace in read(tmp_path)) == 5
+    calls = [call for trace in read(tmp_path) for call in trace.calls]
+    assert sorted((call.messages[0]["content"], call.error) for call in calls) == [(text, None) for text in "abcde"]
+
+
+TERMINATED = """
+import glob, httpx, json, multiprocessing, os, sys, time
+
+def work(connection):
+    httpx.post(sys.argv[1], json={"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    counts = json.loads(os.environ["LIGHTNING_RECORD"])["counts"]
+    began = time.monotonic()
+    while not glob.glob(f"{counts}/*.json") and time.monotonic() - began < 10:  # until the call is written and counted
+        time.sleep(0.01)
+    connection.send("ready")
+    sum(range(10**11))  # no bytecode and no other thread runs meanwhile
+
+context = multiprocessing.get_context("fork")
+ours, theirs = context.Pipe()
+child = context.Process(target=work, args=(theirs,))
+child.start()
+ours.recv()
+time.sleep(0.2)
+child.terminate()
+child.join(3)
+print(child.exitcode)
+child.kill()
+"""
+
+
+def test_sigterm_ends_a_forked_process_as_ever_and_written_calls_count(server: RecordingServer, tmp_path: Path):
+    done = run_recorded(TERMINATED, server, tmp_path)
+    assert done.stdout == "-15\n"
+    assert done.stderr.splitlines() == [f"lightning-rl record: 1 call recorded in {tmp_path}, none left out"]
+
+
+EXIT = """
+import os, sys
+from lightning_core import record
+recording = record(sys.argv[1])
+recording.on_finish = lambda _: 1 / 0
+os._exit(7)
+"""
+
+
+def test_os_exit_ends_the_process_when_the_recording_fails(tmp_path: Path):
+    assert subprocess.run([sys.executable, "-c", EXIT, str(tmp_path)], check=False).returncode == 7
+
+
+def test_the_recording_ends_while_other_threads_start_calls(tmp_path: Path):
+    request = ("POST", "http://a/v1/chat/completions", json.dumps({"model": "m", "messages": user("hi")}).encode())
+    recording, later = record(tmp_path), list[ObservedCall | None]()
+
+    def start_another(*step: Any) -> None:
+        later.append(recording.observe(lambda: request))
+
+    calls = [recording.observe(lambda: request) for _ in range(3)]
+    sys.setprofile(start_another)  # as another thread or a finalizer does, between any two steps
+    try:
+        recording.finish()
+    finally:
+        sys.setprofile(None)
+        recording.close()
+    assert recording.counts.recorded >= len(calls)
+
+
+def test_a_second_thread_that_ends_the_recording_waits_for_the_first(server: RecordingServer, tmp_path: Path):
+    begun = threading.Event()
+
+    def redact_slowly(call: dict[str, Any]) -> dict[str, Any]:
+        begun.set()
+        time.sleep(0.3)
+        return call
+
+    with record(tmp_path, redact=redact_slowly) as recording:
+        ask(server.url)
+        thread = threading.Thread(target=recording.finish)
+        thread.start()
+        assert begun.wait(5)
+        recording.finish()
+        assert recording.counts.recorded == 1
+        thread.join()
 
 
 def test_a_streamed_response_that_is_read_raw_is_counted(server: RecordingServer, tmp_path: Path):
