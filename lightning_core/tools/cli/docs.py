@@ -45,6 +45,8 @@ def docs(options: argparse.Namespace) -> int:
             raise ConfigError(f"--search looks through all pages; remove {options.page!r}, or --search")
         print(pages[_find(options.page, pages)].read_text(encoding="utf-8"), end="")
     elif options.search is not None:
+        if not " ".join(options.search).strip():
+            raise ConfigError("--search: found no word; expected words of the sections to find")
         for section in _search(" ".join(options.search).lower().split(), pages):
             cut = ["…"] if len(section.lines) > _MOST_LINES else []
             print("\n".join([f"== {section.page}: {section.title}", *section.lines[:_MOST_LINES], *cut, ""]))
@@ -70,11 +72,13 @@ def page_files() -> Mapping[str, Path]:
 
 def _find(text: str, pages: Mapping[str, Path]) -> str:
     name = text.partition("#")[0].removesuffix(".md").strip("/")
+    name = {page.lower(): page for page in pages}.get(name.lower(), name)
     name = name if name in pages else name.removeprefix("docs/")
     found = [name] if name in pages else [page for page in pages if page.endswith(f"/{name}")]
     if len(found) == 1:
         return found[0]
     near = did_you_mean(name, pages)
+    found = found or [page for page in pages if page.startswith(f"{name}/")]
     advice = f"; expected {' or '.join(found)}." if found else f"; {near}" if near else "."
     raise ConfigError(f"no page is called {text!r}{advice} List all pages with: lightning-rl docs")
 

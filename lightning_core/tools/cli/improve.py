@@ -6,11 +6,15 @@ import argparse
 import shlex
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lightning_core.errors import ConfigError, os_problem
 from lightning_core.tools.cli import exits
 from lightning_core.tools.cli.messages import say
 from lightning_core.tools.cli.numbers import finite, whole
+
+if TYPE_CHECKING:
+    from lightning_core.config import Config
 
 _REPORT = "report.md"
 """Beside it, `Improvement.write` writes the same as JSON."""
@@ -73,8 +77,11 @@ def improve(options: argparse.Namespace) -> int:
             raise ConfigError(f"--{name} is {value:g}; expected a number above 0")
     prices_file = options.prices or config.prices
     prices = read_prices(prices_file)
+    if options.usd is not None and options.model is None:
+        raise ConfigError("--usd limits what the provider's model costs: pass --model too")
     if options.usd is not None and not prices:
         raise ConfigError("--usd requires prices of models: --prices FILE, or the setting prices")
+    _check_tasks(config)
     folder = Path(config.run.dir) / time.strftime("improve-%Y%m%d-%H%M%S")
     folder.mkdir(parents=True)
     pipeline = ImprovementPipeline(
@@ -120,6 +127,20 @@ def improve(options: argparse.Namespace) -> int:
     if not code:
         say(report_text(improvement_of(pipeline, command)).partition("## Commands")[0].strip())
     return code
+
+
+def _check_tasks(config: Config) -> None:
+    """Raise `ConfigError` if tasks cannot be read, or are too few to compare stages by: before a stage takes time and money."""
+    from lightning_core.records.intervals import MIN_TASKS
+    from lightning_core.rollouts.tasks import held_out_tasks, training_tasks
+
+    training_tasks(config)
+    number = len(held_out_tasks(config))
+    if number < MIN_TASKS:
+        raise ConfigError(
+            f"stages are compared by held-out tasks: found {number}, expected {MIN_TASKS} or more. Add tasks to tasks.eval, or raise "
+            "eval.tasks"
+        )
 
 
 def _command(options: argparse.Namespace) -> str:

@@ -128,7 +128,10 @@ class ImprovementPipeline:
     def _find_prompts(self) -> None:
         budget = self._prompt_rollouts()
         if budget < _LEAST_PROMPT_ROLLOUTS:
-            self._note(PROMPTS, f"left out, there is time for {plural(budget, 'rollout')} only")
+            self._note(
+                PROMPTS,
+                f"left out, there is time for {plural(budget, 'rollout')} only, by the time that the first evaluation took, with its start",
+            )
             return
         file = self.folder / "prompts.yaml"
         try:

@@ -94,8 +94,14 @@ def _sentences(pipeline: ImprovementPipeline) -> list[str]:
         lines.append(f"Gain over the untrained policy: {over_policy.text(sign='+')}.")
     over = pipeline.difference(pipeline.provider, best)
     if over is not None:
-        word = "better than" if over.low > 0 else "worse than" if over.high < 0 else "not significantly different from"
-        lines.append(f"It is {word} {pipeline.model}: {over.text(sign='+')}.")
+        is_clear = over.low > 0 or over.high < 0
+        word = "better than" if over.mean > 0 else "worse than"
+        found = (
+            f"It is {word} {pipeline.model}"
+            if is_clear
+            else f"The interval of its difference to {pipeline.model} includes 0"
+        )
+        lines.append(f"{found}: {over.text(sign='+')}.")
     return lines
 
 

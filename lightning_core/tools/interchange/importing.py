@@ -23,6 +23,7 @@ from lightning_core.tools.interchange.langfuse import LANGFUSE
 from lightning_core.tools.interchange.langfuse_api import fetch_documents
 from lightning_core.tools.interchange.otlp import to_line
 from lightning_core.tools.interchange.source_format import Findings, ReadOptions, SourceScore
+from lightning_core.tools.record.unicode import valid_span
 from lightning_core.trace import SpanRecord, Trace, spans_to_trace
 
 SOURCE = "lightning.source"
@@ -108,6 +109,7 @@ def import_traces(sources: Sequence[str | Path], folder: str | Path, options: Im
         else:
             try:
                 rollout = _rollout(spans, source.name, found, options.agent_key, scores.get(trace_id, ()))
+                rollout = [valid_span(span) for span in rollout]  # texts that were cut inside a character
                 trace = spans_to_trace(rollout)
                 line = to_line(spans_to_otlp(rollout))
             except (

@@ -36,10 +36,14 @@ def is_run(source: Path) -> bool:
 
 
 def path_and_phase(source: str | Path) -> tuple[Path, Phase | None]:
-    """``FOLDER:PHASE`` → the folder and the phase; a path without a phase has None."""
+    """``FOLDER:PHASE`` → the folder and the phase; a path without a phase has None. Raises `ConfigError` for an unknown phase."""
     folder, _, named = str(source).rpartition(":")
+    if not folder or Path(source).exists() or not Path(folder).exists():
+        return Path(source), None
     phase = next((phase for phase in get_args(Phase) if phase == named), None)
-    return (Path(source), None) if phase is None or not folder else (Path(folder), phase)
+    if phase is None:
+        raise ConfigError(f"{str(source)!r}: the phase is {named!r}; expected one of {', '.join(get_args(Phase))}")
+    return Path(folder), phase
 
 
 def trace_files(folder: Path) -> list[Path]:

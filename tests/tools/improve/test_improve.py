@@ -209,7 +209,10 @@ def test_only_the_teacher_s_run_is_read_as_an_evaluation(tmp_path: Path) -> None
     ("words", "expected"),
     [
         (["--teach", "3"], "--teach requires --model"),
-        (["--usd", "1"], "--usd requires prices"),
+        (["--usd", "1"], "pass --model too"),
+        (["--usd", "1", "--model", "large"], "--usd requires prices"),
+        (["eval.tasks=5"], "found 5, expected 6 or more"),
+        (["tasks.eval=nosuch.jsonl"], "nosuch.jsonl"),
         (["--minutes", "0"], "--minutes is 0; expected a number above 0"),
         (["--traces", "nosuch"], "--traces 'nosuch' does not exist"),
         (["--skip", "rl"], "--skip rl: expected one of prompts, warm, train"),

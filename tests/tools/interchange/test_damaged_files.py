@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,17 @@ def test_a_damaged_gzip_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.json.gz").write_bytes(data)
     with pytest.raises(ConfigError, match=r"a\.json\.gz' cannot be read: "):
         import_traces([tmp_path / "a.json.gz"], tmp_path / "out", ImportOptions())
+
+
+def test_a_text_that_was_cut_inside_a_character_is_imported_with_a_replacement(tmp_path: Path) -> None:
+    text = (SAMPLES / "mlflow_traces.json").read_text(encoding="utf-8")
+    name = re.search(r'"content": "([^"\\]+)"', text) or re.search(r'content\\": \\"([^"\\]+)', text)
+    assert name is not None
+    (tmp_path / "cut.json").write_text(text.replace(name[1], name[1] + "\\ud83d"))
+    summary = import_traces([tmp_path / "cut.json"], tmp_path / "out", ImportOptions())
+    assert summary.traces == 2
+    assert summary.file is not None
+    assert "\ufffd" in summary.file.read_text(encoding="utf-8")
 
 
 def test_a_damaged_file_of_an_archive_costs_no_other(tmp_path: Path) -> None:
