@@ -41,7 +41,7 @@ def test_every_package_under_integrations_is_announced() -> None:
 
 def test_the_wheel_contains_them() -> None:
     packages = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    assert sorted(packages) == sorted(["lightning_core", *(f"integrations/{package}" for package in PACKAGES)])
+    assert sorted(packages) == sorted(["docs", "lightning_core", *(f"integrations/{package}" for package in PACKAGES)])
 
 
 def test_each_has_an_extra_which_the_extra_all_includes() -> None:

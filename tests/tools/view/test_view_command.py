@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.request import url2pathname, urlopen
 
 import pytest
 
@@ -42,6 +42,8 @@ def test_the_browser_gets_a_private_file_that_opens_the_pages_and_is_removed(tmp
         assert f'content="0; url={url}"' in page.read_text()
         assert stat.S_IMODE(page.stat().st_mode) == 0o600
         assert stat.S_IMODE(page.parent.stat().st_mode) == 0o700
+        with urlopen(url, timeout=120) as response:  # signals are handled once it serves
+            assert response.status == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 0
     finally:
