@@ -116,10 +116,10 @@ def write_switch(folder: Path, run: Path, provider: str) -> None:
     plan = {
         "models": {
             "trained": {"run": str(run)},
-            "large": {"base_url": provider},
+            "gpt": {"base_url": provider},
         },
-        "agents": {"writer": {"arms": {"trained": 0.5, "large": 0.5}, "fallback": "large"}},
-        "default": "large",
+        "agents": {"writer": {"arms": {"trained": 0.5, "gpt": 0.5}, "fallback": "gpt"}},
+        "default": "gpt",
         "named": [{"name": "writer", "contains": "You write"}],
         "folder": "switch",
     }
