@@ -24,6 +24,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.otel import read_traces
 from lightning_core.records.prices import Prices
 from lightning_core.testing.recording_server import serve_app
+from lightning_core.tools.record.responses import find_id
 from lightning_core.tools.switch.arm import Arm
 from lightning_core.tools.switch.plan import SwitchPlan
 from lightning_core.tools.switch.recorded import SwitchTraces
@@ -64,9 +65,9 @@ class Upstream:
             await anyio.sleep(600)
         if model in ("long", "held"):
             return StreamingResponse(self.long() if model == "long" else self.held(), media_type="text/event-stream")
-        if model in ("crlf", "unended"):
-            events = f'{{"id": "{model}", "choices": [{{"index": 0, "delta": {{}}, "finish_reason": "stop"}}]}}'
-            return Response(f"data: {events}" + "\r\n\r\n" * (model == "crlf"), media_type="text/event-stream")
+        if model == "unended":
+            event = 'data: {"id": "unended", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}'
+            return Response(event, media_type="text/event-stream")
         if "streamGenerateContent" in request.url.path:
             parts = [{"candidates": [{"content": {"parts": [{"text": text}]}}], "responseId": "array"} for text in "ab"]
             return JSONResponse(parts)
@@ -88,9 +89,10 @@ class Upstream:
             yield f"data: {json.dumps({'id': 'long', 'choices': [choice], 'usage': USAGE if finish else None})}\n\n"
 
     async def held(self) -> AsyncIterator[str]:
-        yield ": begins\n\n"
-        await self.release()
-        yield 'data: {"id": "held", "choices": [{"index": 0, "delta": {"content": "end"}, "finish_reason": "stop"}]}\n\n'
+        for text, finish in (("begin", None), ("end", "stop")):
+            choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
+            yield f"data: {json.dumps({'id': 'held', 'choices': [choice]})}\r\n\r\n"
+            await self.release()
 
     async def release(self) -> None:
         await anyio.to_thread.run_sync(self.released.wait, 20)
@@ -334,7 +336,9 @@ def test_a_removed_model_is_closed_after_its_last_stream(tmp_path: Path, upstrea
         body = {"model": "gpt", "messages": [], "stream": True}
         with httpx.stream("POST", address, json=body, timeout=20) as response:
             parts = response.iter_text()
-            assert next(parts).startswith(": begins")
+            assert '"begin"' in next(parts)
+            given = httpx.post(f"{switch.url}/feedback", json={"response": "held", "reward": 1})
+            assert given.json().get("arm") == "held", "its events end in CRLF"
             httpx.post(f"{switch.url}/switch", json={"reload": True}).raise_for_status()
             assert ask(switch, "a").json()["model"] == "good"
             time.sleep(0.5)
@@ -353,18 +357,15 @@ def test_a_mistake_of_the_switch_is_not_reported_as_one_of_the_file(tmp_path: Pa
         assert ask(switch, "a").status_code == 200
 
 
-def test_feedback_by_the_id_of_each_form_of_stream(tmp_path: Path, upstream: tuple[str, Upstream]):
-    """With events that end in CRLF, with a last event without an end, and Gemini's JSON array."""
-    url, _ = upstream
-    arms = [arm(url, name) for name in ("crlf", "unended", "array")]
+def test_the_ids_of_a_stream_without_an_end_and_of_geminis_json_array_are_recorded(
+    tmp_path: Path, upstream: tuple[str, Upstream]
+):
+    arms = [arm(upstream[0], name) for name in ("unended", "array")]
     with switch_of(tmp_path, arms, {one.name: one.name for one in arms}) as switch:
-        for name in ("crlf", "unended"):
-            assert ask(switch, name, body={"stream": True}).status_code == 200
+        assert ask(switch, "unended", body={"stream": True}).status_code == 200
         google = switch.url.replace("/v1", "/a/array/v1beta/models/x:streamGenerateContent")
-        assert httpx.post(google, json={"contents": []}).status_code == 200
-        for name in ("crlf", "array"):
-            given = httpx.post(f"{switch.url}/feedback", json={"response": name, "reward": 1})
-            assert given.json().get("arm") == name
+        content = httpx.post(google, json={"contents": []}).content
+    assert find_id(content, is_stream=False) == "array"
     with closing(sqlite3.connect(tmp_path / FILE)) as database:
         assert {*database.execute("SELECT arm, response FROM calls")} == {(one.name, one.name) for one in arms}
 
