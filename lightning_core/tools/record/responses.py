@@ -12,7 +12,8 @@ from lightning_core.tools.record.unicode import read_json
 
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
 """Raised for a body that cannot be read: another server's response may have any form."""
-_EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+"""The end of a server-sent event."""
 
 
 class ReadResponse(NamedTuple):
@@ -45,14 +46,15 @@ def read_response(dialect: Dialect, content: bytes, *, is_stream: bool) -> ReadR
 def find_id(content: bytes, *, is_stream: bool) -> str | None:
     """The id of the response in ``content``, which may be its beginning; None if it has none or cannot be read."""
     try:
-        bodies = _events(content) if is_stream else (read_json(content),)
+        value = _events(content) if is_stream else read_json(content)
+        bodies = (value,) if isinstance(value, dict) else value  # Gemini's streams without ``alt=sse`` are lists
         return next((found for body in bodies if (found := _id_in(body))), None)
     except UNREADABLE:
         return None
 
 
 def _events(content: bytes) -> Iterator[Mapping[str, Any]]:
-    for event in _EVENT_END.split(content):
+    for event in EVENT_END.split(content):
         data = event_data(event)
         if data not in (b"", b"[DONE]"):
             value = read_json(data)

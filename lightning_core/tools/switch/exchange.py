@@ -16,7 +16,7 @@ import httpx
 from lightning_core.dialects.exchange import UpstreamResponse
 from lightning_core.errors import UpstreamError, describe, fold
 from lightning_core.tools.record.observed import ObservedCall
-from lightning_core.tools.record.responses import UNREADABLE, ReadResponse, find_id, read_response
+from lightning_core.tools.record.responses import EVENT_END, UNREADABLE, ReadResponse, find_id, read_response
 from lightning_core.tools.switch.arm import Arm, dialect_of_path
 from lightning_core.tools.switch.store import DISCONNECTED, ArmCall, KnownCall
 
@@ -100,11 +100,15 @@ class ArmExchange:
         data, searched, error = bytearray(), 0, DISCONNECTED
         try:
             async for part in self._response.aiter_bytes():
-                if len(data) <= _MOST_BYTES:  # of a longer one only the id is read
+                arrived = len(data)
+                if arrived <= _MOST_BYTES:  # of a longer one only the id is read
                     data += part
-                if self._named is None and searched < _MOST_SEARCHED and (end := data.rfind(b"\n\n")) > searched:
-                    self._name(find_id(bytes(data[searched:end]), is_stream=True))
-                    searched = end
+                if self._named is None and searched < _MOST_SEARCHED:
+                    # At most three bytes of an event's end are in the part before.
+                    ends = [end.end() for end in EVENT_END.finditer(data, max(searched, arrived - 3))]
+                    if ends:
+                        self._name(find_id(bytes(data[searched : ends[-1]]), is_stream=True))
+                        searched = ends[-1]
                 yield part
             error = None
         except httpx.HTTPError as failure:
@@ -170,7 +174,7 @@ class ArmExchange:
         first = read.choices[0] if read.choices else UpstreamResponse(message={})
         return ArmCall(
             id=self.id,
-            response=self._named,
+            response=self._named or _text(read.id),
             agent=sent.agent,
             conversation=sent.conversation,
             arm=self._arm.name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
@@ -16,7 +16,7 @@ from lightning_core.tools.serving import check_access, is_loopback, open_serving
 from lightning_core.tools.switch.arm import Arm
 from lightning_core.tools.switch.plan import SwitchModel, SwitchPlan, read_plan
 from lightning_core.tools.switch.recorded import SwitchTraces
-from lightning_core.tools.switch.server import SwitchServer
+from lightning_core.tools.switch.server import PlanCheck, SwitchServer, check_keys
 from lightning_core.trace import POLICY
 
 
@@ -42,7 +42,7 @@ def open_switch(
     with OpenModels(file) as models:
         server = SwitchServer(
             plan,
-            models.open(plan, {}),
+            models.open(plan, {}, lambda _, remote: check_keys(remote, api_key)),
             host=host,
             port=port,
             api_key=api_key,
@@ -72,32 +72,28 @@ class OpenModels:
         for arm in [*self._stacks]:
             self.close(arm)
 
-    def open(self, plan: SwitchPlan, arms: Mapping[str, Arm]) -> dict[str, Arm]:
-        """A server for each model of ``plan``: that of ``arms`` if it has the same weights, else a new one."""
-        opened: dict[str, Arm] = {}
+    def open(self, plan: SwitchPlan, arms: Mapping[str, Arm], check: PlanCheck) -> dict[str, Arm]:
+        """A server for each model of ``plan``: that of ``arms`` if it has the same weights, else a new one.
+
+        ``check`` gets the plan and the models on other servers before any weights are loaded.
+        """
+        opened = {name: _remote(name, model) for name, model in plan.models.items() if model.base_url is not None}
+        check(plan, opened)
         try:
-            for name, model in sorted(plan.models.items(), key=lambda item: item[1].base_url is None):
-                opened[name] = _remote(name, model) if model.base_url is not None else self._own(name, model, arms)
+            for name, model in plan.models.items():
+                if model.base_url is None:
+                    opened[name] = self._own(name, model, arms)
         except BaseException:
             for arm in set(opened.values()) - set(arms.values()):
                 self.close(arm)
             raise
         return {name: opened[name] for name in plan.models}
 
-    def reload(
-        self, arms: Mapping[str, Arm], check: Callable[[SwitchPlan, Mapping[str, Arm]], None]
-    ) -> tuple[SwitchPlan, Mapping[str, Arm]]:
+    def reload(self, arms: Mapping[str, Arm], check: PlanCheck) -> tuple[SwitchPlan, Mapping[str, Arm]]:
         """See `ModelLoader`."""
         assert self._file is not None
         plan = read_plan(self._file)
-        opened = self.open(plan, arms)
-        try:
-            check(plan, opened)
-        except BaseException:
-            for arm in set(opened.values()) - set(arms.values()):
-                self.close(arm)
-            raise
-        return plan, opened
+        return plan, self.open(plan, arms, check)
 
     def close(self, arm: Arm) -> None:
         """See `ModelLoader`."""
@@ -112,7 +108,7 @@ class OpenModels:
         if model.run is not None and not (Path(source) / "config.yaml").is_file():
             raise ConfigError(f"models.{name}.run is {source!r}, which is no run: it has no config.yaml")
         config, checkpoint = resolve_served(source, model.checkpoint, ())
-        # The newest checkpoint of a run may be another one than before.
+        # The newest checkpoint of a run may have changed.
         key = (model.policy, source, None if checkpoint is None else checkpoint.resolve())
         if (arm := arms.get(name)) is not None and self._sources.get(arm) == key:
             return arm

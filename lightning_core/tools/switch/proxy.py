@@ -105,7 +105,7 @@ class Proxy:
         self._names = CallNames(rules=[rule.model_dump() for rule in plan.named])
 
     async def wait_until_idle(self, arm: Arm) -> None:
-        """Wait until no request of ``arm`` is in progress."""
+        """Wait until no request in progress needs ``arm``."""
         while self._in_progress[arm]:
             await asyncio.sleep(_POLL_SECONDS)
 
@@ -163,7 +163,14 @@ class Proxy:
             arm = self._arms[shares.choose(sent.agent, sent.conversation)]
         if shares.shadow not in (None, arm.name) and dialect_of_path(path) is not None:
             self._copy(sent, self._arms[shares.shadow])
-        return await self._answer(sent, arm, None if shares.fallback == arm.name else shares.fallback)
+        if shares.fallback in (None, arm.name):
+            return await self._answer(sent, arm, None)
+        fallback = self._arms[shares.fallback]
+        self._count(fallback, 1)  # so that its model stays open until it may be needed
+        try:
+            return await self._answer(sent, arm, fallback)
+        finally:
+            self._count(fallback, -1)
 
     def _read(self, request: Request, in_url: str | None, path: str, data: bytes) -> SentRequest:
         check_strings(data, self._limits.strings)
@@ -200,7 +207,7 @@ class Proxy:
             f"{AGENT_HEADER}, by a rule under named, or set default"
         )
 
-    async def _answer(self, sent: SentRequest, arm: Arm, fallback: str | None) -> Response:
+    async def _answer(self, sent: SentRequest, arm: Arm, fallback: Arm | None) -> Response:
         exchange = ArmExchange(self, sent, arm)
         try:
             response = await exchange.open()
@@ -210,8 +217,8 @@ class Proxy:
             exchange.fail(error)
             if not isinstance(error, Exception):  # cancelled
                 raise
-            if (other := self._arms.get(fallback or "")) is not None:
-                return await self._answer(sent, other, None)
+            if fallback is not None:
+                return await self._answer(sent, fallback, None)
             message = f"model {arm.name!r} of the switch has no response: {describe(error)}"
             raise PolicyRequestError(message, status=502) from None
         headers = {name: value for name, value in response.headers.items() if name.lower() not in _NOT_RETURNED}
@@ -219,8 +226,8 @@ class Proxy:
         if exchange.is_stream and not is_failure:
             return EventStreamResponse(exchange.parts(), status_code=response.status_code, headers=headers)
         exchange.end(data)
-        if is_failure and (other := self._arms.get(fallback or "")) is not None:
-            return await self._answer(sent, other, None)
+        if is_failure and fallback is not None:
+            return await self._answer(sent, fallback, None)
         return Response(data, status_code=response.status_code, headers=headers)
 
     def _copy(self, sent: SentRequest, arm: Arm) -> None:
@@ -278,6 +285,9 @@ class Proxy:
     def busy(self, arm: Arm, change: int) -> None:
         """Count a request of ``arm`` in progress, or one less."""
         self.meters.busy(arm.name, change)
+        self._count(arm, change)
+
+    def _count(self, arm: Arm, change: int) -> None:
         self._in_progress[arm] += change
         if not self._in_progress[arm]:
             del self._in_progress[arm]

@@ -27,7 +27,7 @@ from lightning_core.endpoint.receive import read_body, read_json
 from lightning_core.endpoint.refusals import credentials, error_response
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session
-from lightning_core.errors import ConfigError, PolicyRequestError, describe
+from lightning_core.errors import ConfigError, LightningError, PolicyRequestError, describe
 from lightning_core.tools.serving import SingleSession, check_access
 from lightning_core.tools.switch.arm import Arm
 from lightning_core.tools.switch.meters import Meters
@@ -48,15 +48,18 @@ _MOST_BYTES = 1 << 20
 """Of a request that is no model call."""
 
 
+PlanCheck = Callable[[SwitchPlan, Mapping[str, Arm]], None]
+"""Raises `ConfigError` for a plan, or for models on other servers, that a switch cannot use."""
+
+
 class ModelLoader(Protocol):
     """The models of a plan whose file may change. Called on other threads, `reload` on one at a time."""
 
-    def reload(
-        self, arms: Mapping[str, Arm], check: Callable[[SwitchPlan, Mapping[str, Arm]], None]
-    ) -> tuple[SwitchPlan, Mapping[str, Arm]]:
+    def reload(self, arms: Mapping[str, Arm], check: PlanCheck) -> tuple[SwitchPlan, Mapping[str, Arm]]:
         """The plan now, and its models: those of ``arms`` that are as before, and new ones.
 
-        Raises what `check` raises for them, and `ConfigError` for a wrong plan. Then nothing has changed.
+        ``check`` gets the plan and its models on other servers. Raises what it raises, and `ConfigError` for a wrong plan. Then
+        nothing has changed.
         """
         ...
 
@@ -278,7 +281,7 @@ class SwitchServer:
             before = self._arms
             try:
                 plan, arms = await asyncio.to_thread(self._loader.reload, before, self._check)
-            except Exception as error:
+            except (LightningError, OSError) as error:
                 logger.warning(
                     "the plan was not reloaded, so the switch continues with the one before: %s", describe(error)
                 )
@@ -289,7 +292,7 @@ class SwitchServer:
                 self._meters.shared(name, dict.fromkeys(shares.arms, 0.0))
             self._plan, self._arms = plan, arms
             self._proxy.use(plan, arms)
-            self._store.days = plan.keep_days
+            self._store.keep(plan.keep_days)
             notes = self._use_shares(plan)
         for arm in set(before.values()) - set(arms.values()):
             task = asyncio.create_task(self._close(arm))

@@ -27,6 +27,8 @@ DISCONNECTED = "the client disconnected"
 _MOST_AT_ONCE = 1000
 """Rows of one transaction."""
 _DELETE_SECONDS = 3600.0
+_WAIT_SECONDS = 60.0
+"""Longest wait for an entry, after which old calls may have to be deleted."""
 _DELETE = (
     "DELETE FROM feedback WHERE call IN (SELECT id FROM calls WHERE began < ?)",
     "DELETE FROM calls WHERE began < ?",
@@ -101,6 +103,7 @@ _PLACES = ", ".join("?" * len(fields(ArmCall)))
 class SwitchStore:
     """The record of the switch in ``folder``, written by a thread of its own. A context manager.
 
+    ``days``: calls that began longer ago are deleted, with their feedback; None: none are.
     Raises `ConfigError` if the folder cannot be written, or if another switch uses it.
     """
 
@@ -108,10 +111,9 @@ class SwitchStore:
         folder.mkdir(parents=True, exist_ok=True)
         check_writable(folder)
         self.path = folder / FILE
-        self.days = days
-        """Calls that began longer ago are deleted, with their feedback; None: none are."""
+        self._days = days
         self._deleted_at = float("-inf")
-        self._entries: queue.SimpleQueue[_Entry | Callable[[], _Entry] | None] = queue.SimpleQueue()
+        self._entries: queue.SimpleQueue[_Entry | Callable[[], _Entry | None] | None] = queue.SimpleQueue()
         self._failures = Repeats()
         self._lock = _lock(folder / "switch.lock")
         try:
@@ -154,6 +156,14 @@ class SwitchStore:
         values = (time.time(), change.agent, json.dumps(change.arms), change.why)
         self._entries.put(("INSERT INTO changes VALUES (?, ?, ?, ?)", values))
 
+    def keep(self, days: int | None) -> None:
+        """Delete old calls by ``days`` from now on."""
+
+        def keep() -> None:  # on the thread that reads it
+            self._days, self._deleted_at = days, float("-inf")
+
+        self._entries.put(keep)
+
     def find(self, response: str) -> KnownCall | None:
         """The call with this id, or whose response has it; None if there is none."""
         with closing(_open(self.path)) as database:
@@ -172,12 +182,15 @@ class SwitchStore:
     def _write(self) -> None:
         ended = False
         while not ended:
-            entries = [self._entries.get()]
+            self._delete_old()
+            try:
+                entries = [self._entries.get(timeout=_WAIT_SECONDS)]
+            except queue.Empty:
+                continue
             while len(entries) < _MOST_AT_ONCE and not self._entries.empty():
                 entries.append(self._entries.get())
             ended = None in entries
             rows = [row for entry in entries if entry is not None and (row := self._read(entry)) is not None]
-            self._delete_old()
             try:
                 self._store(rows)
             except Exception:  # noqa: BLE001 - of one row; the others are kept
@@ -187,7 +200,7 @@ class SwitchStore:
                     except Exception as error:  # noqa: BLE001 - such as a full disk
                         self._lose(error)
 
-    def _read(self, entry: _Entry | Callable[[], _Entry]) -> _Entry | None:
+    def _read(self, entry: _Entry | Callable[[], _Entry | None]) -> _Entry | None:
         try:
             return entry() if callable(entry) else entry
         except Exception as error:  # noqa: BLE001 - a response may have any content
@@ -195,19 +208,20 @@ class SwitchStore:
             return None
 
     def _delete_old(self) -> None:
-        """At times, delete the calls that are too old, and say how many."""
-        if self.days is None or time.monotonic() - self._deleted_at < _DELETE_SECONDS:
+        """Delete the calls that are too old, once an hour, and log how many."""
+        if self._days is None or time.monotonic() - self._deleted_at < _DELETE_SECONDS:
             return
-        self._deleted_at, oldest = time.monotonic(), time.time() - self.days * 86_400
+        self._deleted_at = time.monotonic()
         try:
+            oldest = time.time() - self._days * 86_400
             with self._database:
                 feedback, calls = (self._database.execute(text, (oldest,)).rowcount for text in _DELETE)
-        except sqlite3.Error as error:
+        except Exception as error:  # noqa: BLE001 - else the thread would end, and nothing be recorded
             logger.warning("old calls cannot be deleted from %s: %s", self.path, describe(error))
         else:
             if calls:
-                text = "the switch deleted the records of %s older than keep_days, %s, with %s"
-                logger.warning(text, plural(calls, "call"), plural(self.days, "day"), plural(feedback, "reward"))
+                text = "deleted %s older than %s (keep_days), and %s of them"
+                logger.info(text, plural(calls, "call"), plural(self._days, "day"), plural(feedback, "reward"))
 
     def _store(self, rows: Sequence[_Entry]) -> None:
         with self._database:

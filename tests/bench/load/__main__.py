@@ -5,7 +5,8 @@
 A provider, the server and the clients are processes of their own. Without --run the server is a switch of two models; shares are promoted,
 rolled back and reloaded while clients send conversations in three wire formats, whole and streamed, leave some in the middle, and give
 feedback. At the end the server gets SIGTERM with requests in progress. With --run it is a plain server of this run. Prints the requests by
-outcome, and those that are missing in the record; the exit code is 1 if there are any. --keep: the folder for what the server writes.
+outcome, and those that are missing in the record, or failed although the provider answered; the exit code is 1 if there are any.
+--keep: the folder for what the server writes.
 """
 
 from __future__ import annotations
@@ -33,17 +34,25 @@ import numpy as np
 from lightning_core.errors import plural
 from lightning_core.otel import read_traces
 from lightning_core.trace import Call
-from tests.bench.load.clients import AGENTS, Load, Sent
-from tests.bench.load.provider import number_of
+from tests.bench.load.clients import AGENTS, FORMATS, Load, Sent
+from tests.bench.load.provider import cuts, number_of, refuses
 from tests.bench.processes import process, read_line, resident_bytes
 
 PROBES = 100
 """Requests that measure the latency before the load, to the provider and to the server in turn."""
 
 
-def plan_of(provider: str, folder: Path, models: Sequence[str]) -> str:
-    """The plan of a switch whose models are all at ``provider``."""
-    named = {name: {"base_url": f"{provider}/v1", "model": name} for name in models}
+ORDERS: Sequence[dict[str, Any]] = (
+    {"promote": "new"},
+    {"rollback": True},
+    {"arms": {"old": 0.3, "new": 0.7}},
+    {"reload": True},
+)
+
+
+def plan_of(provider: str, folder: Path, models: Sequence[str], place: int = 0) -> str:
+    """The plan of a switch whose models are all at ``provider``; another ``place`` there replaces them all."""
+    named = {name: {"base_url": f"{provider}/{place}/v1", "model": name} for name in models}
     agents = {name: {"arms": {"old": 0.5, "new": 0.5}, "fallback": "old"} for name in AGENTS}
     return json.dumps({"models": named, "agents": agents, "folder": str(folder)})  # which is YAML
 
@@ -64,30 +73,30 @@ async def probe(urls: Sequence[str], model: str) -> list[list[float]]:
 async def change(url: str, provider: str, plan: Path, folder: Path, load: Load, pause: float) -> int:
     """Change shares and models until the load ends; return the number of changes."""
     models = itertools.cycle((["old", "new", "third"], ["old", "new"]))
-    orders = itertools.cycle(
-        [{"promote": "new"}, {"rollback": True}, {"arms": {"old": 0.3, "new": 0.7}}, {"reload": True}]
-    )
     done = 0
     async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
         while True:
             await asyncio.sleep(pause)
             if load.ended:
                 return done
-            order, path = next(orders), f"switch/{AGENTS[done // 4 % 2]}"
+            order, path = ORDERS[done % len(ORDERS)], f"switch/{AGENTS[done // 4 % 2]}"
             if "reload" in order:
-                plan.write_text(plan_of(provider, folder, next(models)))
+                plan.write_text(plan_of(provider, folder, next(models), place=done))
                 path = "switch"
             try:
                 response = await http.post(f"{url}/{path}", json=order)
-            except httpx.TransportError:  # the server ends
-                return done
-            assert response.status_code == 200, response.text
+            except httpx.TransportError:
+                if load.ending:
+                    return done
+                raise
+            assert response.status_code == 200 or load.ending, response.text
             done += 1
 
 
 async def send(
     load: Load, options: argparse.Namespace, server: subprocess.Popen[str], changing: bool, where: Sequence[Path | str]
-) -> None:
+) -> int:
+    """Send the load, then SIGTERM; return the number of changes."""
     seconds, memory = options.minutes * 60, list[int]()
     provider, plan, folder = where
     running: list[asyncio.Task[Any]] = [asyncio.create_task(load.run(options.clients))]
@@ -101,11 +110,11 @@ async def send(
     for task in running:
         if task.done():
             await task
-    began = monotonic()
+    began, load.ending = monotonic(), True
     server.send_signal(signal.SIGTERM)
     await asyncio.sleep(0.5)
     load.ended = True
-    await asyncio.gather(*running)
+    _, *changes = await asyncio.gather(*running)
     await asyncio.to_thread(server.wait, 60)
     print(
         "resident memory "
@@ -115,6 +124,7 @@ async def send(
         )
     )
     print(f"shutdown with requests in progress: {monotonic() - began:.1f} s, exit code {server.returncode}")
+    return sum(changes)
 
 
 def read_recorded(traces: Path) -> tuple[dict[int, list[Call]], int]:
@@ -130,6 +140,13 @@ def read_recorded(traces: Path) -> tuple[dict[int, list[Call]], int]:
 
 
 def _lack(one: Sent, calls: Sequence[Call]) -> str | None:
+    if not one.ending:
+        if one.outcome == "not accepted":
+            return f"while the server ran: {one.reason}"
+        if one.outcome == "failed" and not refuses(one.number):
+            return f"not as the provider answered: {one.reason}"
+        if one.outcome == "cut" and not (one.streamed and cuts(one.number)):
+            return f"which the provider did not do: {one.reason}"
     if one.outcome in ("left early", "not accepted"):  # perhaps before the server had it
         return None
     if not calls:
@@ -169,15 +186,15 @@ def main() -> int:
         model = "policy" if options.run else "gpt"
         times = asyncio.run(probe([f"{provider}/v1", url] if not options.run else [url], model))
         load = Load(url=url, with_feedback=not options.run, model=model)
-        asyncio.run(send(load, options, server, not options.run, (provider, plan, folder)))
+        changes = asyncio.run(send(load, options, server, not options.run, (provider, plan, folder)))
         quantiles = [np.percentile(one, (50, 99)) * 1e3 for one in times]
         if len(quantiles) == 2:
             added = quantiles[1] - quantiles[0]
             print(f"latency added to one client: p50 {added[0]:.1f} ms, p99 {added[1]:.1f} ms")
-        return report(load, traces, None if options.run else folder, log)
+        return report(load, traces, None if options.run else folder, log, changes)
 
 
-def report(load: Load, traces: Path, folder: Path | None, log: Path) -> int:
+def report(load: Load, traces: Path, folder: Path | None, log: Path, changes: int) -> int:
     """Print the counts; return the exit code."""
     outcomes = Counter(one.outcome for one in load.sent)
     p50, p99 = np.percentile([one.seconds for one in load.sent if one.outcome == "answered"], (50, 99)) * 1e3
@@ -194,7 +211,13 @@ def report(load: Load, traces: Path, folder: Path | None, log: Path) -> int:
     absent = Counter(one.outcome for one in load.sent if one.number not in calls)
     print("requests without a record: " + (", ".join(f"{number} {name}" for name, number in absent.items()) or "none"))
     lost = Counter(f"{one.outcome}: {lack}" for one in load.sent if (lack := _lack(one, calls.get(one.number, ()))))
-    print(f"feedback accepted {load.feedback}, rewards in the traces {rewards}")
+    before = [one for one in load.sent if not one.ending]
+    kinds = Counter((one.path, one.streamed) for one in before if one.outcome == "answered")
+    lost |= Counter({
+        "kinds of request without an answer": 2 * len(FORMATS) - len(kinds),
+        "answers fewer than three in four": len(before) * 3 // 4 - kinds.total(),
+    })  # fmt: skip
+    print(f"changes {changes}, feedback accepted {load.feedback}, rewards in the traces {rewards}")
     if folder is not None:
         with closing(sqlite3.connect(folder / "switch.db")) as database:
             rows, stored = (
@@ -202,6 +225,8 @@ def report(load: Load, traces: Path, folder: Path | None, log: Path) -> int:
             )
         print(f"rows in switch.db: {rows} calls, {stored} feedback")
         lost |= Counter({
+            "kinds of change not made": len(ORDERS) - changes,
+            "feedback never accepted": int(not load.feedback),
             "calls in only one of the traces and switch.db": abs(rows - recorded),
             "feedback not in switch.db": load.feedback - stored,
             "feedback not in the traces": load.feedback - rewards,

@@ -38,6 +38,8 @@ class Sent:
     response: str | None = None
     seconds: float = 0.0
     reason: str = ""
+    ending: bool = False
+    """Whether the server was ending before the request had."""
 
 
 @dataclass(kw_only=True)
@@ -50,6 +52,8 @@ class Load:
     sent: list[Sent] = field(default_factory=list[Sent])
     feedback: int = 0
     """Of which the server has said that it is stored."""
+    ending: bool = False
+    """Whether the server may refuse connections and requests."""
     ended: bool = False
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -71,6 +75,7 @@ class Load:
             one = Sent(number=next(self._numbers), path=path, streamed=streamed)
             messages.append({"role": "user", "content": f"request {one.number}: say more"})
             await self._send(http, chance, one, messages, {"lightning-agent": agent})
+            one.ending = self.ending
             self.sent.append(one)
             if one.outcome == "not accepted":
                 await asyncio.sleep(0.05)
@@ -135,6 +140,8 @@ class Load:
         try:
             given = await http.post(f"{self.url}/feedback", json={"response": one.response, "reward": 0.5})
         except httpx.TransportError:
-            return
+            if self.ending:
+                return
+            raise
         assert given.status_code == 200, given.text
         self.feedback += 1

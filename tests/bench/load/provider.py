@@ -31,17 +31,27 @@ def number_of(text: object) -> int:
     return int(found[1]) if found else -1
 
 
+def refuses(number: int) -> bool:
+    """Whether the request is refused with status 400."""
+    return number % 103 == 0
+
+
+def cuts(number: int) -> bool:
+    """Whether a stream for the request is cut."""
+    return number % 101 == 0
+
+
 async def answer(request: Request) -> Response:
     body = await request.json()
     asked = body["input"] if "input" in body else body["messages"]
     number, kind = number_of(asked[-1]["content"]), request.url.path.rpartition("/")[2]
-    if number % 103 == 0:
+    if refuses(number):
         return JSONResponse({"error": {"message": "refused"}}, status_code=400)
     if number % 47 == 0 and body["model"] == "new":  # the fallback answers
         return JSONResponse({"error": {"message": "overloaded"}}, status_code=503)
     words, identity = [f"answer {number}", *(f" word {i}" for i in range(1, PARTS))], f"{number}-{body['model']}"
     if body.get("stream"):
-        events = stream(kind, identity, words, cut=number % 101 == 0)
+        events = stream(kind, identity, words, cut=cuts(number))
         return StreamingResponse(events, media_type="text/event-stream")
     if number >= 0:
         await asyncio.sleep(SECONDS)

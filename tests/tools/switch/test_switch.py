@@ -195,10 +195,11 @@ def test_a_plan_is_reloaded_while_the_switch_answers(
             return ended[-1]
 
         assert main(["switch", "promote", "writer", "large", "--url", switch.url]) == 0
+        wrong_model = {"models": {**models, "own": {"weights": str(tmp_path)}}}
         for wrong, expected in (
             ({"agents": {"writer": "four"}}, "there is no model 'four'; expected one of small, large"),
-            ({"models": {**models, "own": {"weights": str(tmp_path)}}}, "is neither a run's folder"),
-            ({"folder": str(tmp_path / "other")}, "until the switch is started again"),
+            (wrong_model, "is neither a run's folder"),
+            ({**wrong_model, "folder": str(tmp_path / "other")}, "until the switch is started again"),
         ):
             assert reload(wrong) == 2
             assert expected in " ".join(capsys.readouterr().err.split())
@@ -222,7 +223,9 @@ def test_a_plan_is_reloaded_while_the_switch_answers(
         with pytest.raises(openai.NotFoundError, match="agent 'mine', which is not listed"):
             ask(client(switch, "mine"), "hi")
         assert [first, *stream][-1].choices[0].finish_reason, "a request ends with the model it began with"
+        end = time.monotonic() + 20
         while own_servers() > before:
+            assert time.monotonic() < end, "the removed model is still open"
             time.sleep(0.05)
     (row,) = [row for row in arm_rows(tmp_path / "switch", Prices()) if row.arm == "own"]
     assert (row.calls, row.failed) == (1, 0)
@@ -232,19 +235,32 @@ def test_old_calls_are_deleted_with_their_feedback(
     tmp_path: Path, models: dict[str, Any], caplog: pytest.LogCaptureFixture
 ):
     plan = {"models": models, "agents": {"writer": "small"}, "keep_days": 7}
+
+    def calls() -> int:
+        return sum(row.calls for row in arm_rows(tmp_path / "switch", Prices()))
+
     with serve(tmp_path, plan) as switch:
         old, new = (ask(client(switch, "writer"), "hi").id for _ in range(2))
         for response in (old, new):
             httpx.post(f"{switch.url}/feedback", json={"response": response, "reward": 1}).raise_for_status()
     with closing(sqlite3.connect(tmp_path / "switch" / FILE)) as database, database:
         database.execute("UPDATE calls SET began = began - 8 * 86400 WHERE response = ?", (old,))
-    with serve(tmp_path, plan) as switch:
-        ask(client(switch, "writer"), "hi")
-    (row,) = arm_rows(tmp_path / "switch", Prices())
-    assert (row.calls, row.rated) == (2, 1)
-    with closing(sqlite3.connect(tmp_path / "switch" / FILE)) as database:
+    caplog.set_level("INFO", "lightning_core.tools.switch")
+    with serve(tmp_path, {**plan, "keep_days": 30}) as switch:
+        assert calls() == 2
+        (tmp_path / "plan.yaml").write_text(yaml.safe_dump({**plan, "folder": str(tmp_path / "switch")}))
+        assert main(["switch", "reload", "--url", switch.url]) == 0
+        end = time.monotonic() + 20
+        while calls() > 1:
+            assert time.monotonic() < end, "it waits for an entry, or an hour"
+            time.sleep(0.05)
+    with closing(sqlite3.connect(tmp_path / "switch" / FILE)) as database, database:
         assert database.execute("SELECT count(*) FROM feedback").fetchone() == (1,)
-    assert "deleted the records of 1 call older than keep_days, 7 days, with 1 reward" in caplog.text
+        database.execute("UPDATE calls SET began = began - 8 * 86400")
+    with serve(tmp_path, plan):
+        pass
+    assert calls() == 0, "when it starts, without a request"
+    assert [record.levelname for record in caplog.records if "older than 7 days" in record.message] == ["INFO"] * 2
 
 
 def test_fallback_shadow_and_rules_that_name_agents(tmp_path: Path, models: dict[str, Any]):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +24,13 @@ from lightning_core.errors import ConfigError
 from lightning_core.otel import read_traces
 from lightning_core.records.prices import Prices
 from lightning_core.testing.recording_server import serve_app
+from lightning_core.tools.record.responses import find_id
 from lightning_core.tools.switch.arm import Arm
 from lightning_core.tools.switch.plan import SwitchPlan
 from lightning_core.tools.switch.recorded import SwitchTraces
 from lightning_core.tools.switch.report import arm_rows
-from lightning_core.tools.switch.server import SwitchServer
+from lightning_core.tools.switch.server import PlanCheck, SwitchServer
+from lightning_core.tools.switch.store import FILE, SwitchStore
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2}
 
@@ -34,6 +40,8 @@ class Upstream:
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, str], Any]] = []
+        self.released = threading.Event()
+        """Until then, the models "held" and "held-failing" do not end their responses."""
 
     async def answer(self, request: Request) -> Response:
         response = await self.respond(request)
@@ -49,12 +57,20 @@ class Upstream:
             usage, identity = {"prompt_tokens": -5, "completion_tokens": 1 << 70}, "id-\udce9"
         if model == "broken":
             return StreamingResponse(self.breaking(), status_code=503)
-        if model == "failing":
+        if model == "held-failing":
+            await self.release()
+        if model in ("failing", "held-failing"):
             return JSONResponse({"error": "busy"}, status_code=503)
         if model == "hanging":
             await anyio.sleep(600)
-        if model == "long":
-            return StreamingResponse(self.long(), media_type="text/event-stream")
+        if model in ("long", "held"):
+            return StreamingResponse(self.long() if model == "long" else self.held(), media_type="text/event-stream")
+        if model == "unended":
+            event = 'data: {"id": "unended", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}'
+            return Response(event, media_type="text/event-stream")
+        if "streamGenerateContent" in request.url.path:
+            parts = [{"candidates": [{"content": {"parts": [{"text": text}]}}], "responseId": "array"} for text in "ab"]
+            return JSONResponse(parts)
         if model == "erring":
             error = {"error": {"message": "overloaded", "type": "server_error"}}
             return StreamingResponse(iter([f"data: {json.dumps(error)}\n\n"]), media_type="text/event-stream")
@@ -71,6 +87,15 @@ class Upstream:
         for text, finish in (*[("x" * (1 << 20), None)] * 6, ("", "stop")):
             choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
             yield f"data: {json.dumps({'id': 'long', 'choices': [choice], 'usage': USAGE if finish else None})}\n\n"
+
+    async def held(self) -> AsyncIterator[str]:
+        for text, finish in (("begin", None), ("end", "stop")):
+            choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
+            yield f"data: {json.dumps({'id': 'held', 'choices': [choice]})}\r\n\r\n"
+            await self.release()
+
+    async def release(self) -> None:
+        await anyio.to_thread.run_sync(self.released.wait, 20)
 
     async def breaking(self) -> AsyncIterator[bytes]:
         yield b"{"
@@ -89,9 +114,35 @@ def arm(url: str, model: str, **more: Any) -> Arm:
 
 
 def switch_of(folder: Path, arms: list[Arm], agents: dict[str, Any], **options: Any) -> SwitchServer:
+    return SwitchServer(plan_of(folder, arms, agents), {one.name: one for one in arms}, **options)
+
+
+def plan_of(folder: Path, arms: list[Arm], agents: dict[str, Any]) -> SwitchPlan:
     models = {one.name: {"base_url": one.base_url} for one in arms}
-    plan = SwitchPlan.model_validate({"models": models, "agents": agents, "folder": str(folder)})
-    return SwitchServer(plan, {one.name: one for one in arms}, **options)
+    return SwitchPlan.model_validate({"models": models, "agents": agents, "folder": str(folder)})
+
+
+class Reloads:
+    """Reloads to a plan with these ``arms``, and keeps those that are closed."""
+
+    def __init__(self, folder: Path, arms: list[Arm], agents: dict[str, Any]) -> None:
+        self.plan, self.arms = plan_of(folder, arms, agents), arms
+        self.closed: list[Arm] = []
+
+    def reload(self, arms: Mapping[str, Arm], check: PlanCheck) -> tuple[SwitchPlan, Mapping[str, Arm]]:
+        if not self.arms:
+            raise RuntimeError("a mistake in the switch itself")
+        return self.plan, {one.name: one for one in self.arms}
+
+    def close(self, arm: Arm) -> None:
+        self.closed.append(arm)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "it did not happen within 20 s"
+        time.sleep(0.02)
 
 
 def ask(switch: SwitchServer, agent: str, text: str = "hi", **more: Any) -> httpx.Response:
@@ -249,3 +300,79 @@ def test_rollbacks_go_further_back_and_two_switches_share_no_folder(tmp_path: Pa
         assert change({"rollback": True}).json()["arms"] == {"one": 1.0}
         assert change({"rollback": True}).status_code == 409
     assert (tmp_path / "switch.db").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["moved", "removed"])
+def test_a_request_falls_back_to_the_server_of_the_plan_that_it_began_with(
+    tmp_path: Path, upstream: tuple[str, Upstream], kept: bool
+):
+    """So that no other server gets its key."""
+    url, served = upstream
+    first, failing = arm(url, "b", gets_request_key=True), arm(url, "held-failing")
+    moved = [arm(f"{url}/other", "b", gets_request_key=True)] if kept else []
+    agents: dict[str, Any] = {"a": {"arms": {"held-failing": 1.0}, "fallback": "b"}}
+    loader = Reloads(tmp_path, [failing, *moved], agents if kept else {"a": "held-failing"})
+    with switch_of(tmp_path, [failing, first], agents, loader=loader) as switch, ThreadPoolExecutor() as pool:
+        answer = pool.submit(ask, switch, "a", headers={"authorization": "Bearer mine"})
+        wait_for(lambda: served.requests)
+        httpx.post(f"{switch.url}/switch", json={"reload": True}).raise_for_status()
+        time.sleep(0.5)
+        assert not loader.closed, "the request may need it"
+        served.released.set()
+        assert answer.result().json()["model"] == "b"
+        wait_for(lambda: loader.closed == [first])
+    assert [(to, headers.get("authorization")) for to, headers, _ in served.requests] == [
+        (f"{url}/v1/chat/completions", None),
+        (f"{url}/v1/chat/completions", "Bearer mine"),
+    ]
+
+
+def test_a_removed_model_is_closed_after_its_last_stream(tmp_path: Path, upstream: tuple[str, Upstream]):
+    url, served = upstream
+    held, good = arm(url, "held"), arm(url, "good")
+    loader = Reloads(tmp_path, [good], {"a": "good"})
+    with switch_of(tmp_path, [held, good], {"a": "held"}, loader=loader) as switch:
+        address = switch.url.replace("/v1", "/a/a/v1/chat/completions")
+        body = {"model": "gpt", "messages": [], "stream": True}
+        with httpx.stream("POST", address, json=body, timeout=20) as response:
+            parts = response.iter_text()
+            assert '"begin"' in next(parts)
+            given = httpx.post(f"{switch.url}/feedback", json={"response": "held", "reward": 1})
+            assert given.json().get("arm") == "held", "its events end in CRLF"
+            httpx.post(f"{switch.url}/switch", json={"reload": True}).raise_for_status()
+            assert ask(switch, "a").json()["model"] == "good"
+            time.sleep(0.5)
+            assert not loader.closed
+            served.released.set()
+            assert '"end"' in "".join(parts)
+        wait_for(lambda: loader.closed == [held])
+
+
+def test_a_mistake_of_the_switch_is_not_reported_as_one_of_the_file(tmp_path: Path, upstream: tuple[str, Upstream]):
+    arms = [arm(upstream[0], "good")]
+    loader = Reloads(tmp_path, arms, {"a": "good"})
+    loader.arms = []
+    with switch_of(tmp_path, arms, {"a": "good"}, loader=loader) as switch:
+        assert httpx.post(f"{switch.url}/switch", json={"reload": True}).status_code == 500
+        assert ask(switch, "a").status_code == 200
+
+
+def test_the_ids_of_a_stream_without_an_end_and_of_geminis_json_array_are_recorded(
+    tmp_path: Path, upstream: tuple[str, Upstream]
+):
+    arms = [arm(upstream[0], name) for name in ("unended", "array")]
+    with switch_of(tmp_path, arms, {one.name: one.name for one in arms}) as switch:
+        assert ask(switch, "unended", body={"stream": True}).status_code == 200
+        google = switch.url.replace("/v1", "/a/array/v1beta/models/x:streamGenerateContent")
+        content = httpx.post(google, json={"contents": []}).content
+    assert find_id(content, is_stream=False) == "array"
+    with closing(sqlite3.connect(tmp_path / FILE)) as database:
+        assert {*database.execute("SELECT arm, response FROM calls")} == {(one.name, one.name) for one in arms}
+
+
+def test_a_failed_deletion_does_not_end_the_record(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    with SwitchStore(tmp_path, days=10**400) as store:
+        store.feedback("call", 1.0, None)
+    with closing(sqlite3.connect(tmp_path / FILE)) as database:
+        assert database.execute("SELECT count(*) FROM feedback").fetchone() == (1,)
+    assert "old calls cannot be deleted" in caplog.text
