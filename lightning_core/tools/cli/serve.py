@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -67,6 +69,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@contextmanager
+def _showing_info() -> Generator[None]:
+    """Print what is logged at level INFO: changes of shares and plans, and deleted records."""
+    logger = logging.getLogger("lightning_core.tools")
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(logging.NOTSET)
+
+
+@_showing_info()
 def serve(options: argparse.Namespace) -> int:
     """Serve until interrupted or terminated; returns the exit code."""
     from lightning_core.tools.served_model import resolve_served

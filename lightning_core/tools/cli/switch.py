@@ -62,7 +62,7 @@ def switch(options: argparse.Namespace) -> int:
     if options.action == "reload":
         return _reload(options.url)
     wanted: Mapping[str, Any] = {
-        "share": lambda: {"arms": dict(map(_share, options.shares))},
+        "share": lambda: {"arms": _shares(options.shares)},
         "promote": lambda: {"promote": options.model},
         "rollback": lambda: {"rollback": True},
     }[options.action]()
@@ -87,12 +87,23 @@ def _reload(url: str) -> int:
     return exits.OK
 
 
+def _shares(texts: Sequence[str]) -> Mapping[str, float]:
+    found = [_share(text) for text in texts]
+    names = [name for name, _ in found]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"found two shares of {twice!r}; expected one of each model")
+    return dict(found)
+
+
 def _share(text: str) -> tuple[str, float]:
     model, _, share = text.rpartition("=")
     try:
-        return model, float(share)
+        number = float(share)
     except ValueError:
         raise ConfigError(f"found {text!r}; expected MODEL=SHARE, such as trained=0.2") from None
+    if not 0 <= number <= 1:
+        raise ConfigError(f"found {text!r}; expected a share from 0 to 1, such as trained=0.2")
+    return model, number
 
 
 def _change(url: str, path: str, wanted: Mapping[str, Any], seconds: float | None = 30.0) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -11,8 +12,11 @@ from pathlib import Path
 
 from pydantic_core import to_json
 
+from lightning_core.errors import plural
 from lightning_core.otel.otlp import spans_to_otlp
 from lightning_core.trace import SpanRecord
+
+logger = logging.getLogger(__name__)
 
 MOST_FILE_BYTES = 64 << 20
 """Size from which new traces go to the next file."""
@@ -98,10 +102,12 @@ class TraceFiles:
         found = recorded_files(self.folder)
         if self._days is not None:
             oldest = time.time() - self._days * 86_400
-            for path, _, modified in found:
-                if modified < oldest:
-                    with suppress(OSError):
-                        path.unlink()
+            old = [path for path, _, modified in found if modified < oldest]
+            for path in old:
+                with suppress(OSError):
+                    path.unlink()
+            if old:
+                logger.info("deleted %s older than %g days from %s", plural(len(old), "file"), self._days, self.folder)
             found = [file for file in found if file[2] >= oldest]
         self._known_bytes = sum(size for _, size, _ in found)
         existing = {path for path, _, _ in found}

@@ -268,6 +268,7 @@ class SwitchServer:
         if arms is None:
             raise PolicyRequestError(f"agent {show_json(name)} has no earlier shares to go back to", status=409)
         self._add(ShareChange(name, arms, why))
+        logger.info("%s: %s (before: %s)", name, shares_text(arms), shares_text(previous))
         return JSONResponse({"agent": name, "arms": arms, "previous": previous})
 
     async def _reload(self, request: Request) -> Response:
@@ -290,10 +291,12 @@ class SwitchServer:
                 ) from error
             for name, shares in self._proxy.shares.items():
                 self._meters.shared(name, dict.fromkeys(shares.arms, 0.0))
+            notes = _notes(self._plan, plan)
             self._plan, self._arms = plan, arms
             self._proxy.use(plan, arms)
             self._store.keep(plan.keep_days)
-            notes = self._use_shares(plan)
+            notes += self._use_shares(plan)
+        logger.info("the plan was reloaded; its models: %s", ", ".join(arms))
         for arm in set(before.values()) - set(arms.values()):
             task = asyncio.create_task(self._close(arm))
             self._closing.add(task)
@@ -359,6 +362,17 @@ def check_keys(arms: Mapping[str, Arm], api_key: str | None) -> None:
 def shares_text(arms: Mapping[str, float]) -> str:
     """``trained 0.1, gpt 0.9``."""
     return ", ".join(f"{name} {share:g}" for name, share in arms.items())
+
+
+def _notes(old: SwitchPlan, plan: SwitchPlan) -> list[str]:
+    """Changes for requests whose agent ``plan`` does not list."""
+    others = plan.default or "an error"
+    notes = [
+        f"{name} is not listed any more: its requests get {others}" for name in old.agents if name not in plan.agents
+    ]
+    if plan.default != old.default:
+        notes.append(f"requests of all other agents get {others} (before: {old.default or 'an error'})")
+    return notes
 
 
 async def _object(request: Request) -> Mapping[str, Any]:
