@@ -15,6 +15,7 @@ from lightning_core import trace as tr
 from lightning_core.errors import ConfigError, RewardError, describe
 from lightning_core.otel import spans_to_otlp
 from lightning_core.otel.reading import read_rollouts
+from lightning_core.otel.unicode import valid_span
 from lightning_core.records.atomic import write_atomically
 from lightning_core.tools.interchange.atif import reward_span
 from lightning_core.tools.interchange.documents import read_documents
@@ -23,7 +24,6 @@ from lightning_core.tools.interchange.langfuse import LANGFUSE
 from lightning_core.tools.interchange.langfuse_api import fetch_documents
 from lightning_core.tools.interchange.otlp import to_line
 from lightning_core.tools.interchange.source_format import Findings, ReadOptions, SourceScore
-from lightning_core.tools.record.unicode import valid_span
 from lightning_core.trace import SpanRecord, Trace, spans_to_trace
 
 SOURCE = "lightning.source"

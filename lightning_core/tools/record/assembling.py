@@ -9,10 +9,10 @@ from pathlib import Path
 
 from lightning_core import trace as tr
 from lightning_core.capture.recording import call_id
+from lightning_core.otel.unicode import valid_span
 from lightning_core.tools.record.counts import FAILED, FOLDER_FULL, UNWRITTEN, RecordCounts
 from lightning_core.tools.record.files import FolderFull, TraceFiles
 from lightning_core.tools.record.spans import CallPlace
-from lightning_core.tools.record.unicode import valid_span
 from lightning_core.tools.record.units import root_of
 from lightning_core.trace import SpanRecord
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from lightning_core.tools.record.unicode import write_json
+from lightning_core.otel.unicode import write_json
 
 _MOST = 20_000
 """Ends of conversations that are kept, as digests."""

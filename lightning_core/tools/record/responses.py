@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from lightning_core.dialects.dialect import Dialect, event_data
 from lightning_core.dialects.exchange import StreamError, UpstreamResponse, stream_error
-from lightning_core.tools.record.unicode import read_json
+from lightning_core.otel.unicode import read_json
 
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
 """Raised for a body that cannot be read: another server's response may have any form."""

@@ -11,8 +11,8 @@ from lightning_core import trace as tr
 from lightning_core.capture.span_ids import new_span_id
 from lightning_core.dialects.exchange import UpstreamResponse
 from lightning_core.errors import ConfigError
+from lightning_core.otel.unicode import valid_span, write_json
 from lightning_core.tools.record.observed import ObservedCall
-from lightning_core.tools.record.unicode import valid_span, write_json
 from lightning_core.tools.record.wire import ReadCall
 from lightning_core.trace import SpanRecord
 

@@ -10,10 +10,10 @@ from lightning_core.dialects import ALL_DIALECTS, DIALECTS, gemini
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.exchange import ChatRequest, UpstreamResponse
 from lightning_core.errors import describe, fold
+from lightning_core.otel.unicode import read_json
 from lightning_core.tools.record.counts import CONTINUED, OTHER_FORMAT, TOO_LARGE
 from lightning_core.tools.record.observed import CUT, ObservedCall
 from lightning_core.tools.record.responses import UNREADABLE, ReadResponse, read_response
-from lightning_core.tools.record.unicode import read_json
 
 _DIALECTS: Mapping[str, Dialect] = {dialect.PATH: dialect for dialect in DIALECTS}
 _PROVIDERS = {"/messages": "anthropic"}
