@@ -113,7 +113,7 @@ def files(folder: Path, **contents: bytes) -> list[Path]:
         ("a_json", DEEP.encode(), "lines of a.json that are nested too deeply"),
         ("a_json", DEEP[99_500:100_500].encode(), "values that are not JSON objects"),
         ("a_pb", b"", "a.pb' is empty"),
-        ("a_json_gz", gzip.compress(TRACES.encode())[:40], "a.json.gz' cannot be read"),
+        ("a_json_gz", gzip.compress(TRACES.encode(), mtime=0)[:40], "a.json.gz' cannot be read"),
         ("a_zip", b"PK\x03\x04 and no more", "a.zip' cannot be read: BadZipFile"),
     ],
 )
