@@ -13,6 +13,7 @@ import httpx
 
 from lightning_core.dialects.dialect import event_data
 from lightning_core.endpoint.api_key import read_api_key
+from lightning_core.endpoint.server_client import ServerClient
 from lightning_core.errors import UpstreamError, UpstreamRefusal, describe, fold
 from lightning_core.propagation.providers import GOOGLE_KEY, KEY_HEADERS, host_of, without_key
 
@@ -98,10 +99,11 @@ class UpstreamClient:
     def __init__(self, server: UpstreamServer | None = None) -> None:
         limits = server or UpstreamServer(base_url="")
         self._advice = "" if server is None else ", or raise policy.upstream.timeout_seconds"
-        self._client = httpx.AsyncClient(
+        self._client = ServerClient(
             # A call that waits for a connection is in progress, so the wait is not time of its agent.
             timeout=httpx.Timeout(limits.timeout_seconds, pool=None),
-            limits=httpx.Limits(max_connections=limits.connections, max_keepalive_connections=limits.connections),
+            connections=limits.connections,
+            idle=limits.connections,
         )
 
     async def complete(self, remote: Remote, body: bytes) -> bytes:

@@ -24,6 +24,7 @@ from lightning_core.endpoint.guard import dialect_of
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.receive import check_strings, check_values, plain_body, read_body, read_json
 from lightning_core.endpoint.refusals import credentials, error_response
+from lightning_core.endpoint.server_client import ServerClient
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Sessions
 from lightning_core.errors import COUNTED, PolicyRequestError, Repeats, describe
 from lightning_core.tools.record.naming import CallNames
@@ -308,11 +309,12 @@ class EventStreamResponse(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-def _client(*, trust_env: bool) -> httpx.AsyncClient:
+def _client(*, trust_env: bool) -> ServerClient:
     """A client; ``trust_env``: with the proxies of the environment."""
-    return httpx.AsyncClient(
+    return ServerClient(
         timeout=httpx.Timeout(_SILENCE_SECONDS, connect=_CONNECT_SECONDS, pool=None),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
+        connections=None,
+        idle=100,
         cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=[])),  # it has the requests of all clients
         trust_env=trust_env,
     )

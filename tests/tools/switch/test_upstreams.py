@@ -31,6 +31,7 @@ from lightning_core.tools.switch.recorded import SwitchTraces
 from lightning_core.tools.switch.report import arm_rows
 from lightning_core.tools.switch.server import PlanCheck, SwitchServer
 from lightning_core.tools.switch.store import FILE, SwitchStore
+from tests.endpoint.closing_server import closing_server
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2}
 
@@ -226,6 +227,16 @@ def test_odd_responses_stop_neither_the_answer_nor_the_record(tmp_path: Path, up
         ("failing", "failing"): (1, 1, 0),
         ("failing", "good"): (1, 0, 0),
     }
+
+
+def test_the_end_of_an_idle_connection_to_a_model_costs_no_request(tmp_path: Path):
+    with (
+        closing_server(lambda *place: "reset" if place == (0, 1) else "answer") as (url, seen),
+        switch_of(tmp_path, [Arm(name="far", base_url=url)], {"a": "far"}) as switch,
+    ):
+        assert [ask(switch, "a").status_code for _ in range(2)] == [200, 200]
+    assert seen == [(0, 0), (0, 1), (1, 0)]
+    assert [(row.calls, row.failed) for row in arm_rows(tmp_path, Prices())] == [(2, 0)]
 
 
 def test_a_long_stream_is_recorded_as_a_whole(tmp_path: Path, upstream: tuple[str, Upstream]):
