@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from lightning_core.tools.cli.exits import MEANINGS
+from lightning_core.tools.exits import MEANINGS
 
 _TABLE = re.compile(r"(<!-- generated: exits -->\n).*?(<!-- end -->)", re.DOTALL)
 

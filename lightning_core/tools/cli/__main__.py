@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from lightning_core.tools.cli import exits
+from lightning_core.tools import exits
 
 
 def run() -> int:

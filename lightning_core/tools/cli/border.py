@@ -31,7 +31,7 @@ from lightning_core.errors import (
     user_lines,
 )
 from lightning_core.records.failures import causes, failure_of
-from lightning_core.tools.cli import exits
+from lightning_core.tools import exits
 from lightning_core.tools.cli.messages import say
 
 _ISSUES = "https://github.com/lightning-rl/lightning-rl/issues"

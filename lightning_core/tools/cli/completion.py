@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from lightning_core.errors import ConfigError
-from lightning_core.tools.cli import exits
+from lightning_core.tools import exits
 from lightning_core.tools.cli.docs import page_files
 
 _HOW_TO_INSTALL = """\

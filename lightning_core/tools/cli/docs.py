@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_core.errors import ConfigError, did_you_mean
-from lightning_core.tools.cli import exits
+from lightning_core.tools import exits
 
 _PACKAGE = Path(__file__).parents[2]
 _FOLDERS = (_PACKAGE / "docs", _PACKAGE.parent / "docs")

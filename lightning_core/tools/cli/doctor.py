@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from lightning_core.errors import ConfigError, plural, visible
-from lightning_core.tools.cli import exits
+from lightning_core.tools import exits
 from lightning_core.tools.cli.messages import agents_output_apart
 
 if TYPE_CHECKING:

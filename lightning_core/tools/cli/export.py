@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lightning_core.errors import MissingExtra
 from lightning_core.records.failures import need_path
-from lightning_core.tools.cli import exits
+from lightning_core.tools import exits
 from lightning_core.tools.cli.messages import say
 
 FORMATS = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_core.errors import ConfigError, os_problem
-from lightning_core.tools.cli import exits
+from lightning_core.tools import exits
 from lightning_core.tools.cli.messages import say
 from lightning_core.tools.cli.numbers import finite, whole
 

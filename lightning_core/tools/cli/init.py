@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lightning_core.errors import ConfigError, did_you_mean, os_problem
-from lightning_core.tools.cli import exits
+from lightning_core.tools import exits
 from lightning_core.tools.cli.messages import say
 
 FOLDER = Path(__file__).parent / "templates"

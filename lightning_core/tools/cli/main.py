@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 from lightning_core.errors import ConfigError, LightningError
 from lightning_core.rollouts.log_format import DEBUG_VARIABLE, configure_logging
+from lightning_core.tools import exits
 from lightning_core.tools.cli import completion as cli_completion
 from lightning_core.tools.cli import credit as cli_credit
 from lightning_core.tools.cli import docs as cli_docs
 from lightning_core.tools.cli import doctor as cli_doctor
 from lightning_core.tools.cli import evaluate as cli_evaluate
-from lightning_core.tools.cli import exits
 from lightning_core.tools.cli import export as cli_export
 from lightning_core.tools.cli import improve as cli_improve
 from lightning_core.tools.cli import init as cli_init

@@ -6,7 +6,7 @@ import argparse
 from contextlib import suppress
 
 from lightning_core.errors import ConfigError, MissingExtra
-from lightning_core.tools.cli import exits
+from lightning_core.tools import exits
 from lightning_core.tools.cli.arguments import DEFAULT_CONFIG, default_config
 from lightning_core.tools.cli.messages import say
 from lightning_core.tools.cli.numbers import finite, whole

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from lightning_core.errors import ConfigError, describe, plural
-from lightning_core.tools.cli import exits
+from lightning_core.tools import exits
 from lightning_core.tools.cli.messages import say
 from lightning_core.tools.cli.serve import ADMIN_KEY_ENV, API_KEY_ENV
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from lightning_core.errors import ConfigError, plural
-from lightning_core.tools.cli import exits
+from lightning_core.tools import exits
 from lightning_core.tools.cli.messages import say
 from lightning_core.tools.cli.numbers import finite
 from lightning_core.tools.cli.trace import PHASES

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lightning_core.errors import MissingExtra
-from lightning_core.tools.cli import exits
+from lightning_core.tools import exits
 from lightning_core.tools.cli.numbers import port
 from lightning_core.tools.cli.serve import wait_for_signal
 

@@ -16,13 +16,13 @@ from lightning_core.records.checkpoints import best_checkpoint, checkpoints
 from lightning_core.records.intervals import Estimate
 from lightning_core.records.prices import Prices
 from lightning_core.records.usage import format_usd
+from lightning_core.tools import exits
 from lightning_core.tools.improve.stage import Stage, StageFailed, run_stage
 from lightning_core.tools.runs.compare import paired_difference
-from lightning_core.tools.runs.improvement import PROMPTS, TRAIN, WARM, CurrentStage, Note
+from lightning_core.tools.runs.improvement import POLICY, PROMPTS, PROVIDER, TEACHER, TRAIN, WARM, CurrentStage, Note
 
 STAGES = (PROMPTS, WARM, TRAIN)
 """The stages that can be left out."""
-TEACHER = "teacher"
 UNMEASURED = (PROMPTS, TEACHER)
 """Stages whose runs have rollouts of training tasks: their rewards are none of the held-out tasks."""
 
@@ -37,8 +37,6 @@ _EPOCHS = ("--epochs", "4", "--batch", "8")
 """Of the warm start; the epoch with the lowest held-out loss is used."""
 _WARM_RATE = "1e-4"
 """Ten times the rate of RL, as measured in docs/sft.md."""
-_REFUSED = 2
-"""The exit code of a command whose configuration or arguments it cannot use."""
 
 
 class RunStage(Protocol):
@@ -102,8 +100,8 @@ class ImprovementPipeline:
         """Run all stages. Raises `StageFailed` if one fails."""
         if self.model is not None:
             words = ["baseline", self.file, "--model", self.model, *self._prices(), *self._common()]
-            self.provider = self._run("provider", words)
-        self.best = self._run("policy", ["eval", self.file, *self._common()])
+            self.provider = self._run(PROVIDER, words)
+        self.best = self._run(POLICY, ["eval", self.file, *self._common()])
         for name, run in ((PROMPTS, self._find_prompts), (WARM, self._warm_start), (TRAIN, self._train)):
             if name in self.skip:
                 self._note(name, "left out, as requested")
@@ -137,7 +135,7 @@ class ImprovementPipeline:
         try:
             self._run(PROMPTS, ["prompts", self.file, "--budget", str(budget), "-o", str(file), *self._common()])
         except StageFailed as error:
-            if error.code != _REFUSED:
+            if error.code != exits.USAGE:
                 raise
             # The search needs more tasks than an evaluation.
             self.current = None
@@ -206,7 +204,7 @@ class ImprovementPipeline:
             kept = ["trainer.checkpoint_every=0", f"trainer.keep_checkpoints={_ROUNDS}"]
             every = ["eval.every=0", "eval.early_stop=null", *kept]
             # Training is evaluated before and after each round, which takes as long as it did for the policy.
-            minutes -= (_ROUNDS + 1) * next(stage.minutes for stage in self.stages if stage.name == "policy")
+            minutes -= (_ROUNDS + 1) * next(stage.minutes for stage in self.stages if stage.name == POLICY)
             if minutes <= 0:
                 self._note(TRAIN, "left out, the evaluations would take all of the minutes that are left")
                 return

@@ -10,7 +10,7 @@ from lightning_core.records.intervals import format_mean
 from lightning_core.records.usage import format_usd
 from lightning_core.tools.improve.pipeline import UNMEASURED, ImprovementPipeline
 from lightning_core.tools.improve.stage import Stage
-from lightning_core.tools.runs.improvement import Improvement, StageResult
+from lightning_core.tools.runs.improvement import POLICY, Improvement, StageResult
 
 _NOTHING = "–"
 
@@ -121,7 +121,7 @@ def _use(pipeline: ImprovementPipeline) -> str | None:
 
 
 def _first(pipeline: ImprovementPipeline) -> Stage | None:
-    return next((stage for stage in pipeline.stages if stage.name == "policy"), None)
+    return next((stage for stage in pipeline.stages if stage.name == POLICY), None)
 
 
 def _cells(found: Improvement, stage: StageResult) -> list[str]:

@@ -20,9 +20,15 @@ from lightning_core.records.runs import State
 
 IMPROVEMENT = "improve.json"
 """The file's name."""
-PROMPTS, WARM, TRAIN = "prompts", "warm start", "train"
-_ORDER = ("provider", "policy", PROMPTS, "teacher", WARM, TRAIN)
-"""The first words of the names of stages."""
+PROVIDER, POLICY, PROMPTS, TEACHER, WARM, TRAIN = ORDER = (
+    "provider",
+    "policy",
+    "prompts",
+    "teacher",
+    "warm start",
+    "train",
+)
+"""The stages, in order. The name of an evaluation or a later round begins with that of its stage."""
 
 
 class Note(NamedTuple):
@@ -101,7 +107,12 @@ class Improvement:
 
     @property
     def provider(self) -> StageResult | None:
-        return next((stage for stage in self.stages if stage.name == "provider"), None)
+        return next((stage for stage in self.stages if stage.name == PROVIDER), None)
+
+    @property
+    def is_better(self) -> bool:
+        """Whether a stage is better than the untrained policy."""
+        return self.best not in (None, POLICY)
 
     def write(self, folder: Path) -> None:
         """Write the file in ``folder``."""
@@ -171,4 +182,4 @@ def _without_nan(value: Any) -> Any:
 
 
 def _place(name: str) -> int:
-    return next((place for place, first in enumerate(_ORDER) if name.startswith(first)), len(_ORDER))
+    return next((place for place, first in enumerate(ORDER) if name.startswith(first)), len(ORDER))
