@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -24,6 +25,8 @@ from lightning_core.otel.log_records import add_log_records, read_log_records
 from lightning_core.otel.openinference import OPENINFERENCE_KIND
 from lightning_core.otel.otlp import spans_from_otlp, spans_from_protobuf, with_message_events
 from lightning_core.trace import SpanRecord, Trace, spans_to_trace
+
+_SPACE = re.compile(r"\s*")
 
 
 def read_traces(source: str | Path | Iterable[SpanRecord | ReadableSpan]) -> list[Trace]:
@@ -102,7 +105,8 @@ def _documents(text: str) -> Iterator[Any]:
     while position < len(text):
         document, end = decoder.raw_decode(text, position)
         yield document
-        position = end + len(text[end:]) - len(text[end:].lstrip())
+        space = _SPACE.match(text, end)
+        position = end if space is None else space.end()
 
 
 def read_documents(documents: Iterable[Any], refused: list[str] | None = None) -> list[SpanRecord]:
