@@ -6,6 +6,7 @@ import json
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Literal
@@ -14,8 +15,8 @@ ANSWER = json.dumps(
     {"choices": [{"index": 0, "message": {"role": "assistant", "content": "far"}, "finish_reason": "stop"}]}
 ).encode()
 
-Behaviour = Literal["answer", "close", "reset", "break"]
-"""Of one request: a response; the end of the connection, in order or not; or half a response."""
+Behaviour = Literal["answer", "close", "reset", "late", "odd", "break"]
+"""Of one request: a response; the end of the connection, in order, not in order, or late; no head of HTTP; half a response."""
 
 
 @contextmanager
@@ -39,6 +40,12 @@ def closing_server(behave: Callable[[int, int], Behaviour]) -> Generator[tuple[s
                 if behaviour in ("close", "reset"):
                     return
                 file.read(length)
+                if behaviour == "late":
+                    time.sleep(0.3)
+                    return
+                if behaviour == "odd":
+                    sock.sendall(b"HTTP/1.1 200 OK\r\nno header\r\n\r\n")
+                    return
                 head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(ANSWER)
                 sock.sendall(head + (ANSWER[:10] if behaviour == "break" else ANSWER))
                 if behaviour == "break":

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from lightning_core.endpoint import server_client
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server_client import ServerClient
 from tests.endpoint.closing_server import Behaviour, closing_server
@@ -37,6 +38,18 @@ def test_a_closed_idle_connection_costs_no_request(closing: Behaviour):
     found, seen = ask(3, lambda *place: closing if place == (0, 1) else "answer")
     assert found == ["far"] * 3
     assert seen == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_a_connection_is_not_used_after_a_pause_in_which_servers_close_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server_client, "_IDLE_SECONDS", 0.0)
+    assert ask(2, lambda *_: "answer")[1] == [(0, 0), (1, 0)]
+
+
+@pytest.mark.parametrize("closing", ["late", "odd"])
+def test_a_request_that_the_server_works_on_is_not_sent_again(closing: Behaviour, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server_client, "_CLOSED_SECONDS", 0.2)
+    found, seen = ask(2, lambda *place: closing if place == (0, 1) else "answer")
+    assert (found, seen) == (["far", "error"], [(0, 0), (0, 1)])
 
 
 @pytest.mark.parametrize("closing", ["close", "reset", "break"])

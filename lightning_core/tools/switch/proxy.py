@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -222,8 +222,7 @@ class Proxy:
                 return await self._answer(sent, fallback, None)
             message = f"model {arm.name!r} of the switch has no response: {describe(error)}"
             raise PolicyRequestError(message, status=502) from None
-        headers = {name: value for name, value in response.headers.items() if name.lower() not in _NOT_RETURNED}
-        headers |= {ARM_HEADER: quote(arm.name), CALL_HEADER: exchange.id}
+        headers = _returned(response.headers.raw) | {ARM_HEADER: quote(arm.name), CALL_HEADER: exchange.id}
         if exchange.is_stream and not is_failure:
             return EventStreamResponse(exchange.parts(), status_code=response.status_code, headers=headers)
         exchange.end(data)
@@ -275,7 +274,7 @@ class Proxy:
             call = read()
             self.meters.answered(call)
             # Not by the whole text: a server's errors may have ids.
-            cause = None if call.error is None else (call.arm, call.error.partition(":")[0])
+            cause = (call.arm, (call.error or "").partition(":")[0]) if call.is_failure else None
             if cause is not None and (times := self._failures.count(cause)) is not None:
                 shown = call.agent or "an agent without a name"
                 logger.warning("model %r failed for %s%s: %s", call.arm, shown, times, call.error, extra=COUNTED)
@@ -307,6 +306,15 @@ class EventStreamResponse(StreamingResponse):
         """Send the response."""
         async with aclosing(cast("AsyncGenerator[bytes]", self.body_iterator)):
             await super().__call__(scope, receive, send)
+
+
+def _returned(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The headers of a response to the client: of any bytes, each as its character in Latin-1, as Starlette encodes them."""
+    returned: dict[str, str] = {}
+    for name, value in ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in raw):
+        if name not in _NOT_RETURNED:
+            returned[name] = f"{returned[name]}, {value}" if name in returned else value
+    return returned
 
 
 def _client(*, trust_env: bool) -> ServerClient:

@@ -18,13 +18,11 @@ import numpy as np
 from lightning_core.errors import ConfigError
 from lightning_core.records.intervals import Estimate, confidence_interval
 from lightning_core.records.prices import Prices
-from lightning_core.tools.switch.store import DISCONNECTED, FILE
+from lightning_core.tools.switch.store import FILE, is_failure
 
 _MANY = 1000
 """Values from which on the interval is that of the normal distribution: the other one takes time in proportion to them."""
 _Z = 1.96
-_OF_THE_CLIENT = (400, 404, 413, 415, 422)
-"""Statuses of requests that are wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +91,7 @@ def _row(
         arm=arm,
         shadow=bool(shadow),
         calls=len(calls),
-        failed=sum(map(_is_failure, calls)),
+        failed=sum(is_failure(call["error"], call["status"]) for call in calls),
         conversations=len({call["conversation"] for call in calls}),
         p50=float(p50),
         p90=float(p90),
@@ -103,10 +101,6 @@ def _row(
         rated=len(means),
         reward=_estimate(means) if means else None,
     )
-
-
-def _is_failure(call: Any) -> bool:
-    return call["error"] not in (None, DISCONNECTED) and call["status"] not in _OF_THE_CLIENT
 
 
 def _cost(arm: str, calls: Sequence[Any], prices: Prices) -> float | None:

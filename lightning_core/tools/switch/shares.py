@@ -25,6 +25,8 @@ ROLLBACK = "rollback"
 
 _NAMES = ("prompt_cache_key", "safety_identifier", "user")
 """Fields of OpenAI's requests that name a conversation or a user."""
+_LONGEST = 200
+"""Characters of a name that is kept; of a longer one, a digest is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +124,15 @@ def conversation_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> str:
     By precedence: the header `CONVERSATION_HEADER`, a field with the conversation's or the user's name, and the system prompt with
     the first message. ``headers`` have lower-case names.
     """
+    found = _named(headers, body)
+    if found is None:
+        found = json.dumps([system_prompt(body), *map(text_of_message, conversation(body)[:1])])
+    elif len(found) <= _LONGEST:
+        return found
+    return hashlib.blake2b(found.encode(), digest_size=16).hexdigest()
+
+
+def _named(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
     if name := headers.get(CONVERSATION_HEADER):
         return f"header {name}"
     for field in _NAMES:
@@ -135,5 +146,4 @@ def conversation_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> str:
     metadata = body.get("metadata")
     if isinstance(metadata, Mapping) and isinstance(user := metadata.get("user_id"), str):  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         return f"user {user}"
-    opening = [system_prompt(body), *map(text_of_message, conversation(body)[:1])]
-    return hashlib.blake2b(json.dumps(opening).encode(), digest_size=16).hexdigest()
+    return None

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 FILE = "switch.db"
 DISCONNECTED = "the client disconnected"
 """The error of a call whose client did."""
+_OF_THE_CLIENT = (400, 404, 413, 415, 422)
+"""Statuses of requests that are wrong."""
 _MOST_AT_ONCE = 1000
 """Rows of one transaction."""
 _DELETE_SECONDS = 3600.0
@@ -72,6 +74,16 @@ class ArmCall:
     cached_tokens: int | None = None
     output_tokens: int | None = None
     model: str | None = None
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the arm failed, and not the client."""
+        return is_failure(self.error, self.status)
+
+
+def is_failure(error: str | None, status: int) -> bool:
+    """Whether an arm failed a call with this error and status: that of a request that is wrong is the client's."""
+    return error not in (None, DISCONNECTED) and status not in _OF_THE_CLIENT
 
 
 class KnownCall(NamedTuple):

@@ -56,12 +56,19 @@ class Upstream:
         usage, identity = {**USAGE}, f"chatcmpl-{len(self.requests)}"
         if model == "odd":
             usage, identity = {"prompt_tokens": -5, "completion_tokens": 1 << 70}, "id-\udce9"
+        if model == "wrong":
+            return JSONResponse({"error": "wrong"}, status_code=400)
         if model == "broken":
             return StreamingResponse(self.breaking(), status_code=503)
         if model == "held-failing":
             await self.release()
         if model in ("failing", "held-failing"):
             return JSONResponse({"error": "busy"}, status_code=503)
+        if model.startswith("titled"):
+            kind = "text/event-stream" if model == "titled stream" else "application/json"
+            response = Response(b"data: [DONE]\n\n" if "stream" in model else b"{}", media_type=kind)
+            response.raw_headers += [(b"x-title", "\u65e5\u672c".encode()), (b"vary", b"a"), (b"vary", b"b")]
+            return response
         if model == "hanging":
             await anyio.sleep(600)
         if model in ("long", "held"):
@@ -237,6 +244,41 @@ def test_the_end_of_an_idle_connection_to_a_model_costs_no_request(tmp_path: Pat
         assert [ask(switch, "a").status_code for _ in range(2)] == [200, 200]
     assert seen == [(0, 0), (0, 1), (1, 0)]
     assert [(row.calls, row.failed) for row in arm_rows(tmp_path, Prices())] == [(2, 0)]
+
+
+@pytest.mark.parametrize("model", ["titled", "titled stream"])
+def test_headers_of_any_bytes_reach_the_client(tmp_path: Path, upstream: tuple[str, Upstream], model: str):
+    with switch_of(tmp_path, [arm(upstream[0], model)], {"a": model}) as switch:
+        response = ask(switch, "a")
+        metrics = httpx.get(switch.url.replace("/v1", "/metrics")).text
+    assert (response.status_code, response.headers["x-title"], response.headers["vary"]) == (
+        200,
+        "\u65e5\u672c",
+        "a, b",
+    )
+    assert f'lightning_requests_in_progress{{arm="{model}"}} 0.0' in metrics
+
+
+def test_only_failures_of_a_model_are_logged_as_such(
+    tmp_path: Path, upstream: tuple[str, Upstream], caplog: pytest.LogCaptureFixture
+):
+    with switch_of(
+        tmp_path, [arm(upstream[0], name) for name in ("wrong", "failing")], {"a": "wrong", "b": "failing"}
+    ) as switch:
+        assert [ask(switch, name).status_code for name in "ab"] == [400, 503]
+    assert [record.getMessage() for record in caplog.records if "failed" in record.message] == [
+        'model \'failing\' failed for b: status 503: {"error":"busy"}'
+    ]
+
+
+def test_a_long_name_of_a_conversation_is_not_kept(tmp_path: Path, upstream: tuple[str, Upstream]):
+    with switch_of(tmp_path, [arm(upstream[0], "good")], {"a": "good"}) as switch:
+        for user in ("u" * 100_000, "u" * 100_000, "v" * 100_000):
+            call = ask(switch, "a", body={"user": user}).headers["lightning-call"]
+            httpx.post(f"{switch.url}/feedback", json={"response": call, "reward": 1}).raise_for_status()
+    (row,) = arm_rows(tmp_path, Prices())
+    assert (row.calls, row.conversations) == (3, 2)
+    assert (tmp_path / FILE).stat().st_size < 100_000
 
 
 def test_a_long_stream_is_recorded_as_a_whole(tmp_path: Path, upstream: tuple[str, Upstream]):
