@@ -24,6 +24,7 @@ from lightning_core.tools.interchange.langfuse import LANGFUSE
 from lightning_core.tools.interchange.langfuse_api import fetch_documents
 from lightning_core.tools.interchange.otlp import to_line
 from lightning_core.tools.interchange.source_format import Findings, ReadOptions, SourceScore
+from lightning_core.tools.runs.sources import list_counts
 from lightning_core.trace import SpanRecord, Trace, spans_to_trace
 
 SOURCE = "lightning.source"
@@ -75,7 +76,7 @@ def import_traces(sources: Sequence[str | Path], folder: str | Path, options: Im
     """Read the traces in ``sources`` or at ``options.url``, and write those that ``folder`` does not have to a new file there.
 
     The file has one trace a line, in OTLP/JSON. Raises `ConfigError` if a source cannot be read, or if there is no score with the name
-    ``options.reward``.
+    ``options.reward`` or no metadata with the key ``options.agent_key``.
     """
     folder = Path(folder)
     found = Findings()
@@ -94,7 +95,12 @@ def import_traces(sources: Sequence[str | Path], folder: str | Path, options: Im
     summary.scores.update(name for _, name in {(score.trace_id, score.name) for score in found.scores})
     if options.reward is not None and options.reward not in summary.scores:
         listed = ", ".join(map(repr, summary.scores)) or "no scores"
-        raise ConfigError(f"--reward {options.reward!r}: no trace has a score with this name; found {listed}")
+        missing = f". Left out: {list_counts(summary.left_out)}" if summary.left_out else ""
+        raise ConfigError(f"--reward {options.reward!r}: no trace has a score with this name; found {listed}{missing}")
+    keys = {str(key) for metadata in found.metadata.values() for key in metadata}
+    if options.agent_key is not None and options.agent_key not in keys:
+        listed = ", ".join(map(repr, sorted(keys)[:20])) or "no metadata"
+        raise ConfigError(f"--agent-key {options.agent_key!r}: no metadata has this key; found {listed}")
     known = known_traces(folder)
     scores: dict[str, list[SourceScore]] = {}
     for score in found.scores:

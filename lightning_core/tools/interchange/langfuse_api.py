@@ -31,9 +31,10 @@ def fetch_documents(url: str, since: str | None = None) -> Iterator[Document]:
     keys = (os.environ[KEYS[0]], os.environ[KEYS[1]])
     time_key: dict[str, str] = {} if since is None else {"fromStartTime": since}
     score_key: dict[str, str] = {} if since is None else {"fromTimestamp": since}
-    fields = "core,basic,io,metadata,model,usage"
+    # Other values of metadata are cut after 200 characters.
+    observations = {"fields": "core,basic,io,metadata,model,usage", "expandMetadata": "tools", "limit": "1000"}
     with httpx.Client(base_url=url.rstrip("/"), auth=keys, timeout=_SECONDS) as client:
-        yield from _pages(client, "/api/public/v2/observations", {"fields": fields, "limit": "1000", **time_key})
+        yield from _pages(client, "/api/public/v2/observations", {**observations, **time_key})
         yield from _pages(client, "/api/public/v3/scores", {"fields": "subject", "limit": "100", **score_key})
 
 

@@ -1,4 +1,4 @@
-"""LangSmith: runs as queries return them (``{"runs": […]}``, lists, JSON lines) and as bulk exports have them (Parquet); feedback."""
+"""LangSmith: runs as queries of both versions of its API return them, and as bulk exports have them (Parquet); feedback."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _read(documents: Sequence[Document], found: Findings, _: ReadOptions) -> Non
             span = _span(document, trace_id)
             found.spans.append(span)
             found.names[trace_id] = str(identity)
-            found.metadata[span.span_id] = mapping(mapping(decode(document.get("extra"))).get("metadata"))
+            found.metadata[span.span_id] = _metadata(document)
             traces[str(document["id"])] = trace_id
             found.scores += [
                 SourceScore(trace_id=trace_id, span_id=span.span_id, name=str(key), value=mapping(stats).get("avg"))
@@ -74,9 +74,10 @@ def _read(documents: Sequence[Document], found: Findings, _: ReadOptions) -> Non
 
 def _span(run: Document, trace_id: str) -> SpanRecord:
     inputs, outputs, extra = (mapping(decode(run.get(key))) for key in ("inputs", "outputs", "extra"))
-    metadata, name = mapping(extra.get("metadata")), str(run.get("name") or "")
-    error = run.get("error")
-    kind = _KINDS.get(str(run["run_type"]), graph_kind(name, metadata))
+    metadata, name = _metadata(run), str(run.get("name") or "")
+    error, ancestors = run.get("error"), sequence(run.get("parent_run_ids"))
+    parent = run.get("parent_run_id") or (ancestors[-1] if ancestors else None)
+    kind = _KINDS.get(str(run["run_type"]).lower(), graph_kind(name, metadata))
     attributes: Mapping[str, Any] = {}
     if kind == "call":
         settings = mapping(extra.get("invocation_params"))
@@ -98,12 +99,17 @@ def _span(run: Document, trace_id: str) -> SpanRecord:
         name,
         trace_id=trace_id,
         span_id=span_id_of(run["id"]),
-        parent_id=span_id_of(run["parent_run_id"]) if run.get("parent_run_id") else None,
+        parent_id=span_id_of(parent) if parent else None,
         start_ns=nanoseconds(run["start_time"]),
         end_ns=nanoseconds(run["end_time"]) if run.get("end_time") else None,
         error=str(error).strip().split("\n", 1)[0] if error else None,
         attributes=attributes,
     )
+
+
+def _metadata(run: Document) -> Mapping[str, Any]:
+    """The metadata of a run, which version 2 of the API has as a field of its own."""
+    return {**mapping(decode(run.get("metadata"))), **mapping(mapping(decode(run.get("extra"))).get("metadata"))}
 
 
 def _usage(run: Document, outputs: Mapping[str, Any], metadata: Mapping[str, Any]) -> Mapping[str, Any]:

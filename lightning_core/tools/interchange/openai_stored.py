@@ -58,7 +58,8 @@ def _read_completion(
             return
         if key is None and options.trace_key is not None:
             found.left_out[f"completions without the metadata {options.trace_key!r}: each is a trace of its own"] += 1
-        start_ns = nanoseconds(completion["created"])
+        # Times are in seconds; of two calls in the same one, the later one of a conversation has more messages.
+        start_ns = nanoseconds(completion["created"]) + len(prompt)
         request: dict[str, Any] = {"messages": prompt, "tools": completion.get("tools")}
         span = make_span(
             "call",

@@ -38,6 +38,7 @@ def _read(documents: Sequence[Document], found: Findings, _: ReadOptions) -> Non
     for reason in refused:
         found.refuse(None, reason)
     found.spans = add_log_records(spans, records)
+    found.metadata.update({span.span_id: span.attributes for span in found.spans})
     found.scores += _scores(records, found)
 
 

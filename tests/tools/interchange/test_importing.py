@@ -47,6 +47,7 @@ def read(names: Sequence[str], folder: Path, **options: Any) -> tuple[ImportSumm
         (["mlflow_traces.json"], "MLflow", "calculator", {}),
         (["mlflow_frame.jsonl"], "MLflow", "calculator", {}),
         (["langsmith_runs.json"], "LangSmith", "calculator", {"agent_key": "agent"}),
+        (["langsmith_query.jsonl"], "LangSmith", "calculator", {"agent_key": "agent"}),
         (["langfuse_trace.json", "langfuse_pages.jsonl"], "Langfuse", "calculator", {}),
         (["logfire_rows.json"], "Logfire", "calculator", {}),
         (["logfire_columns.json"], "Logfire", "calculator", {}),
@@ -153,6 +154,14 @@ def test_stored_completions_are_joined_with_their_messages_and_by_a_metadata_key
     assert next(iter(summary.left_out)).startswith("completions without their messages")
 
 
+def test_completions_of_one_second_are_in_the_order_of_their_conversation(tmp_path: Path) -> None:
+    texts = [(SAMPLES / name).read_text() for name in ("openai_completions.json", "openai_messages.jsonl")]
+    for identity in "ae":  # their hashes are in the one order, and in the other
+        (tmp_path / f"{identity}.jsonl").write_text("\n".join(texts).replace("chatcmpl-", f"chatcmpl-{identity}"))
+        _, (trace,) = read([str(tmp_path / f"{identity}.jsonl")], tmp_path / identity, trace_key="session")
+        assert [call.response for call in trace.calls] == [CALLED, SUM]
+
+
 def test_a_trajectory_has_a_call_for_each_step_of_an_agent(tmp_path: Path) -> None:
     summary, (trace,) = read(["atif.json"], tmp_path, reward="reward")
     assert [call.agent for call in trace.calls] == ["calculator", "adder", "calculator"]
@@ -174,6 +183,10 @@ def test_log_records_bring_messages_and_whole_calls(tmp_path: Path) -> None:
     assert (alone.messages, alone.response) == ((QUESTION,), SUM)
     assert [(reward.value, reward.call) for reward in trace.rewards] == [(0.5, by_span.id)]
     assert len(read_traces(SAMPLES / "otlp_logs.json")) == 1  # without an import, too
+    summary, _ = read(["otlp_logs.json"], tmp_path / "named", agent_key="gen_ai.agent.name")
+    assert summary.calls["calculator"] >= 1
+    with pytest.raises(ConfigError, match=r"--agent-key 'team': no metadata has this key; found .*'gen_ai.agent.name'"):
+        read(["otlp_logs.json"], tmp_path / "wrong", agent_key="team")
 
 
 def test_a_trace_is_imported_once(tmp_path: Path) -> None:
@@ -319,6 +332,7 @@ def test_langfuse_s_api_is_read_page_by_page(
     first, second = read_traces(file)
     assert [reward.call for reward in first.rewards] == [first.calls[0].id]
     assert second.error is not None
+    assert "expandMetadata=tools" in _Langfuse.requests[0]
     assert "fromStartTime=2026-11-01T00%3A00%3A00Z" in _Langfuse.requests[0]
     assert main(["traces", "import", "--url", f"{arguments[3]}/page", "-o", str(tmp_path)]) == 2
     assert "could not be read: expected a JSON object, got: <html>Sign in" in capsys.readouterr().err
@@ -333,6 +347,8 @@ def test_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
     with pytest.raises(ConfigError, match="needs pyarrow, which is not installed"):
         read(["langsmith_export.parquet"], tmp_path)
+    with pytest.raises(ConfigError, match=r"--reward 'correct': .* found no scores. Left out: .* needs pyarrow"):
+        read(["langsmith_export.parquet", "langsmith_feedback.jsonl"], tmp_path, reward="correct")
 
 
 def test_the_command_names_the_formats_that_there_are() -> None:

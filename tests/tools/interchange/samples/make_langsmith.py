@@ -17,6 +17,7 @@ from langchain.agents import create_agent
 from langchain_core.tracers.langchain import LangChainTracer, wait_for_all_tracers
 from langchain_openai import ChatOpenAI
 from langsmith import Client, traceable, tracing_context
+from langsmith.types import Run
 from langsmith.wrappers import wrap_openai
 from program import add, calculate, model_server, save
 from pyarrow import parquet
@@ -104,6 +105,19 @@ client.flush()
 rows = list(runs.values())
 root["feedback_stats"] = {f["key"]: {"n": 1, "avg": f["score"]} for f in feedback}  # as a query returns it
 save(folder / "langsmith_runs.json", json.dumps({"runs": rows}))
+fields = ("id", "trace_id", "name", "start_time", "end_time", "inputs", "outputs", "error", "extra", "feedback_stats")
+queried: list[str] = []
+for row in rows:  # as `client.runs.query` returns them
+    extra = dict(row["extra"])
+    own = {
+        "metadata": extra.pop("metadata"),
+        "extra": extra,
+        "run_type": row["run_type"].upper(),
+        "parent_run_ids": [row["parent_run_id"]] if row.get("parent_run_id") else [],
+    }
+    run = Run.model_validate({**{key: row.get(key) for key in fields}, **own})
+    queried.append(run.model_dump_json(exclude_none=True))
+save(folder / "langsmith_query.jsonl", "\n".join(queried))
 save(folder / "langsmith_feedback.jsonl", "\n".join(map(json.dumps, feedback)))
 texts = ("inputs", "outputs", "extra", "events", "serialized", "feedback_stats")  # JSON text in a bulk export
 flat = json.loads((folder / "langsmith_runs.json").read_text())["runs"]
