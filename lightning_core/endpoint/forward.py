@@ -37,7 +37,7 @@ from lightning_core.endpoint.upstream import (
     read_event,
     with_headers,
 )
-from lightning_core.errors import PolicyRequestError, UpstreamError, UpstreamStreamError, fold
+from lightning_core.errors import PolicyRequestError, UpstreamError, UpstreamRefusal, UpstreamStreamError, fold
 
 EMBEDDINGS = "/embeddings"
 
@@ -93,7 +93,11 @@ class Forwarder:
         data = await self._client.complete(remote, body)
 
         def record() -> None:
-            _record(spans, dialect.read_response(read_answer(remote, data)), remote)
+            answer = read_answer(remote, data)
+            if (failure := stream_error(answer)) is not None:  # gateways report errors so too
+                text = f"{remote.shown} reported an error with the status 200: {fold(failure.message, 240)}"
+                raise UpstreamRefusal(text, status=400 if failure.is_request_error else 502, body=data)
+            _record(spans, dialect.read_response(answer), remote)
 
         await incoming.off_loop(record, size=len(data))
         return Response(data, media_type="application/json")

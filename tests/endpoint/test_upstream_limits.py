@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
+
 from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.upstream import UpstreamServer
 from tests.endpoint.serving import HI, client_in_rollout, serve
@@ -18,7 +20,7 @@ BODY = {"model": "far", "messages": HI}
 
 
 @contextmanager
-def upstream(before: Callable[[], object]) -> Generator[str]:
+def upstream(before: Callable[[], object], answer: object = ANSWER) -> Generator[str]:
     """A server that calls ``before`` and then answers."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -28,7 +30,7 @@ def upstream(before: Callable[[], object]) -> Generator[str]:
             with suppress(OSError):  # the client may have left
                 self.send_response(200)
                 self.end_headers()
-                self.wfile.write(json.dumps(ANSWER).encode())
+                self.wfile.write(json.dumps(answer).encode())
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -81,3 +83,17 @@ def test_a_server_that_sends_nothing_is_an_infrastructure_failure_that_names_the
         over.set()
     assert response.status_code == 502
     assert "raise policy.upstream.timeout_seconds" in response.text
+
+
+@pytest.mark.parametrize(("code", "status", "infrastructure"), [(500, 502, 1), (400, 400, 0)])
+def test_an_error_with_the_status_200_is_an_error(code: int, status: int, infrastructure: int):
+    answer = {"error": {"message": "no capacity", "code": code}}
+    with (
+        upstream(lambda: None, answer) as url,
+        serve(upstream=url) as endpoint,
+        client_in_rollout(endpoint, Routing(frozen={"": "far"})) as (run, client),
+    ):
+        response = client.post("/chat/completions", json=BODY)
+        assert len(run.infrastructure) == infrastructure
+    assert (response.status_code, response.json()) == (status, answer)
+    assert "status 200: no capacity" in str([call.error or call.refused for call in run.trace.calls])

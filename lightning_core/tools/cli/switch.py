@@ -178,6 +178,12 @@ def make_arms(rows: Sequence[ArmRow]) -> list[RenderableType]:
             assert other.reward is not None
             found = difference(first.reward, other.reward).text(sign="+", missing="")
             parts.append(f"{agent or 'no agent'}: reward of {first.arm} - {other.arm}: {found}")
+    for row in rows:
+        name = f"{row.agent or 'no agent'}, {row.arm}{' (shadow)' if row.shadow else ''}"
+        if row.left:
+            parts.append(f"{name}: {plural(row.left, 'client')} left before the response was complete")
+        if row.uncounted:
+            parts.append(f"{name}: {plural(row.uncounted, 'response')} without token counts, which the sums lack")
     if any(row.rated and row.reward is not None and row.reward.interval is None for row in live):
         from lightning_core.records.intervals import MIN_TASKS
 

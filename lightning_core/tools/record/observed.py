@@ -17,6 +17,7 @@ MOST_BYTES = 32 << 20
 
 CLOSED = "the client closed the stream before its end"
 CUT = "the stream ended before the response was complete"
+INCOMPLETE = "the response has no message"
 OPEN = "it was in progress when the recording ended"
 
 _sending: ContextVar[bool] = ContextVar("lightning_record_sending", default=False)

@@ -15,6 +15,8 @@ UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
 EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 """The end of a server-sent event."""
 
+_LONGEST_ERROR = 64 << 10
+
 
 class ReadResponse(NamedTuple):
     """What the body of a response contains."""
@@ -23,7 +25,7 @@ class ReadResponse(NamedTuple):
     """Empty if the response is not complete."""
     id: str | None = None
     failure: StreamError | None = None
-    """The error that its stream reports."""
+    """The error that it reports, though its status may be 200."""
 
 
 def read_response(dialect: Dialect, content: bytes, *, is_stream: bool) -> ReadResponse:
@@ -32,6 +34,8 @@ def read_response(dialect: Dialect, content: bytes, *, is_stream: bool) -> ReadR
     if not is_stream:
         value = read_json(content)
         if not isinstance(value, list):
+            if (failure := stream_error(value)) is not None:
+                return ReadResponse(id=_id_in(value), failure=failure)
             return ReadResponse(dialect.read_response(value), _id_in(value))
         events = cast("list[Any]", value)  # Gemini's streams without ``alt=sse``
     reader, identity = dialect.stream_reader(), None
@@ -41,6 +45,17 @@ def read_response(dialect: Dialect, content: bytes, *, is_stream: bool) -> ReadR
         identity = identity or _id_in(event)
         reader.read(event)
     return ReadResponse(reader.responses(), identity)
+
+
+def reported_error(content: bytes) -> StreamError | None:
+    """The error in a whole response; None for other responses, and for those that are too long for one."""
+    if len(content) > _LONGEST_ERROR or b'"error"' not in content:
+        return None
+    try:
+        value = read_json(content)
+    except UNREADABLE:
+        return None
+    return stream_error(value) if isinstance(value, dict) else None
 
 
 def find_id(content: bytes, *, is_stream: bool) -> str | None:

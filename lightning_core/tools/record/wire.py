@@ -12,7 +12,7 @@ from lightning_core.dialects.exchange import ChatRequest, UpstreamResponse
 from lightning_core.errors import describe, fold
 from lightning_core.otel.unicode import read_json
 from lightning_core.tools.record.counts import CONTINUED, OTHER_FORMAT, TOO_LARGE
-from lightning_core.tools.record.observed import CUT, ObservedCall
+from lightning_core.tools.record.observed import CUT, INCOMPLETE, ObservedCall
 from lightning_core.tools.record.responses import UNREADABLE, ReadResponse, read_response
 
 _DIALECTS: Mapping[str, Dialect] = {dialect.PATH: dialect for dialect in DIALECTS}
@@ -96,5 +96,6 @@ def _read_response(call: ObservedCall, dialect: Dialect) -> tuple[ReadResponse, 
     except UNREADABLE as error:
         return ReadResponse(), call.error or f"the response cannot be read: {describe(error)}"
     if read.failure is not None:
-        return read, f"the provider reported an error in the stream: {fold(read.failure.message, 240)}"
-    return read, None if read.choices else call.error or CUT
+        where = "stream" if "event-stream" in call.content_type else "response"
+        return read, f"the provider reported an error in the {where}: {fold(read.failure.message, 240)}"
+    return read, None if read.choices else call.error or (CUT if "event-stream" in call.content_type else INCOMPLETE)

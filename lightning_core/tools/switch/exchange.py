@@ -16,7 +16,14 @@ import httpx
 from lightning_core.dialects.exchange import UpstreamResponse
 from lightning_core.errors import UpstreamError, describe, fold
 from lightning_core.tools.record.observed import ObservedCall
-from lightning_core.tools.record.responses import EVENT_END, UNREADABLE, ReadResponse, find_id, read_response
+from lightning_core.tools.record.responses import (
+    EVENT_END,
+    UNREADABLE,
+    ReadResponse,
+    find_id,
+    read_response,
+    reported_error,
+)
 from lightning_core.tools.switch.arm import Arm, dialect_of_path
 from lightning_core.tools.switch.store import DISCONNECTED, ArmCall, KnownCall
 
@@ -118,6 +125,11 @@ class ArmExchange:
             await self._response.aclose()
             self._record(bytes(data), error)
 
+    def reports_failure(self, data: bytes) -> bool:
+        """Whether the whole response ``data`` has an error that the request did not cause, though its status may be 200."""
+        found = None if self.is_stream else reported_error(data)
+        return found is not None and not found.is_request_error
+
     def end(self, data: bytes) -> None:
         """Record the complete response ``data``, which is no stream to the client."""
         self._name(find_id(data, is_stream=self.is_stream))
@@ -161,7 +173,7 @@ class ArmExchange:
             with contextlib.suppress(*UNREADABLE):
                 read = read_response(dialect, data, is_stream=self.is_stream)
         if read.failure is not None:
-            error = f"an error in the stream: {fold(read.failure.message, 200)}"
+            error = f"an error in the {'stream' if self.is_stream else 'response'}: {fold(read.failure.message, 200)}"
         elif read.choices:  # Clients disconnect after the last event, before the end of the response.
             error = None
         if self._observed is not None:

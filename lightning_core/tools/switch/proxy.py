@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -20,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from lightning_core.capture.address import AGENT_HEADER
 from lightning_core.chat.json_text import show_json
 from lightning_core.endpoint.agent_urls import split_path
+from lightning_core.endpoint.event_stream import disconnected
 from lightning_core.endpoint.guard import dialect_of
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.receive import check_strings, check_values, plain_body, read_body, read_json
@@ -90,7 +92,7 @@ class Proxy:
         self._limits = limits
         self._in_progress: Counter[Arm] = Counter()
         self._client, self._local_client = _client(trust_env=True), _client(trust_env=False)
-        self._recent: OrderedDict[str, KnownCall] = OrderedDict()
+        self._recent: OrderedDict[str, Sequence[KnownCall]] = OrderedDict()
         self._shadows: set[asyncio.Task[None]] = set()
         self._failures = Repeats()
 
@@ -121,8 +123,16 @@ class Proxy:
         await self._local_client.aclose()
 
     async def find(self, response: str) -> KnownCall | None:
-        """The call with this id, or whose response has it."""
-        return self._recent.get(response) or await asyncio.to_thread(self._store.find, response)
+        """The call with this id, or whose response has it. Raises `PolicyRequestError` if several responses have it."""
+        calls = self._recent.get(response) or await asyncio.to_thread(self._store.find, response)
+        if len(calls) > 1:
+            raise PolicyRequestError(
+                f"several responses have the id {show_json(response)}, as some servers repeat their ids: use the id of the call, which "
+                f"is in the response's header {CALL_HEADER}",
+                status=409,
+                param="response",
+            )
+        return calls[0] if calls else None
 
     async def respond(self, request: Request) -> Response:
         """The response of an arm, as it is; or a refusal in the format of the client."""
@@ -130,7 +140,7 @@ class Proxy:
             return await self._respond(request)
         except PolicyRequestError as error:
             return error_response(dialect_of(request), error)
-        except ClientDisconnect:  # while its request arrived
+        except ClientDisconnect:  # before its response
             return Response(status_code=400)
 
     async def _respond(self, request: Request) -> Response:
@@ -150,7 +160,7 @@ class Proxy:
         read = partial(self._read, request, in_url, path, data)
         sent = await self._sessions.large_work.run("switch", len(data), read)
         previous = sent.body.get("previous_response_id")
-        known = await self.find(previous) if isinstance(previous, str) else None
+        known = await self._continued(previous) if isinstance(previous, str) else None
         # From here to the request nothing is awaited, so the plan does not change.
         rule = self._plan.rule_of(sent.agent)
         default = {} if self._plan.default is None else {self._plan.default: 1.0}
@@ -165,13 +175,18 @@ class Proxy:
         if shares.shadow not in (None, arm.name) and dialect_of_path(path) is not None:
             self._copy(sent, self._arms[shares.shadow])
         if shares.fallback in (None, arm.name):
-            return await self._answer(sent, arm, None)
+            return await _while_connected(request.receive, self._answer(sent, arm, None))
         fallback = self._arms[shares.fallback]
         self._count(fallback, 1)  # so that its model stays open until it may be needed
         try:
-            return await self._answer(sent, arm, fallback)
+            return await _while_connected(request.receive, self._answer(sent, arm, fallback))
         finally:
             self._count(fallback, -1)
+
+    async def _continued(self, previous: str) -> KnownCall | None:
+        with contextlib.suppress(PolicyRequestError):
+            return await self.find(previous)
+        return None
 
     def _read(self, request: Request, in_url: str | None, path: str, data: bytes) -> SentRequest:
         check_strings(data, self._limits.strings)
@@ -214,6 +229,7 @@ class Proxy:
             response = await exchange.open()
             is_failure = response.status_code in _RETRIED or response.status_code >= 500
             data = b"" if exchange.is_stream and not is_failure else await response.aread()
+            is_failure = is_failure or exchange.reports_failure(data)
         except BaseException as error:
             exchange.fail(error)
             if not isinstance(error, Exception):  # cancelled
@@ -294,7 +310,9 @@ class Proxy:
 
     def remember(self, response: str, call: KnownCall) -> None:
         """Accept feedback about ``response``."""
-        self._recent[response] = call
+        others = [known for known in self._recent.get(response, ()) if known.id != call.id]
+        self._recent[response] = (*others[:1], call)
+        self._recent.move_to_end(response)
         if len(self._recent) > _RECENT:
             self._recent.popitem(last=False)
 
@@ -306,6 +324,20 @@ class EventStreamResponse(StreamingResponse):
         """Send the response."""
         async with aclosing(cast("AsyncGenerator[bytes]", self.body_iterator)):
             await super().__call__(scope, receive, send)
+
+
+async def _while_connected(receive: Receive, answer: Coroutine[Any, Any, Response]) -> Response:
+    """The response of ``answer``, which is cancelled if the client disconnects before. Raises `ClientDisconnect` then."""
+    work, left = asyncio.create_task(answer), asyncio.create_task(disconnected(receive))
+    try:
+        await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientDisconnect
+        return work.result()
+    finally:
+        for task in (work, left):
+            task.cancel()
+        await asyncio.wait({work, left})
 
 
 def _returned(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:

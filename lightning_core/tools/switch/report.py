@@ -18,7 +18,7 @@ import numpy as np
 from lightning_core.errors import ConfigError
 from lightning_core.records.intervals import Estimate, confidence_interval
 from lightning_core.records.prices import Prices
-from lightning_core.tools.switch.store import FILE, is_failure
+from lightning_core.tools.switch.store import DISCONNECTED, FILE, is_failure
 
 _MANY = 1000
 """Values from which on the interval is that of the normal distribution: the other one takes time in proportion to them."""
@@ -35,6 +35,10 @@ class ArmRow:
     calls: int
     failed: int
     """Calls without a response, or with an error; without those that the client left, or that asked for what cannot be answered."""
+    left: int
+    """Calls that the client left before the response was complete."""
+    uncounted: int
+    """Answered calls without token counts."""
     conversations: int
     p50: float
     """Median seconds of an answered call."""
@@ -92,6 +96,8 @@ def _row(
         shadow=bool(shadow),
         calls=len(calls),
         failed=sum(is_failure(call["error"], call["status"]) for call in calls),
+        left=sum(call["error"] == DISCONNECTED for call in calls),
+        uncounted=sum(call["input_tokens"] is None or call["output_tokens"] is None for call in answered),
         conversations=len({call["conversation"] for call in calls}),
         p50=float(p50),
         p90=float(p90),

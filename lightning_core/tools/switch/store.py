@@ -176,14 +176,15 @@ class SwitchStore:
 
         self._entries.put(keep)
 
-    def find(self, response: str) -> KnownCall | None:
-        """The call with this id, or whose response has it; None if there is none."""
+    def find(self, response: str) -> list[KnownCall]:
+        """The call with this id; otherwise those whose responses have it, at most two. Calls that answered come first."""
         with closing(_open(self.path)) as database:
-            row = database.execute(
-                "SELECT id, agent, arm, conversation, response FROM calls WHERE id = ? OR response = ? ORDER BY shadow LIMIT 1",
-                (response, response),
-            ).fetchone()
-        return None if row is None else KnownCall(*row)
+            rows = database.execute(
+                "SELECT id, agent, arm, conversation, response FROM calls WHERE id = ?1 OR response = ?1 ORDER BY id != ?1, shadow LIMIT 2",
+                (response,),
+            ).fetchall()
+        calls = [KnownCall(*row) for row in rows]
+        return calls[:1] if calls and calls[0].id == response else calls
 
     def changes(self) -> list[ShareChange]:
         """All changes of shares, oldest first."""

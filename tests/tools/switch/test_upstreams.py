@@ -54,8 +54,12 @@ class Upstream:
         self.requests.append((str(request.url), dict(request.headers), body))
         model = body.get("model", "")
         usage, identity = {**USAGE}, f"chatcmpl-{len(self.requests)}"
+        if model == "constant":
+            identity = "chatcmpl-1"
         if model == "odd":
             usage, identity = {"prompt_tokens": -5, "completion_tokens": 1 << 70}, "id-\udce9"
+        if model == "error in 200":
+            return JSONResponse({"error": {"message": "no capacity", "code": 503}})
         if model == "wrong":
             return JSONResponse({"error": "wrong"}, status_code=400)
         if model == "broken":
@@ -156,7 +160,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 def ask(switch: SwitchServer, agent: str, text: str = "hi", **more: Any) -> httpx.Response:
     url = switch.url.replace("/v1", f"/a/{agent}/v1/chat/completions")
     body = {"model": "gpt", "messages": [{"role": "user", "content": text}], **more.pop("body", {})}
-    return httpx.post(url, json=body, timeout=20, **more)
+    return httpx.post(url, json=body, **{"timeout": 20, **more})
 
 
 def test_keys_and_headers_reach_only_the_server_that_they_are_for(tmp_path: Path, upstream: tuple[str, Upstream]):
@@ -269,6 +273,38 @@ def test_only_failures_of_a_model_are_logged_as_such(
     assert [record.getMessage() for record in caplog.records if "failed" in record.message] == [
         'model \'failing\' failed for b: status 503: {"error":"busy"}'
     ]
+
+
+def test_an_error_with_the_status_200_is_a_failure(tmp_path: Path, upstream: tuple[str, Upstream]):
+    arms = [arm(upstream[0], name) for name in ("error in 200", "good")]
+    agents: dict[str, Any] = {"a": {"arms": {"error in 200": 1.0}, "fallback": "good"}, "b": "error in 200"}
+    with switch_of(tmp_path, arms, agents) as switch:
+        assert [ask(switch, name).headers["lightning-arm"] for name in "ab"] == ["good", "error%20in%20200"]
+    failed = {(row.agent, row.arm): (row.calls, row.failed) for row in arm_rows(tmp_path, Prices())}
+    assert failed == {("a", "error in 200"): (1, 1), ("a", "good"): (1, 0), ("b", "error in 200"): (1, 1)}
+
+
+def test_feedback_by_an_id_that_several_responses_have_is_refused(tmp_path: Path, upstream: tuple[str, Upstream]):
+    def give(response: str) -> httpx.Response:
+        return httpx.post(f"{switch.url}/feedback", json={"response": response, "reward": 1})
+
+    for _ in range(2):  # from memory, and from the file
+        with switch_of(tmp_path, [arm(upstream[0], "constant")], {"a": "constant"}) as switch:
+            calls = [ask(switch, "a").headers["lightning-call"] for _ in range(2)]
+            refused = give("chatcmpl-1")
+            assert (refused.status_code, [give(call).status_code for call in calls]) == (409, [200, 200])
+            assert "lightning-call" in refused.text
+    with switch_of(tmp_path, [arm(upstream[0], "constant")], {"a": "constant"}) as switch:
+        assert give("chatcmpl-1").status_code == 409
+
+
+def test_a_request_ends_when_its_client_leaves(tmp_path: Path, upstream: tuple[str, Upstream]):
+    with switch_of(tmp_path, [arm(upstream[0], "hanging")], {"a": "hanging"}) as switch:
+        with pytest.raises(httpx.ReadTimeout):
+            ask(switch, "a", timeout=0.5)
+        wait_for(lambda: 'in_progress{arm="hanging"} 0.0' in httpx.get(switch.url.replace("/v1", "/metrics")).text)
+    (row,) = arm_rows(tmp_path, Prices())
+    assert (row.calls, row.failed, row.left) == (1, 0, 1)
 
 
 def test_a_long_name_of_a_conversation_is_not_kept(tmp_path: Path, upstream: tuple[str, Upstream]):
