@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +27,8 @@ from lightning_core.otel.openinference import OPENINFERENCE_KIND
 from lightning_core.otel.otlp import spans_from_otlp, spans_from_protobuf, with_message_events
 from lightning_core.trace import SpanRecord, Trace, spans_to_trace
 
+logger = logging.getLogger(__name__)
+
 _SPACE = re.compile(r"\s*")
 
 
@@ -36,7 +39,8 @@ def read_traces(source: str | Path | Iterable[SpanRecord | ReadableSpan]) -> lis
     exporter writes them), or the JSON of OpenTelemetry's console exporter or of Phoenix. A trace
     with the root of one of our rollouts is read unchanged. In other traces foreign conventions
     are normalized and a root is added. Their calls have no token ids: they can be inspected and
-    rewarded, not trained on.
+    rewarded, not trained on. A last line that is cut, as a process that was killed leaves it, is
+    left out with a warning.
 
     Raises ValueError for any other content.
     """
@@ -62,7 +66,8 @@ def _with_root(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
     root = SpanRecord(
         name="rollout",
         trace_id=trace_id,
-        span_id=hashlib.blake2b(trace_id.encode(), digest_size=8).hexdigest(),
+        # Not a hash of the id alone, which an imported span with the same id has.
+        span_id=hashlib.blake2b(f"root of {trace_id}".encode(), digest_size=8).hexdigest(),
         parent_id=None,
         start_ns=min(span.start_ns for span in spans) - 1,  # before its children
         end_ns=max(span.end_ns for span in spans),
@@ -93,9 +98,28 @@ def _read_file(path: Path) -> list[SpanRecord]:
     if path.suffix not in (".json", ".jsonl") and data.lstrip()[:1] not in (b"{", b"["):
         return spans_from_protobuf(data)
     try:
-        return read_documents(_documents(data.decode()))
+        return read_documents(_documents(_without_cut_line(data, path).decode()))
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{str(path)!r}: expected UTF-8, found on line {line}: {error}") from error
     except ValueError as error:
         raise ValueError(f"{str(path)!r}: {error}") from error
+
+
+def _without_cut_line(data: bytes, path: Path) -> bytes:
+    """``data`` without a last line that is the beginning of a document, after other documents."""
+    start = data.rfind(b"\n") + 1
+    last = data[start:]
+    if not last.startswith(b"{"):
+        return data
+    try:
+        json.loads(last)
+    except ValueError:
+        if data[:start].rstrip().endswith(b"}"):
+            number = data.count(b"\n") + 1
+            logger.warning("%r: line %d, the last, is cut after %d bytes; it is left out", str(path), number, len(last))
+            return data[:start]
+    return data
 
 
 def _documents(text: str) -> Iterator[Any]:

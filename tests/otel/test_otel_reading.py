@@ -508,6 +508,30 @@ def test_files_that_hold_no_traces(text: str, expected: str, tmp_path: Path) -> 
     assert str(path) in str(caught.value)
 
 
+def test_a_last_line_that_is_cut_is_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = [json.dumps(spans_to_otlp([span(n, None, {"a": "é" * n})]), ensure_ascii=False).encode() for n in (1, 2)]
+    path = tmp_path / "traces.jsonl"
+    for size in (1, lines[1].index("é".encode()) + 1, len(lines[1]) - 1):
+        path.write_bytes(lines[0] + b"\n" + lines[1][:size])
+        assert len(read_traces(path)) == 1
+        assert caplog.messages.pop() == f"{str(path)!r}: line 2, the last, is cut after {size} bytes; it is left out"
+        caplog.clear()
+    path.write_bytes(lines[0] + b"\n" + lines[0])
+    assert len(read_traces(path)) == 1
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"), [(b'{"a": "\xe9"}', "UTF-8, found on line 2"), (b'{"a', "line 2 column")]
+)
+def test_damage_before_the_last_line_is_an_error_with_its_line(damage: bytes, expected: str, tmp_path: Path) -> None:
+    line = json.dumps(spans_to_otlp([span(1, None, {})])).encode()
+    path = tmp_path / "traces.jsonl"
+    path.write_bytes(b"\n".join([line, damage, line, b""]))
+    with pytest.raises(ValueError, match=expected):
+        read_traces(path)
+
+
 def test_their_tracing_and_ours_do_not_affect_each_other(recorder: Recorder, playground: Playground) -> None:
     def talk() -> None:
         with openai.OpenAI(api_key="sk-own") as client:

@@ -13,7 +13,7 @@ from typing import Any
 
 from lightning_core import trace as tr
 from lightning_core.errors import ConfigError, RewardError, describe
-from lightning_core.otel import spans_to_otlp
+from lightning_core.otel import spans_from_otlp, spans_to_otlp
 from lightning_core.otel.reading import read_rollouts
 from lightning_core.otel.unicode import valid_span
 from lightning_core.records.atomic import write_atomically
@@ -101,7 +101,7 @@ def import_traces(sources: Sequence[str | Path], folder: str | Path, options: Im
     if options.agent_key is not None and options.agent_key not in keys:
         listed = ", ".join(map(repr, sorted(keys)[:20])) or "no metadata"
         raise ConfigError(f"--agent-key {options.agent_key!r}: no metadata has this key; found {listed}")
-    known = known_traces(folder)
+    known = known_traces(folder, summary.left_out)
     scores: dict[str, list[SourceScore]] = {}
     for score in found.scores:
         if score.name == options.reward:
@@ -116,8 +116,9 @@ def import_traces(sources: Sequence[str | Path], folder: str | Path, options: Im
             try:
                 rollout = _rollout(spans, source.name, found, options.agent_key, scores.get(trace_id, ()))
                 rollout = [valid_span(span) for span in rollout]  # texts that were cut inside a character
-                trace = spans_to_trace(rollout)
-                line = to_line(spans_to_otlp(rollout))
+                document = spans_to_otlp(rollout)
+                trace = spans_to_trace(spans_from_otlp(document))  # one bad line would make the whole file unreadable
+                line = to_line(document)
             except (
                 ValueError,
                 TypeError,
@@ -152,17 +153,20 @@ def import_traces(sources: Sequence[str | Path], folder: str | Path, options: Im
     return summary
 
 
-def known_traces(folder: Path) -> set[str]:
-    """The ids of the traces in the files of ``folder`` that an import wrote."""
+def known_traces(folder: Path, left_out: Counter[str]) -> set[str]:
+    """The ids of the traces in the files of ``folder`` that an import wrote. Lines that are not JSON are added to ``left_out``."""
     known: set[str] = set()
     for file in folder.glob("*.jsonl") if folder.is_dir() else ():
-        with file.open(encoding="utf-8") as lines:
+        with file.open("rb") as lines:
             for line in lines:
                 try:
                     span = json.loads(line)["resourceSpans"][0]["scopeSpans"][0]["spans"][0]
                     known.add(str(span["traceId"]))
-                except (ValueError, KeyError, IndexError, TypeError):
+                except (KeyError, IndexError, TypeError):
                     continue
+                except (ValueError, RecursionError):
+                    if line.strip():
+                        left_out[f"lines of {file} that are not JSON: their traces can be imported again"] += 1
     return known
 
 

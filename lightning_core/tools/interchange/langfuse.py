@@ -13,6 +13,7 @@ from lightning_core.tools.interchange.spans import (
     graph_kind,
     make_span,
     nanoseconds,
+    number_or_none,
     span_id_of,
     tool_attributes,
     trace_id_of,
@@ -20,6 +21,12 @@ from lightning_core.tools.interchange.spans import (
 from lightning_core.trace import SpanRecord
 
 _KINDS: Mapping[str, SpanKind] = {"GENERATION": "call", "AGENT": "agent", "TOOL": "tool"}
+_PARTS = {
+    "input_tokens": ("input", "cached_modality"),
+    "output_tokens": ("output",),
+    "cached_tokens": ("input_cached", "input_cache_read", "cached_modality"),
+}
+"""By token count: the prefixes of the keys in ``usageDetails`` that add up to it."""
 
 
 def recognize(document: Document) -> bool:
@@ -115,7 +122,7 @@ def _span(observation: Document, trace_id: str) -> SpanRecord:
             read_exchange(request, answer),
             model=model,
             settings=settings,
-            usage=decode(_get(observation, "usageDetails")) or observation.get("usage"),
+            usage=_usage(decode(_get(observation, "usageDetails")) or observation.get("usage")),
             tools=tool_definitions(settings.get("tools") or metadata.get("tools")),
         )
     elif kind == "tool":
@@ -133,6 +140,19 @@ def _span(observation: Document, trace_id: str) -> SpanRecord:
         error=str(message or "error") if observation.get("level") == "ERROR" else None,
         attributes=attributes,
     )
+
+
+def _usage(details: Any) -> dict[str, Any]:
+    """``details`` with the totals of input and output: ``input`` excludes ``input_cached_tokens`` and others."""
+    numbers = {key: number for key, value in mapping(details).items() if (number := number_or_none(value)) is not None}
+    sums = {
+        name: int(sum(parts))
+        for name, prefixes in _PARTS.items()
+        if (parts := [n for key, n in numbers.items() if key.startswith(prefixes) and "put_priority" not in key])
+    }
+    # LangChain's handler keeps Anthropic's counts, without the cache; a total without it means that the input includes it.
+    is_whole = numbers.get("total") == sums.get("input_tokens", 0) + sums.get("output_tokens", 0)
+    return {**mapping(details), **sums, **({"total_tokens": numbers["total"]} if is_whole else {})}
 
 
 def _get(document: Document, key: str) -> Any:

@@ -10,7 +10,7 @@ from lightning_core import trace as tr
 from lightning_core.otel.otlp import MESSAGE_EVENTS
 from lightning_core.tools.interchange.messages import decode, mapping, read_exchange, sequence
 from lightning_core.tools.interchange.source_format import Document, Findings, ReadOptions, SourceFormat, SourceScore
-from lightning_core.tools.interchange.spans import call_attributes, nanoseconds
+from lightning_core.tools.interchange.spans import call_attributes, nanoseconds, span_id_of, trace_id_of
 from lightning_core.trace import SpanRecord
 
 _FEEDBACK = "logfire.feedback.name"
@@ -41,14 +41,14 @@ def _read(documents: Sequence[Document], found: Findings, _: ReadOptions) -> Non
 
 def _read_row(row: Document, found: Findings) -> None:
     identity = row.get("trace_id")
-    trace_id = identity.lower() if isinstance(identity, str) and identity else None
+    trace_id = trace_id_of(identity) if isinstance(identity, str) and identity else None
     if row.get("kind") == "pending_span":
         return  # the span itself has its own row
     with found.record_of(trace_id):
         if trace_id is None:
             raise ValueError("expected trace_id")
         attributes = dict(mapping(decode(row.get("attributes"))))
-        parent = row.get("parent_span_id") or None
+        parent = span_id_of(row["parent_span_id"]) if row.get("parent_span_id") else None
         start_ns = nanoseconds(row["start_timestamp"])
         if _FEEDBACK in attributes:
             name = str(attributes[_FEEDBACK])
@@ -57,13 +57,14 @@ def _read_row(row: Document, found: Findings) -> None:
             )
             found.scores.append(score)
             return
+        span_id = span_id_of(row["span_id"])
         failed = row.get("otel_status_code") == "ERROR" or bool(row.get("is_exception"))
         message = row.get("otel_status_message") or row.get("exception_message")
         found.spans.append(
             SpanRecord(
                 name=str(row.get("span_name") or row.get("message") or ""),
                 trace_id=trace_id,
-                span_id=str(row["span_id"]).lower(),
+                span_id=span_id,
                 parent_id=parent,
                 start_ns=start_ns,
                 end_ns=nanoseconds(row.get("end_timestamp") or row["start_timestamp"]),
@@ -71,7 +72,8 @@ def _read_row(row: Document, found: Findings) -> None:
                 error=str(message or "error") if failed else None,
             )
         )
-        found.metadata[str(row["span_id"]).lower()] = attributes
+        found.names[trace_id] = str(identity)
+        found.metadata[span_id] = attributes
 
 
 def _attributes(a: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from lightning_core import trace as tr
+from lightning_core.dialects.usage import anthropic_tokens
 from lightning_core.otel.flattened import as_text
 from lightning_core.tools.interchange.messages import RecordedExchange, mapping, text_or_none
 from lightning_core.trace import SpanRecord
@@ -114,10 +115,11 @@ def call_attributes(
 ) -> dict[str, Any]:
     """Our attributes of a call.
 
-    ``settings``: temperature and others, as in a request. ``usage``: token counts as any provider names them. ``tools``: definitions
-    that are not in the request. ``requested``: the model of the request, if ``model`` is the one that answered.
+    ``settings``: temperature and others, as in a request. ``usage``: token counts as any provider names them; input tokens include
+    cached ones, except in Anthropic's own form. ``tools``: definitions that are not in the request. ``requested``: the model of the
+    request, if ``model`` is the one that answered.
     """
-    settings, usage = mapping(settings), mapping(usage)
+    settings, usage = mapping(settings), _with_cache(mapping(usage))
     definitions = exchange.tools or tools
     limit = _count(settings, "max_tokens", "max_completion_tokens", "max_output_tokens")
     response = None if exchange.response is None else json.dumps([exchange.response], ensure_ascii=False)
@@ -129,11 +131,11 @@ def call_attributes(
         tr.OUTPUT_MESSAGES: response,
         tr.TOOL_DEFINITIONS: json.dumps(definitions, ensure_ascii=False) if definitions else None,
         tr.FINISH_REASONS: (exchange.finish_reason,) if exchange.finish_reason else None,
-        tr.TEMPERATURE: _number(settings.get("temperature")),
-        tr.TOP_P: _number(settings.get("top_p")),
+        tr.TEMPERATURE: number_or_none(settings.get("temperature")),
+        tr.TOP_P: number_or_none(settings.get("top_p")),
         tr.MAX_TOKENS: limit,
-        tr.INPUT_TOKENS: _count(usage, "input_tokens", "prompt_tokens", "input"),
-        tr.OUTPUT_TOKENS: _count(usage, "output_tokens", "completion_tokens", "output"),
+        tr.INPUT_TOKENS: _count(usage, "input_tokens", "prompt_tokens"),
+        tr.OUTPUT_TOKENS: _count(usage, "output_tokens", "completion_tokens"),
         tr.CACHED_TOKENS: _cached(usage),
     }
     return {key: value for key, value in attributes.items() if value is not None}
@@ -148,18 +150,26 @@ def tool_attributes(arguments: Any, result: Any, call_id: Any = None) -> dict[st
     }
 
 
+def _with_cache(usage: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``usage`` with cached tokens among the input tokens. Only Anthropic's own form, which has no total, excludes them."""
+    cached = {"cache_read_input_tokens", "cache_creation_input_tokens"}
+    is_anthropic = usage.keys() & cached and "total_tokens" not in usage
+    return {**usage, **anthropic_tokens(usage)} if is_anthropic else usage
+
+
 def _cached(usage: Mapping[str, Any]) -> int | None:
-    details = mapping(usage.get("prompt_tokens_details")) or mapping(usage.get("input_token_details"))
-    flat = ("cache_read_input_tokens", "input_cached_tokens", "input_cache_read", "cached_tokens")
-    return _count(usage, *flat) or _count(details, "cached_tokens", "cache_read")
+    places = ("prompt_tokens_details", "input_tokens_details", "input_token_details", "prompt_token_details")
+    details = next((found for place in places if (found := mapping(usage.get(place)))), {})
+    return _count(usage, "cache_read_input_tokens", "cached_tokens") or _count(details, "cached_tokens", "cache_read")
 
 
 def _count(values: Mapping[str, Any], *keys: str) -> int | None:
-    number = next((n for key in keys if (n := _number(values.get(key))) is not None), None)
+    number = next((n for key in keys if (n := number_or_none(values.get(key))) is not None), None)
     return None if number is None else int(number)
 
 
-def _number(value: Any) -> float | None:
+def number_or_none(value: Any) -> float | None:
+    """A finite number, or the number in a text; None for anything else."""
     try:
         number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else None
     except ValueError:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from lightning_core.errors import ConfigError
+from lightning_core.otel import read_traces
 from lightning_core.tools.interchange.importing import ImportOptions, import_traces
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -155,6 +156,38 @@ def test_files_as_editors_and_browsers_write_them_are_read(encoding: str, tmp_pa
         path.write_bytes(TRACES.encode("utf-8" if encoding == "unpacked gz" else encoding))
     summary = import_traces([path], tmp_path / "out", ImportOptions())
     assert (summary.traces, dict(summary.left_out)) == (2, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "traces"),
+    [
+        ("logfire_rows.json", '"trace_id": "', '"trace_id": "run-', 2),
+        ("logfire_rows.json", '"span_id": "', '"span_id": "span-', 2),
+        ("logfire_rows.json", '"parent_span_id": "', '"parent_span_id": "no-', 2),
+        ("phoenix_spans.json", '"span_id": "', '"span_id": "ffffffff', 1),
+        ("mlflow_traces.json", '"span_id": "', '"span_id": "QUJDREVGR0hJSktM", "was": "', 1),
+    ],
+)  # fmt: skip
+def test_an_odd_id_leaves_the_imported_file_readable(
+    name: str, old: str, new: str, traces: int, tmp_path: Path
+) -> None:
+    text = (SAMPLES / name).read_text(encoding="utf-8")
+    assert old in text
+    (tmp_path / "odd.json").write_text(text.replace(old, new, 1))
+    summary = import_traces([tmp_path / "odd.json"], tmp_path / "out", ImportOptions())
+    assert summary.file is not None
+    assert len(read_traces(summary.file)) == summary.traces
+    assert summary.traces >= traces
+    assert summary.traces > 1 or any("digits" in reason for reason in summary.left_out)
+
+
+def test_a_damaged_line_in_the_folder_does_not_stop_an_import(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old.jsonl").write_bytes(b'{"a": "caf\xe9"}\n\n{"a": 1}\n' + DEEP.encode() + b'\n{"b": ')
+    summary = import_traces([SAMPLES / "mlflow_traces.json"], tmp_path / "out", ImportOptions())
+    assert summary.traces == 2
+    ((reason, number),) = summary.left_out.items()
+    assert (number, "old.jsonl that are not JSON" in reason) == (3, True)
 
 
 ALONE = ("langsmith_feedback.jsonl", "phoenix_annotations.json")
