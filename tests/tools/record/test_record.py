@@ -313,6 +313,19 @@ def test_a_redaction_changes_or_drops_calls_and_hides_tools(url: str, tmp_path: 
     assert trace.error == "ValueError"
 
 
+def test_a_redaction_gets_messages_of_its_own(url: str, tmp_path: Path):
+    def redact(call: dict[str, Any]) -> dict[str, Any]:
+        for message in call["messages"]:
+            message["length"] = len(message.pop("content"))
+        return call
+
+    with record(tmp_path, redact=redact) as recording, openai.OpenAI(base_url=url, api_key="k") as client:
+        ask(url, n=2)
+        first = client.responses.create(model="policy", input="hi")
+        client.responses.create(model="policy", previous_response_id=first.id, input="more")
+    assert recording.counts.as_dict() == {"recorded": 4, "rewards": 0}
+
+
 def test_a_share_has_whole_traces_and_the_folder_a_limit(url: str, tmp_path: Path):
     @trainable("pair")
     def pair() -> None:
