@@ -161,6 +161,20 @@ def test_a_reward_waits_for_its_call(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert pipe.counts.as_dict() == {"recorded": 1, "rewards": 2}
 
 
+def test_a_reward_finds_a_call_whose_trace_is_not_open_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lightning_core.tools.record.assembling._MOST_TRACES", 2)
+    pipe = Pipe(tmp_path)
+    for number in range(4):
+        pipe.call(user(str(number)), response=str(number))
+    attributes = {tr.OPERATION: "reward", tr.REWARD_VALUE: 0.5, tr.REWARD_CALL: "0"}
+    pipe.pipeline.work([span_of("a" * 16, new_trace(), attributes=attributes)])
+    pipe.pipeline.close()
+    rewards = [[(reward.value, reward.call) for reward in trace.rewards] for trace in read(tmp_path)]
+    first = next(call for trace in read(tmp_path) for call in trace.calls if call.messages[0]["content"] == "0")
+    assert sorted(rewards) == [[], [], [], [(0.5, first.id)]]
+    assert pipe.counts.rewards == 0
+
+
 def test_files_stay_open_while_the_thread_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("lightning_core.tools.record.served._CLOSE_SECONDS", 0.05)
     begun, may_write, write = threading.Event(), threading.Event(), os.write
