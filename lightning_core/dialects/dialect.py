@@ -6,12 +6,16 @@ Each module of this package that implements it is a `Dialect`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from lightning_core.chat.messages import Message
 from lightning_core.dialects.exchange import ChatRequest, Choice, ResponseContext, UpstreamResponse
 from lightning_core.dialects.fields import Fields
+
+EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+"""The end of a server-sent event."""
 
 
 class StreamWriter(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from lightning_core.dialects.dialect import event_data
+from lightning_core.dialects.dialect import EVENT_END, event_data
 from lightning_core.endpoint.api_key import read_api_key
 from lightning_core.endpoint.server_client import ServerClient
 from lightning_core.errors import UpstreamError, UpstreamRefusal, describe, fold
@@ -19,7 +18,6 @@ from lightning_core.propagation.providers import GOOGLE_KEY, KEY_HEADERS, host_o
 
 _PASSED_BACK = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
 """Headers of an HTTP error that are passed through, because clients act on them."""
-_EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LONGEST_END = 4
 _JSON = (b"content-type", b"application/json")
 
@@ -130,7 +128,7 @@ class UpstreamClient:
                 buffer, start, searched = bytearray(), 0, 0
                 async for part in response.aiter_bytes():
                     buffer += part
-                    while end := _EVENT_END.search(buffer, max(start, searched - _LONGEST_END)):
+                    while end := EVENT_END.search(buffer, max(start, searched - _LONGEST_END)):
                         event, start = bytes(buffer[start : end.end()]), end.end()
                         yield event
                     del buffer[:start]

@@ -11,7 +11,8 @@ thread. What goes wrong is counted, and does not reach the program.
 | ``clients.py``, ``aiohttp_bodies.py`` | patches of the HTTP client libraries |
 | ``background.py`` | the bounded queue and its thread |
 | ``wire.py``, ``responses.py`` | bytes → request and responses, by the wire formats of `lightning_core.dialects` |
-| ``unicode.py`` | JSON and spans without lone surrogates |
+| ``pipeline.py`` | calls and spans → traces, with the share |
+| ``naming.py`` | names of calls by the rules of a configuration |
 | ``conversations.py`` | the trace of calls outside any agent: one for each conversation |
 | ``spans.py`` | calls → spans, with redaction |
 | ``assembling.py`` | spans → traces with a root; rewards by response id |

@@ -12,7 +12,6 @@ from lightning_core.capture.recording import call_id
 from lightning_core.otel.unicode import valid_span
 from lightning_core.tools.record.counts import FAILED, FOLDER_FULL, UNWRITTEN, RecordCounts
 from lightning_core.tools.record.files import FolderFull, TraceFiles
-from lightning_core.tools.record.spans import CallPlace
 from lightning_core.tools.record.units import root_of
 from lightning_core.trace import SpanRecord
 
@@ -20,13 +19,13 @@ _MOST_TRACES = 4096
 """Traces that may go on."""
 _MOST_WAITING = 1000
 """Spans of a trace that wait for its first call."""
-_MOST_RESPONSES = 20_000
-"""Responses that a reward can name."""
+_MOST_NAMES = 60_000
+"""Names of calls that a reward can use. A call has up to three: its span's id, its response's and one made from that."""
 _MOST_EARLY = 10_000
 """Rewards that wait for the call that they name."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _OpenTrace:
     trace: str
     start_ns: int
@@ -56,12 +55,12 @@ class TraceAssembler:
         self._files = files
         self._counts = counts
         self._traces: OrderedDict[str, _OpenTrace] = OrderedDict()
-        self._responses: OrderedDict[str, CallPlace] = OrderedDict()
-        """The trace and span of recent calls, by the id of the response and of the span."""
+        self._named: OrderedDict[str, tuple[_OpenTrace, str]] = OrderedDict()
+        """The trace and the span's id of recent calls, by name. The trace may be one of those that are not open any more."""
         self._early: OrderedDict[str, list[SpanRecord]] = OrderedDict()
         """Rewards that came before the call that they name."""
         self._early_count = 0
-        self._batch: dict[str, list[SpanRecord]] = {}
+        self._batch: dict[_OpenTrace, list[SpanRecord]] = {}
 
     def add_call(self, span: SpanRecord) -> None:
         """Add a call. It opens its trace, unless that is open."""
@@ -73,20 +72,14 @@ class TraceAssembler:
             trace.waiting.clear()
         else:
             self._put(trace, [span, trace.root()] if span.parent_id == root_of(trace.trace) else [span])
-        place = CallPlace(span.trace_id, span.span_id)
         response = span.attributes.get(tr.RESPONSE_ID)
         for name in (span.span_id, response, None if response is None else call_id(response)):
             if name is not None:
-                self._responses[name] = place
+                self._named[name] = trace, span.span_id
                 for early in self._take_early(name):
                     self.add_span(early)
-        while len(self._responses) > _MOST_RESPONSES:
-            self._responses.popitem(last=False)
-
-    def find(self, response: str) -> str | None:
-        """The trace of the call with this response id; None if it was not recorded recently."""
-        place = self._responses.get(response)
-        return None if place is None else place.trace
+        while len(self._named) > _MOST_NAMES:
+            self._named.popitem(last=False)
 
     def add_span(self, span: SpanRecord) -> None:
         """Add the span of an agent, a tool or a reward, which waits for the first call of its trace.
@@ -95,14 +88,15 @@ class TraceAssembler:
         """
         span = valid_span(span)
         if span.attributes.get(tr.OPERATION) == "reward" and (name := span.attributes.get(tr.REWARD_CALL)) is not None:
-            place = self._responses.get(name)
-            if place is None:
+            if name not in self._named:
                 self._wait(name, span)
                 return
             # Feedback often comes after the unit of work, and from another one.
-            attributes = {**span.attributes, tr.REWARD_CALL: place.parent}
-            parent = span.parent_id if span.trace_id == place.trace else root_of(place.trace)
-            span = replace(span, trace_id=place.trace, parent_id=parent, attributes=attributes)
+            trace, call = self._named[name]
+            parent = span.parent_id if span.trace_id == trace.trace else root_of(trace.trace)
+            attributes = {**span.attributes, tr.REWARD_CALL: call}
+            self._put(trace, [replace(span, trace_id=trace.trace, parent_id=parent, attributes=attributes)])
+            return
         trace = self._find(span)
         is_outermost = span.parent_id == root_of(trace.trace) and span.attributes.get(tr.OPERATION) != "reward"
         if is_outermost and span.error is not None:
@@ -116,16 +110,15 @@ class TraceAssembler:
         """Write what was added since the last time."""
         batch, self._batch = self._batch, {}
         by_file: dict[Path, list[Sequence[SpanRecord]]] = {}
-        for name, spans in batch.items():
-            trace = self._traces.get(name)
+        if not batch:
+            self._files.delete_old()
+        for trace, spans in batch.items():
             try:
-                file = self._files.current() if trace is None or trace.file is None else trace.file
+                trace.file = trace.file or self._files.current()
             except OSError as error:
                 self._counts.leave_out(UNWRITTEN, times=_calls(spans), error=error)
                 continue
-            if trace is not None:
-                trace.file = file
-            by_file.setdefault(file, []).append([*{span.span_id: span for span in spans}.values()])
+            by_file.setdefault(trace.file, []).append([*{span.span_id: span for span in spans}.values()])
         for file, traces in by_file.items():
             if not self._write(file, [span for spans in traces for span in spans], is_whole=len(traces) == 1):
                 for spans in traces:
@@ -183,7 +176,7 @@ class TraceAssembler:
         self._counts.rewards += sum(span.attributes.get(tr.OPERATION) == "reward" for span in trace.waiting)
 
     def _put(self, trace: _OpenTrace, spans: Sequence[SpanRecord]) -> None:
-        self._batch.setdefault(trace.trace, []).extend(spans)
+        self._batch.setdefault(trace, []).extend(spans)
 
 
 def _calls(spans: Sequence[SpanRecord]) -> int:

@@ -47,6 +47,7 @@ class TraceFiles:
         """The file that was written to last, and its descriptor: opening it each time takes longer than writing."""
         self._known_bytes = 0
         self._scanned = float("-inf")
+        self.delete_old()
 
     def current(self) -> Path:
         """The file for new traces. Raises OSError if there can be none."""
@@ -79,6 +80,12 @@ class TraceFiles:
             raise
         self._sizes[path] = before + len(line)
         self._known_bytes += len(line)
+
+    def delete_old(self) -> None:
+        """Delete the files that were written too long ago, which `write` does too."""
+        if self._days is not None:
+            with suppress(OSError):  # which `write` reports
+                self._look_around()
 
     def close(self) -> None:
         """Close the file that is open."""

@@ -23,8 +23,10 @@ from lightning_core.trace import SpanRecord
 
 logger = logging.getLogger(__name__)
 
-_MOST_CONVERSATIONS = 1000
+_MOST_HISTORIES = 1000
 """Responses that a request can name as the previous one."""
+_MOST_HISTORY_BYTES = 64 << 20
+"""Of their conversations. Those that share messages count them each."""
 _CONTENT = (tr.TOOL_ARGUMENTS, tr.TOOL_RESULT)
 
 
@@ -41,6 +43,9 @@ class RecordPipeline:
         self._traces = TraceAssembler(files, counts)
         self._conversations = OpenConversations()
         self._histories: OrderedDict[str, Sequence[Message]] = OrderedDict()
+        self._continued: dict[str, tuple[str, int]] = {}
+        """The trace and the bytes of each in ``_histories``. It may be outside the share, or dropped by the redaction."""
+        self._history_bytes = 0
 
     def work(self, items: Sequence[ObservedCall | SpanRecord]) -> None:
         """Record ``items``. Errors are counted."""
@@ -67,16 +72,16 @@ class RecordPipeline:
 
     def _add_call(self, call: ObservedCall) -> None:
         read = read_call(call, self._histories)
-        self._keep_history(read)
         origin = call.origin
         agent = origin.agent or self._names.find(read.request.body)
         place = CallPlace(origin.trace, origin.parent)
         if not origin.in_unit:
             trace = self._place(call, read, agent)
             place = CallPlace(trace, root_of(trace))
-            if not is_sampled(trace, self._share):
-                self._counts.leave_out(SHARE)
-                return
+        self._keep_history(read, place.trace, len(call.body) + call.size)
+        if not origin.in_unit and not is_sampled(place.trace, self._share):
+            self._counts.leave_out(SHARE)
+            return
         expected, made = max(len(read.responses), 1), 0
         for span in self._maker.make(call, read, agent, place):
             self._traces.add_call(span)
@@ -89,23 +94,36 @@ class RecordPipeline:
         if call.origin.conversation is not None:
             return self._conversations.place_named(agent, call.origin.conversation, new_trace())
         # A rule may name only the first call, by instructions that the next ones do not repeat.
-        previous = read.request.body.get(PREVIOUS_RESPONSE)
-        known = self._traces.find(previous) if isinstance(previous, str) else None
+        known, _ = self._previous(read)
         responses = [response.message for response in read.responses]
         messages = read.request.input_messages(0)
         return self._conversations.place((agent, call.host), messages, responses, new_trace(), known=known)
 
-    def _keep_history(self, read: ReadCall) -> None:
-        """Keep the conversation for a request that names its response. Instructions are not part of it."""
+    def _previous(self, read: ReadCall) -> tuple[str | None, int]:
+        """The trace of the response that the request continues, and the bytes of its conversation."""
+        previous = read.request.body.get(PREVIOUS_RESPONSE)
+        name = previous.removeprefix(RESPONSE_ID_PREFIX) if isinstance(previous, str) else ""
+        return self._continued.get(name, (None, 0))
+
+    def _keep_history(self, read: ReadCall, trace: str, size: int) -> None:
+        """Keep the conversation and its ``trace`` for a request that names its response. Instructions are not part of it."""
         if read.response_id is None or not read.response_id.startswith(RESPONSE_ID_PREFIX) or len(read.responses) != 1:
             return
         messages = [*read.request.messages]
         if read.request.body.get("instructions") and messages:
             del messages[0]
         name = read.response_id.removeprefix(RESPONSE_ID_PREFIX)
+        size += self._previous(read)[1]
+        self._forget(name)
         self._histories[name] = (*messages, read.responses[0].message)
-        if len(self._histories) > _MOST_CONVERSATIONS:
-            self._histories.popitem(last=False)
+        self._continued[name] = trace, size
+        self._history_bytes += size
+        while len(self._histories) > _MOST_HISTORIES or self._history_bytes > _MOST_HISTORY_BYTES:
+            self._forget(next(iter(self._histories)))
+
+    def _forget(self, response: str) -> None:
+        if self._histories.pop(response, None) is not None:
+            self._history_bytes -= self._continued.pop(response)[1]
 
     def _without_content(self, span: SpanRecord) -> SpanRecord:
         """``span`` as it is recorded: a redaction is a function of calls, so other spans then keep no content."""

@@ -43,7 +43,7 @@ from lightning_core.tools.record.observed import OPEN, ObservedCall, is_sending
 from lightning_core.tools.record.pipeline import RecordPipeline
 from lightning_core.tools.record.spans import Redaction, SpanMaker
 from lightning_core.tools.record.units import RecordedUnits, is_sampled
-from lightning_core.trace import REWARD_CALL, SpanRecord
+from lightning_core.trace import OPERATION, REWARD_CALL, SpanRecord
 
 logger = logging.getLogger("lightning_core.tools.record")
 
@@ -52,6 +52,7 @@ MAX_MB = 1000
 _CLOSE_SECONDS = 5.0
 _NO_CALLS = ("/count_tokens", "/input_tokens", "/compact", ":countTokens")
 _SPAN_BYTES = 1000
+"""Of a span without the arguments and the result of a tool."""
 
 _active: CallRecording | None = None
 _lock = threading.Lock()
@@ -134,10 +135,8 @@ class CallRecording:
             self._finished = True
             for call in self._find_open():
                 self.guard(partial(call.leave, OPEN))
-            if left := self._work.close(_CLOSE_SECONDS):
-                self.counts.leave_out(UNFINISHED, times=left)
-            if self._work.ended:  # else the thread still writes
-                self._pipeline.close()
+            left = self._work.close(_CLOSE_SECONDS, self._pipeline.close)
+            self.counts.leave_out(UNFINISHED, times=left)
             self.on_finish(self)
 
     def _find_open(self) -> Iterator[ObservedCall]:
@@ -207,7 +206,9 @@ class CallRecording:
     def take_span(self, span: SpanRecord) -> None:
         """Record the span of an agent, a tool or a reward."""
         if REWARD_CALL in span.attributes or is_sampled(span.trace_id, self._share):
-            self._work.put(span, _SPAN_BYTES)
+            content = sum(len(value) for value in span.attributes.values() if isinstance(value, str))
+            if not self._work.put(span, _SPAN_BYTES + content) and span.attributes.get(OPERATION) == "reward":
+                self.counts.rewards += 1
 
     def _observe(self, method: str, url: str, body: Body | Compressed) -> ObservedCall | None:
         if method.upper() != "POST":

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from lightning_core.dialects.dialect import Dialect, event_data
+from lightning_core.dialects.dialect import EVENT_END, Dialect, event_data
 from lightning_core.dialects.exchange import StreamError, UpstreamResponse, stream_error
 from lightning_core.otel.unicode import read_json
 
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
 """Raised for a body that cannot be read: another server's response may have any form."""
-EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-"""The end of a server-sent event."""
 
 _LONGEST_ERROR = 64 << 10
 

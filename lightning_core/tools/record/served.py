@@ -33,6 +33,7 @@ class ServedCalls:
         self._traces = TraceAssembler(TraceFiles(folder, most_bytes=None, days=days), self._counts)
         self._conversations = OpenConversations()
         self._work: BackgroundWork[SpanRecord] = BackgroundWork(self._write)
+        self._work.start()
 
     def add(self, span: SpanRecord) -> None:
         """Record ``span`` if it is a call's; returns at once."""
@@ -41,10 +42,7 @@ class ServedCalls:
 
     def close(self) -> str:
         """Write the calls that wait. Returns one line: the number of calls recorded, those left out, and why."""
-        if left := self._work.close(_CLOSE_SECONDS):
-            self._counts.leave_out(UNFINISHED, times=left)
-        if self._work.ended:  # else the thread still writes
-            self._traces.close()
+        self._counts.leave_out(UNFINISHED, times=self._work.close(_CLOSE_SECONDS, self._traces.close))
         return self._counts.summary(self._folder)
 
     def _write(self, spans: Sequence[SpanRecord]) -> None:

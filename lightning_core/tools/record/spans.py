@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, cast
@@ -102,7 +103,7 @@ class SpanMaker:
         try:
             if isinstance(self._redact, str):
                 self._redact = find_redaction(self._redact)
-            kept = self._redact(record)
+            kept = self._redact(deepcopy(record))  # choices and continued conversations share messages
         except (Exception, SystemExit) as error:  # which would end the thread
             raise RedactionError(f"{type(error).__name__}: {error}") from error
         if kept is not None and not (isinstance(kept, Mapping) and set(kept) <= set(FIELDS)):  # pyright: ignore[reportUnnecessaryIsInstance]

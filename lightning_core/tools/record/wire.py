@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lightning_core.chat.messages import Message
-from lightning_core.dialects import ALL_DIALECTS, DIALECTS, gemini
+from lightning_core.dialects import DIALECTS, gemini
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.exchange import ChatRequest, UpstreamResponse
 from lightning_core.errors import describe, fold
@@ -54,7 +54,8 @@ def read_call(call: ObservedCall, conversations: Mapping[str, Sequence[Message]]
     body, provider = read_json(call.body), _PROVIDERS.get(call.route, "openai")
     dialect: Dialect | None = _DIALECTS.get(call.route)
     if call.route.endswith(tuple(f":{method}" for method in gemini.METHODS)):
-        dialect, provider = ALL_DIALECTS[-1], "gcp.gemini"
+        dialect = gemini
+        provider = "gcp.gemini"
         body = gemini.with_url(body, call.path, stream=call.route.endswith(gemini.STREAM))
     if dialect is None:
         raise UnreadableCall(OTHER_FORMAT)

@@ -13,22 +13,14 @@ from typing import Any, Protocol
 
 import httpx
 
+from lightning_core.dialects.dialect import EVENT_END
 from lightning_core.dialects.exchange import UpstreamResponse
 from lightning_core.errors import UpstreamError, describe, fold
-from lightning_core.tools.record.observed import ObservedCall
-from lightning_core.tools.record.responses import (
-    EVENT_END,
-    UNREADABLE,
-    ReadResponse,
-    find_id,
-    read_response,
-    reported_error,
-)
+from lightning_core.tools.record.observed import MOST_BYTES, ObservedCall
+from lightning_core.tools.record.responses import UNREADABLE, ReadResponse, find_id, read_response, reported_error
 from lightning_core.tools.switch.arm import Arm, dialect_of_path
 from lightning_core.tools.switch.store import DISCONNECTED, ArmCall, KnownCall
 
-_MOST_BYTES = 32 << 20
-"""Of a response that is read and recorded. A stream has some 200 bytes for each token."""
 _MOST_SEARCHED = 64 << 10
 """Bytes of a stream in which the response's id is searched."""
 _LARGEST = 1 << 53
@@ -108,7 +100,7 @@ class ArmExchange:
         try:
             async for part in self._response.aiter_bytes():
                 arrived = len(data)
-                if arrived <= _MOST_BYTES:  # of a longer one only the id is read
+                if arrived <= MOST_BYTES:  # of a longer one only the id is read
                     data += part
                 if self._named is None and searched < _MOST_SEARCHED:
                     # At most three bytes of an event's end are in the part before.
@@ -169,7 +161,7 @@ class ArmExchange:
         if error is None and status >= 400:
             error = f"status {status}: {data[:200].decode(errors='replace')}"
         dialect, read = dialect_of_path(sent.path), ReadResponse()
-        if dialect is not None and error in (None, DISCONNECTED) and len(data) <= _MOST_BYTES:
+        if dialect is not None and error in (None, DISCONNECTED) and len(data) <= MOST_BYTES:
             with contextlib.suppress(*UNREADABLE):
                 read = read_response(dialect, data, is_stream=self.is_stream)
         if read.failure is not None:

@@ -37,6 +37,7 @@ class SwitchTraces:
         files = TraceFiles(folder, most_bytes=None, days=days)
         self._pipeline = RecordPipeline(files, self._counts, share=1.0, maker=SpanMaker(None), names=CallNames())
         self._work: BackgroundWork[ObservedCall | SpanRecord] = BackgroundWork(self._pipeline.work)
+        self._work.start()
 
     def begin(self, url: str, body: bytes, agent: str, conversation: str) -> ObservedCall | None:
         """A call that is being sent; None if it is not a model call."""
@@ -78,8 +79,5 @@ class SwitchTraces:
 
     def close(self) -> str:
         """Write what waits. Returns one line: the number of calls recorded, those left out, and why."""
-        if left := self._work.close(_CLOSE_SECONDS):
-            self._counts.leave_out(UNFINISHED, times=left)
-        if self._work.ended:  # else its thread still writes
-            self._pipeline.close()
+        self._counts.leave_out(UNFINISHED, times=self._work.close(_CLOSE_SECONDS, self._pipeline.close))
         return self._counts.summary(self._folder)

@@ -21,7 +21,7 @@ from lightning_core.testing.recording_server import RecordingServer
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.record.assembling import TraceAssembler
 from lightning_core.tools.record.background import BackgroundWork
-from lightning_core.tools.record.counts import FAILED, UNREAD_RESPONSE, RecordCounts
+from lightning_core.tools.record.counts import FAILED, QUEUE_FULL, UNREAD_RESPONSE, RecordCounts
 from lightning_core.tools.record.files import TraceFiles
 from lightning_core.tools.record.naming import CallNames
 from lightning_core.tools.record.observed import ObservedCall
@@ -127,9 +127,44 @@ def test_the_thread_survives_a_batch_that_fails(caplog: pytest.LogCaptureFixture
     background.put("bad", 1)
     assert background.wait(5)
     background.put("good", 1)
-    assert background.close(5) == 1
-    assert (done, background.ended) == (["good"], True)
+    released: list[str] = []
+    assert background.close(5, lambda: released.append("all")) == 1
+    assert (done, released) == (["good"], ["all"])
     assert "a batch of 1 recorded items failed" in caplog.text
+
+
+def test_spans_that_wait_take_no_more_memory_than_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lightning_core.tools.record.background.MOST_BYTES", 10_000)
+    trace = new_trace()
+    with record(tmp_path) as recording:
+        for number, text in enumerate(("x" * 20_000, "x")):
+            attributes = {tr.OPERATION: "reward", tr.REWARD_VALUE: 0.5, tr.REWARD_CALL: "a" * 16, tr.REASON: text}
+            recording.take_span(span_of(f"{number:016x}", trace, attributes=attributes))
+        recording.take_span(span_of("a" * 16, trace))
+        assert recording.flush()
+        assert recording.counts.rewards == 1
+
+
+def test_a_flush_waits_for_the_items_before_it_only():
+    def work(items: Sequence[str]) -> None:
+        background.put("another", 1)  # there is always an item that waits
+        time.sleep(0.01)
+
+    background = BackgroundWork(work, pause_seconds=0)
+    background.put("first", 1)
+    assert background.wait(2)
+    background.close(5, lambda: None)
+
+
+def test_calls_are_counted_while_no_thread_can_start(server: RecordingServer, tmp_path: Path):
+    with record(tmp_path) as recording:
+        size = threading.stack_size(1 << 46)  # more than there is
+        try:
+            ask(server.url)
+        finally:
+            threading.stack_size(size)
+        ask(server.url)
+    assert recording.counts.as_dict() == {QUEUE_FULL: 1, "recorded": 1, "rewards": 0}
 
 
 def test_conversations_of_other_agents_hosts_and_names_are_other_traces(tmp_path: Path):
@@ -159,6 +194,40 @@ def test_a_reward_waits_for_its_call(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (trace,) = read(tmp_path)
     assert [(reward.value, reward.call) for reward in trace.rewards] == [(0.5, trace.calls[0].id)]
     assert pipe.counts.as_dict() == {"recorded": 1, "rewards": 2}
+
+
+def test_a_reward_finds_a_call_whose_trace_is_not_open_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lightning_core.tools.record.assembling._MOST_TRACES", 2)
+    pipe = Pipe(tmp_path)
+    for number in range(4):
+        pipe.call(user(str(number)), response=str(number))
+    attributes = {tr.OPERATION: "reward", tr.REWARD_VALUE: 0.5, tr.REWARD_CALL: "0"}
+    pipe.pipeline.work([span_of("a" * 16, new_trace(), attributes=attributes)])
+    pipe.pipeline.close()
+    rewards = [[(reward.value, reward.call) for reward in trace.rewards] for trace in read(tmp_path)]
+    first = next(call for trace in read(tmp_path) for call in trace.calls if call.messages[0]["content"] == "0")
+    assert sorted(rewards) == [[], [], [], [(0.5, first.id)]]
+    assert pipe.counts.rewards == 0
+
+
+def test_old_files_are_deleted_while_no_call_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def make_old() -> Path:
+        path = tmp_path / "20200101-000000-1.jsonl"
+        path.write_text("")
+        os.utime(path, (0, 0))
+        return path
+
+    monkeypatch.setattr("lightning_core.tools.record.background._IDLE_SECONDS", 0.05)
+    monkeypatch.setattr("lightning_core.tools.record.files._SCAN_SECONDS", 0)
+    old = make_old()
+    served = ServedCalls(tmp_path, days=30)
+    assert not old.exists()
+    make_old()
+    until = time.monotonic() + 5
+    while old.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not old.exists()
+    served.close()
 
 
 def test_files_stay_open_while_the_thread_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -30,6 +30,7 @@ from lightning_core.otel.otlp import spans_from_otlp
 from lightning_core.testing.recording_server import RecordingServer
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.record.counts import (
+    CONTINUED,
     FOLDER_FULL,
     REDACTED,
     REDACTION_FAILED,
@@ -311,6 +312,57 @@ def test_a_redaction_changes_or_drops_calls_and_hides_tools(url: str, tmp_path: 
     assert [call.messages[0]["content"] for call in trace.calls] == ["a ***"]
     assert all("secret" not in file.read_text() for file in tmp_path.iterdir())
     assert trace.error == "ValueError"
+
+
+def test_a_redaction_gets_messages_of_its_own(url: str, tmp_path: Path):
+    def redact(call: dict[str, Any]) -> dict[str, Any]:
+        for message in call["messages"]:
+            message["length"] = len(message.pop("content"))
+        return call
+
+    with record(tmp_path, redact=redact) as recording, openai.OpenAI(base_url=url, api_key="k") as client:
+        ask(url, n=2)
+        first = client.responses.create(model="policy", input="hi")
+        client.responses.create(model="policy", previous_response_id=first.id, input="more")
+    assert recording.counts.as_dict() == {"recorded": 4, "rewards": 0}
+
+
+def test_a_continued_response_is_in_the_trace_of_one_that_is_not_recorded(url: str, tmp_path: Path):
+    """Each turn has other instructions, so that only the id of the response names the conversation."""
+
+    def redact(call: dict[str, Any]) -> dict[str, Any] | None:
+        return None if call["messages"][-1]["content"] == "private" else call
+
+    def ask_twice(client: openai.OpenAI, text: str) -> None:
+        first = client.responses.create(model="policy", instructions="It is one.", input=text)
+        for hour in ("two", "three"):
+            client.responses.create(
+                model="policy", instructions=f"It is {hour}.", input="more", previous_response_id=first.id
+            )
+
+    with openai.OpenAI(base_url=url, api_key="k") as client:
+        with record(tmp_path / "share", share=0.5) as recording:
+            for _ in range(12):
+                ask_twice(client, "hi")
+        with record(tmp_path / "redacted", redact=redact):
+            ask_twice(client, "private")
+    traces = read(tmp_path / "share")
+    assert [len(trace.calls) for trace in traces] == [3] * len(traces)
+    assert recording.counts.left_out.total() == 36 - 3 * len(traces)
+    assert [len(trace.calls) for trace in read(tmp_path / "redacted")] == [2]
+
+
+def test_continued_conversations_are_kept_within_a_limit(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lightning_core.tools.record.pipeline._MOST_HISTORY_BYTES", 40_000)
+    with record(tmp_path) as recording, openai.OpenAI(base_url=url, api_key="k") as client:
+        long = client.responses.create(model="policy", input="x" * 30_000)
+        for previous in (long.id, client.responses.create(model="policy", input="hi").id):
+            client.responses.create(model="policy", previous_response_id=previous, input="more")
+    assert recording.counts.left_out == {}
+    with record(tmp_path) as recording, openai.OpenAI(base_url=url, api_key="k") as client:
+        long = client.responses.create(model="policy", input="x" * 50_000)
+        client.responses.create(model="policy", previous_response_id=long.id, input="more")
+    assert recording.counts.left_out == {CONTINUED: 1}
 
 
 def test_a_share_has_whole_traces_and_the_folder_a_limit(url: str, tmp_path: Path):
