@@ -38,7 +38,8 @@ class RecordedProgram:
 
 def environment_for(settings: RecordedProgram, environment: Mapping[str, str]) -> dict[str, str]:
     """``environment`` with the variables that start the recording in this process's successor, and in its children."""
-    values = {**asdict(settings), "process": None, "counts": None}
+    # `exec` keeps the number of the process.
+    values = {**asdict(settings), "started": os.getpid(), "process": None, "counts": None}
     names = {"selectors": sorted(settings.names.selectors), "rules": list(settings.names.rules)}
     path = [str(STARTUP), *filter(None, [environment.get("PYTHONPATH")])]
     return {**environment, VARIABLE: json.dumps({**values, "names": names}), "PYTHONPATH": os.pathsep.join(path)}

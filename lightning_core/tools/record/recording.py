@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -52,6 +53,9 @@ MAX_MB = 1000
 _CLOSE_SECONDS = 5.0
 _NO_CALLS = ("/count_tokens", "/input_tokens", "/compact", ":countTokens")
 _SPAN_BYTES = 1000
+_ENDING = {getattr(signal, name, None) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGABRT", "SIGKILL")} - {
+    None
+}
 """Of a span without the arguments and the result of a tool."""
 
 _active: CallRecording | None = None
@@ -98,6 +102,9 @@ class CallRecording:
         install_threads(self._thread_patches)
         # Worker processes end with this call, those of multiprocessing too.
         self._patches.wrap(os, "_exit", self._finish_and_exit)
+        # Servers handle a signal, end their requests, and then send it to themselves with the default action.
+        self._patches.wrap(signal, "raise_signal", self._finish_and_raise)
+        self._patches.wrap(os, "kill", self._finish_and_kill)
         for name in discover():
             install_on_import(name, self._integrate)
 
@@ -148,6 +155,16 @@ class CallRecording:
             self.finish()
         finally:
             wrapped(*args, **kwargs)
+
+    def _finish_and_raise(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        if args and _ends_process(args[0]):
+            self.guard(self.finish)
+        return wrapped(*args, **kwargs)
+
+    def _finish_and_kill(self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        if len(args) == 2 and args[0] == os.getpid() and _ends_process(args[1]):
+            self.guard(self.finish)
+        return wrapped(*args, **kwargs)
 
     def restart(self) -> None:
         """In a forked child process: record to a file of its own. The parent's thread and queue do not exist here.
@@ -239,6 +256,11 @@ class CallRecording:
         )
         self._open_calls[id(call)] = call
         return call
+
+
+def _ends_process(number: int) -> bool:
+    """Whether a signal to this process ends it without running any more Python."""
+    return number in _ENDING and signal.getsignal(number) == signal.SIG_DFL
 
 
 def _as_bytes(body: Body) -> bytes:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -324,6 +325,47 @@ def run_recorded(program: str, server: RecordingServer, folder: Path) -> subproc
     arguments = [sys.executable, "-W", "ignore", "-c", program, f"{server.url}/chat/completions"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, check=False)
+
+
+SERVER = """
+import asyncio, httpx, os, signal, sys, threading, uvicorn
+
+async def app(scope, receive, send):
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(0.2)
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    async with httpx.AsyncClient() as client:
+        (await client.post(f"{sys.argv[1]}/chat/completions", json=body)).raise_for_status()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"answered"})
+
+server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off"))
+
+def ask():
+    while not server.started:
+        pass
+    port = server.servers[0].sockets[0].getsockname()[1]
+    httpx.get(f"http://127.0.0.1:{port}/")
+
+threading.Thread(target=ask).start()
+server.run()
+"""
+
+
+def test_a_server_that_ends_its_requests_after_sigterm_loses_none(server: RecordingServer, tmp_path: Path):
+    done = run_recorded(SERVER, server, tmp_path / "traces")
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert f"1 call recorded in {tmp_path / 'traces'}, none left out" in done.stderr
+
+
+@pytest.mark.parametrize("program", ["pass", "import os; os.fork() or os._exit(0); os.wait()"])
+def test_a_program_without_a_client_says_that_nothing_was_recorded(
+    program: str, server: RecordingServer, tmp_path: Path
+):
+    done = run_recorded(program, server, tmp_path / "traces")
+    assert done.stderr == (
+        "lightning-rl record: 0 calls recorded, the program imported none of httpx, httpx2, requests, aiohttp, urllib3\n"
+    )
 
 
 def test_the_calls_of_forked_workers_are_recorded_once(server: RecordingServer, tmp_path: Path):

@@ -3,9 +3,11 @@
 Loads nothing itself: the recording starts when the program imports an HTTP client.
 """
 
+import atexit
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
 import os
 import sys
 
@@ -21,6 +23,12 @@ class _StartWithClient(importlib.abc.MetaPathFinder):
             _start()
             return importlib.util.find_spec(name)  # again: finders that patch the client may be new
         return None
+
+
+def _note_unused(finder, started) -> None:  # type: ignore[no-untyped-def]
+    """At the end of the program, say that nothing was recorded if it has imported no client."""
+    if finder in sys.meta_path and os.getpid() == started and sys.stderr is not None:
+        sys.stderr.write(f"lightning-rl record: 0 calls recorded, the program imported none of {', '.join(_CLIENTS)}\n")
 
 
 def _start() -> None:
@@ -48,5 +56,7 @@ def _run_next() -> None:
 
 
 if "LIGHTNING_RECORD" in os.environ:
-    sys.meta_path.insert(0, _StartWithClient())
+    _finder = _StartWithClient()
+    sys.meta_path.insert(0, _finder)
+    atexit.register(_note_unused, _finder, json.loads(os.environ["LIGHTNING_RECORD"]).get("started"))
 _run_next()
