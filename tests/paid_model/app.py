@@ -10,7 +10,7 @@ from openai import OpenAI
 
 from lightning_core import trainable
 
-client = OpenAI(base_url=os.environ["PROVIDER_URL"], api_key="mine", max_retries=0)
+client = OpenAI(base_url=os.environ.get("PROVIDER_URL"), api_key="mine", max_retries=0)
 
 
 def ask(system: str, text: str) -> tuple[str, str]:

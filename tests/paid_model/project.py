@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -92,11 +93,11 @@ class Shell:
 
 
 def write_project(folder: Path, provider: str) -> None:
-    """Write ``c.yaml``, which trains the app's writer, and ``prices.yaml``."""
+    """Write ``c.yaml``, which trains the app's writer, its tasks, and ``prices.yaml``."""
     (folder / "prices.yaml").write_text("gpt-4o-mini: {input: 10, output: 40}\npolicy: {input: 0.01, output: 0.01}\n")
     config = {
         "agent": "tests.paid_model.app:solve",
-        "tasks": {"train": "tests.paid_model.app:tasks", "eval": "tests.paid_model.app:held_out"},
+        "tasks": {"train": "train.jsonl", "eval": "eval.jsonl"},
         "agents": {"train": ["writer"]},
         "policy": {
             "model": str(make_tiny_model(folder / "model")),
@@ -108,6 +109,9 @@ def write_project(folder: Path, provider: str) -> None:
         "trainer": {"steps": 3, "learning_rate": 5e-3, "checkpoint_every": 0},
         "prices": "prices.yaml",
     }
+    for name, numbers in (("train", range(8)), ("eval", range(100, 112))):
+        lines = (json.dumps({"id": f"{name}-{i}", "question": f"say {i}"}) for i in numbers)
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
     (folder / "c.yaml").write_text(yaml.safe_dump(config))
 
 

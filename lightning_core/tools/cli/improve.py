@@ -155,7 +155,7 @@ def _command(options: argparse.Namespace) -> str:
 
 
 def _skipped(names: list[str]) -> frozenset[str]:
-    from lightning_core.tools.improve.pipeline import STAGES
+    from lightning_core.tools.runs.improvement import STAGES
 
     known = {stage.partition(" ")[0]: stage for stage in STAGES}
     if unknown := [name for name in names if name not in known]:

@@ -21,8 +21,6 @@ from lightning_core.tools.improve.stage import Stage, StageFailed, run_stage
 from lightning_core.tools.runs.compare import paired_difference
 from lightning_core.tools.runs.improvement import POLICY, PROMPTS, PROVIDER, TEACHER, TRAIN, WARM, CurrentStage, Note
 
-STAGES = (PROMPTS, WARM, TRAIN)
-"""The stages that can be left out."""
 UNMEASURED = (PROMPTS, TEACHER)
 """Stages whose runs have rollouts of training tasks: their rewards are none of the held-out tasks."""
 
@@ -110,6 +108,11 @@ class ImprovementPipeline:
             else:
                 run()
         self.finished = True
+
+    @property
+    def untrained(self) -> Stage | None:
+        """The evaluation of the untrained policy."""
+        return next((stage for stage in self.stages if stage.name == POLICY), None)
 
     def difference(self, first: Stage | None, second: Stage | None) -> Estimate | None:
         """``second - first`` on the held-out tasks, paired; None without two evaluations."""
@@ -204,7 +207,8 @@ class ImprovementPipeline:
             kept = ["trainer.checkpoint_every=0", f"trainer.keep_checkpoints={_ROUNDS}"]
             every = ["eval.every=0", "eval.early_stop=null", *kept]
             # Training is evaluated before and after each round, which takes as long as it did for the policy.
-            minutes -= (_ROUNDS + 1) * next(stage.minutes for stage in self.stages if stage.name == POLICY)
+            assert self.untrained is not None
+            minutes -= (_ROUNDS + 1) * self.untrained.minutes
             if minutes <= 0:
                 self._note(TRAIN, "left out, the evaluations would take all of the minutes that are left")
                 return

@@ -10,7 +10,7 @@ from lightning_core.records.intervals import format_mean
 from lightning_core.records.usage import format_usd
 from lightning_core.tools.improve.pipeline import UNMEASURED, ImprovementPipeline
 from lightning_core.tools.improve.stage import Stage
-from lightning_core.tools.runs.improvement import POLICY, Improvement, StageResult
+from lightning_core.tools.runs.improvement import Improvement, StageResult
 
 _NOTHING = "–"
 
@@ -65,7 +65,7 @@ def report_text(found: Improvement) -> str:
 
 
 def _result_of(pipeline: ImprovementPipeline, stage: Stage) -> StageResult:
-    is_measured, first = stage.name not in UNMEASURED, _first(pipeline)
+    is_measured, first = stage.name not in UNMEASURED, pipeline.untrained
     own = pipeline.difference(first, stage) if is_measured and stage not in (first, pipeline.provider) else None
     other = pipeline.difference(pipeline.provider, stage) if is_measured and stage is not pipeline.provider else None
     return StageResult(
@@ -80,7 +80,7 @@ def _result_of(pipeline: ImprovementPipeline, stage: Stage) -> StageResult:
 
 
 def _sentences(pipeline: ImprovementPipeline) -> list[str]:
-    best, first = pipeline.best, _first(pipeline)
+    best, first = pipeline.best, pipeline.untrained
     if best is None or best.result is None:
         return ["No policy was measured."]
     over_policy = pipeline.difference(first, best)
@@ -118,10 +118,6 @@ def _use(pipeline: ImprovementPipeline) -> str | None:
         prompts = [text for text in pipeline.settings if text.startswith("prompts=")]
         return shlex.join(["lightning-rl", "serve", tuned, *prompts])
     return shlex.join(pipeline.settings) if pipeline.settings else None
-
-
-def _first(pipeline: ImprovementPipeline) -> Stage | None:
-    return next((stage for stage in pipeline.stages if stage.name == POLICY), None)
 
 
 def _cells(found: Improvement, stage: StageResult) -> list[str]:

@@ -20,15 +20,11 @@ from lightning_core.records.runs import State
 
 IMPROVEMENT = "improve.json"
 """The file's name."""
-PROVIDER, POLICY, PROMPTS, TEACHER, WARM, TRAIN = ORDER = (
-    "provider",
-    "policy",
-    "prompts",
-    "teacher",
-    "warm start",
-    "train",
-)
-"""The stages, in order. The name of an evaluation or a later round begins with that of its stage."""
+PROVIDER, POLICY, PROMPTS, TEACHER, WARM, TRAIN = "provider", "policy", "prompts", "teacher", "warm start", "train"
+"""The stages. The name of an evaluation or a later round begins with that of its stage."""
+STAGES = (PROMPTS, WARM, TRAIN)
+"""The stages that can be left out."""
+_ORDER = (PROVIDER, POLICY, PROMPTS, TEACHER, WARM, TRAIN)
 
 
 class Note(NamedTuple):
@@ -137,7 +133,7 @@ class Improvement:
                 entries.append(PathEntry(name, None, None, self._notes(name), "left out"))
         if state == "running":
             begun = {_place(entry.name) for entry in entries}
-            pending = [name for name in (PROMPTS, WARM, TRAIN) if _place(name) not in begun]
+            pending = [name for name in STAGES if _place(name) not in begun]
             entries += [PathEntry(name, None, None, (), "pending") for name in pending]
         return sorted(entries, key=lambda entry: _place(entry.name))
 
@@ -182,4 +178,4 @@ def _without_nan(value: Any) -> Any:
 
 
 def _place(name: str) -> int:
-    return next((place for place, first in enumerate(ORDER) if name.startswith(first)), len(ORDER))
+    return next((place for place, first in enumerate(_ORDER) if name.startswith(first)), len(_ORDER))

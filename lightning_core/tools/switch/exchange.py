@@ -50,8 +50,8 @@ class Outlet(Protocol):
         """The record of a call with its messages; None if none is kept."""
         ...
 
-    def answered(self, read: Callable[[], ArmCall]) -> None:
-        """Record the call that ``read`` returns, on another thread."""
+    def answered(self, read: Callable[[], ArmCall], size: int) -> None:
+        """Record the call that ``read`` returns, on another thread. It keeps ``size`` bytes until then."""
         ...
 
     def busy(self, arm: Arm, change: int) -> None:
@@ -154,7 +154,8 @@ class ArmExchange:
         self._outlet.busy(self._arm, -1)
         if dialect_of_path(self._sent.path) is None:  # such as one that counts tokens
             return
-        self._outlet.answered(partial(self._as_call, data, error, time.monotonic() - self._clock))
+        read = partial(self._as_call, data, error, time.monotonic() - self._clock)
+        self._outlet.answered(read, len(data) + len(self._sent.data))
 
     def _as_call(self, data: bytes, error: str | None, seconds: float) -> ArmCall:
         sent, status = self._sent, 0 if self._response is None else self._response.status_code

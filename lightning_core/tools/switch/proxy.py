@@ -283,7 +283,7 @@ class Proxy:
         content = arm.content(sent.body, sent.data)
         return self.traces.begin(arm.url(sent.path, ""), content, sent.agent, sent.conversation)
 
-    def answered(self, read: Callable[[], ArmCall]) -> None:
+    def answered(self, read: Callable[[], ArmCall], size: int) -> None:
         """Record the call that ``read`` returns, on the thread of the record."""
 
         def count() -> ArmCall:
@@ -296,7 +296,7 @@ class Proxy:
                 logger.warning("model %r failed for %s%s: %s", call.arm, shown, times, call.error, extra=COUNTED)
             return call
 
-        self._store.call(count)
+        self._store.call(count, size)
 
     def busy(self, arm: Arm, change: int) -> None:
         """Count a request of ``arm`` in progress, or one less."""

@@ -247,7 +247,8 @@ class SwitchServer:
                 status=404,
                 param="response",
             )
-        self._store.feedback(call.id, float(reward), comment)
+        if not self._store.feedback(call.id, float(reward), comment):
+            raise PolicyRequestError("too much waits to be written: send the feedback again later", status=503)
         if self._traces is not None and call.response is not None:
             self._traces.reward(call.response, float(reward))
         self._meters.rewarded(call.agent, call.arm, float(reward))

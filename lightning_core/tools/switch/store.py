@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import queue
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -18,6 +16,7 @@ from typing import Any, NamedTuple, Self, TextIO
 from lightning_core.errors import COUNTED, ConfigError, Repeats, describe, plural
 from lightning_core.records.failures import check_writable
 from lightning_core.records.lock import try_lock
+from lightning_core.tools.record.background import BackgroundWork
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +25,12 @@ DISCONNECTED = "the client disconnected"
 """The error of a call whose client did."""
 _OF_THE_CLIENT = (400, 404, 413, 415, 422)
 """Statuses of requests that are wrong."""
-_MOST_AT_ONCE = 1000
-"""Rows of one transaction."""
 _DELETE_SECONDS = 3600.0
-_WAIT_SECONDS = 60.0
-"""Longest wait for an entry, after which old calls may have to be deleted."""
+_LOCKED_SECONDS = 5.0
+"""Longest wait for another program that has locked the file, before it is logged and tried again."""
+_CLOSE_SECONDS = 30.0
+"""Time that waiting entries have at the end."""
+_ENTRY_BYTES = 500
 _DELETE = (
     "DELETE FROM feedback WHERE call IN (SELECT id FROM calls WHERE began < ?)",
     "DELETE FROM calls WHERE began < ?",
@@ -125,8 +125,9 @@ class SwitchStore:
         self.path = folder / FILE
         self._days = days
         self._deleted_at = float("-inf")
-        self._entries: queue.SimpleQueue[_Entry | Callable[[], _Entry | None] | None] = queue.SimpleQueue()
         self._failures = Repeats()
+        self._ending = False
+        self._work: BackgroundWork[_Entry | Callable[[], _Entry | None]] = BackgroundWork(self._write, pause_seconds=0)
         self._lock = _lock(folder / "switch.lock")
         try:
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # it has comments and errors
@@ -136,37 +137,37 @@ class SwitchStore:
             raise ConfigError(
                 f"{str(self.path)!r} cannot be opened as the record of a switch: {error}. Choose another folder"
             ) from None
-        self._thread = threading.Thread(target=self._write, name="lightning-switch-store", daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._delete_old()
+        self._work.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Write what waits, and close."""
-        if self._thread.is_alive():
-            self._entries.put(None)
-            self._thread.join()
-        self._database.close()
+        self._ending = True
+        if left := self._work.close(_CLOSE_SECONDS, self._database.close):
+            logger.warning("%s for %s not written before the end", plural(left, "row"), self.path)
         self._lock.close()
 
-    def call(self, read: Callable[[], ArmCall]) -> None:
-        """Record the call that ``read`` returns on the thread. Does not wait for the disk."""
+    def call(self, read: Callable[[], ArmCall], size: int) -> None:
+        """Record the call that ``read`` returns on the thread, which keeps ``size`` bytes. Does not wait for the disk."""
 
         def entry() -> _Entry:
             return f"INSERT OR REPLACE INTO calls ({_COLUMNS}) VALUES ({_PLACES})", astuple(read())
 
-        self._entries.put(entry)
+        self._put(entry, size)
 
-    def feedback(self, call: str, reward: float, comment: str | None) -> None:
-        """Record feedback about the call with the id ``call``."""
+    def feedback(self, call: str, reward: float, comment: str | None) -> bool:
+        """Record feedback about the call with the id ``call``; return False if too much waits to be written."""
         text = None if comment is None else comment.encode("utf-8", "replace").decode()
-        self._entries.put(("INSERT INTO feedback VALUES (?, ?, ?, ?)", (call, reward, text, time.time())))
+        entry = ("INSERT INTO feedback VALUES (?, ?, ?, ?)", (call, reward, text, time.time()))
+        return self._put(entry, len(text or ""))
 
     def change(self, change: ShareChange) -> None:
         """Record the shares of an agent from now on."""
         values = (time.time(), change.agent, json.dumps(change.arms), change.why)
-        self._entries.put(("INSERT INTO changes VALUES (?, ?, ?, ?)", values))
+        self._put(("INSERT INTO changes VALUES (?, ?, ?, ?)", values))
 
     def keep(self, days: int | None) -> None:
         """Delete old calls by ``days`` from now on."""
@@ -174,7 +175,7 @@ class SwitchStore:
         def keep() -> None:  # on the thread that reads it
             self._days, self._deleted_at = days, float("-inf")
 
-        self._entries.put(keep)
+        self._put(keep)
 
     def find(self, response: str) -> list[KnownCall]:
         """The call with this id; otherwise those whose responses have it, at most two. Calls that answered come first."""
@@ -192,32 +193,32 @@ class SwitchStore:
             rows = database.execute("SELECT agent, arms, why FROM changes ORDER BY rowid").fetchall()
         return [ShareChange(agent, json.loads(arms), why) for agent, arms, why in rows]
 
-    def _write(self) -> None:
-        ended = False
-        while not ended:
-            self._delete_old()
-            try:
-                entries = [self._entries.get(timeout=_WAIT_SECONDS)]
-            except queue.Empty:
-                continue
-            while len(entries) < _MOST_AT_ONCE and not self._entries.empty():
-                entries.append(self._entries.get())
-            ended = None in entries
-            rows = [row for entry in entries if entry is not None and (row := self._read(entry)) is not None]
-            try:
-                self._store(rows)
-            except Exception:  # noqa: BLE001 - of one row; the others are kept
-                for row in rows:
-                    try:
-                        self._store([row])
-                    except Exception as error:  # noqa: BLE001 - such as a full disk
-                        self._lose(error)
+    def _put(self, entry: _Entry | Callable[[], _Entry | None], size: int = 0) -> bool:
+        accepted = self._work.put(entry, size + _ENTRY_BYTES)
+        if not accepted:
+            self._lose("too many wait to be written")
+        return accepted
+
+    def _write(self, entries: Sequence[_Entry | Callable[[], _Entry | None]]) -> None:
+        rows = [row for entry in entries if (row := self._read(entry)) is not None]
+        try:
+            self._store(rows)
+        except Exception as error:  # noqa: BLE001 - of one row; the others are kept
+            if _is_locked(error):
+                self._lose(describe(error), times=len(rows))
+                rows.clear()
+            for row in rows:
+                try:
+                    self._store([row])
+                except Exception as error:  # noqa: BLE001 - such as a full disk
+                    self._lose(describe(error))
+        self._delete_old()
 
     def _read(self, entry: _Entry | Callable[[], _Entry | None]) -> _Entry | None:
         try:
             return entry() if callable(entry) else entry
         except Exception as error:  # noqa: BLE001 - a response may have any content
-            self._lose(error)
+            self._lose(describe(error))
             return None
 
     def _delete_old(self) -> None:
@@ -237,13 +238,29 @@ class SwitchStore:
                 logger.info(text, plural(calls, "call"), plural(self._days, "day"), plural(feedback, "reward"))
 
     def _store(self, rows: Sequence[_Entry]) -> None:
-        with self._database:
-            for statement, values in rows:
-                self._database.execute(statement, values)
+        while True:
+            try:
+                with self._database:
+                    for statement, values in rows:
+                        self._database.execute(statement, values)
+                return
+            except sqlite3.OperationalError as error:
+                if self._ending or not _is_locked(error):
+                    raise
+                if (times := self._failures.count("locked")) is not None:
+                    text = "%s is locked by another program%s; waiting: %s"
+                    logger.warning(text, self.path, times, plural(len(rows), "row"), extra=COUNTED)
 
-    def _lose(self, error: Exception) -> None:
-        if (times := self._failures.count(str(error))) is not None:
-            logger.warning("an entry of %s was lost%s: %s", self.path, times, describe(error), extra=COUNTED)
+    def _lose(self, reason: str, times: int = 1) -> None:
+        if (text := self._failures.count(reason, times)) is not None:
+            logger.warning("a row of %s was lost%s: %s", self.path, text, reason, extra=COUNTED)
+
+
+def _is_locked(error: Exception) -> bool:
+    codes = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return (
+        isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF in codes
+    )  # the rest is a detail
 
 
 def _lock(path: Path) -> TextIO:
@@ -258,7 +275,7 @@ def _lock(path: Path) -> TextIO:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(path, check_same_thread=False, timeout=30.0)
+    database = sqlite3.connect(path, check_same_thread=False, timeout=_LOCKED_SECONDS)
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = NORMAL")
     database.executescript(_SCHEMA)

@@ -307,6 +307,43 @@ def test_a_request_ends_when_its_client_leaves(tmp_path: Path, upstream: tuple[s
     assert (row.calls, row.failed, row.left) == (1, 0, 1)
 
 
+def test_nothing_is_lost_while_another_program_locks_the_file(
+    tmp_path: Path, upstream: tuple[str, Upstream], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    from lightning_core.tools.switch import store
+
+    monkeypatch.setattr(store, "_LOCKED_SECONDS", 0.1)
+    with (
+        switch_of(tmp_path, [arm(upstream[0], "good")], {"a": "good"}) as switch,
+        closing(sqlite3.connect(tmp_path / FILE)) as other,
+    ):
+        other.execute("BEGIN IMMEDIATE")
+        for _ in range(6):
+            call = ask(switch, "a").headers["lightning-call"]
+            httpx.post(f"{switch.url}/feedback", json={"response": call, "reward": 1}).raise_for_status()
+        wait_for(lambda: "is locked by another program" in caplog.text)
+        other.rollback()
+    (row,) = arm_rows(tmp_path, Prices())
+    assert (row.calls, row.rated) == (6, 1)
+    assert "was lost" not in caplog.text
+
+
+def test_a_locked_file_does_not_keep_the_switch_from_ending(
+    tmp_path: Path, upstream: tuple[str, Upstream], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    from lightning_core.tools.switch import store
+
+    monkeypatch.setattr(store, "_LOCKED_SECONDS", 0.1)
+    with closing(sqlite3.connect(tmp_path / FILE)) as other:
+        with switch_of(tmp_path, [arm(upstream[0], "good")], {"a": "good"}) as switch:
+            other.execute("BEGIN IMMEDIATE")
+            for _ in range(20):
+                ask(switch, "a").raise_for_status()
+            began = time.monotonic()
+        assert time.monotonic() - began < 10
+    assert "was lost" in caplog.text
+
+
 def test_a_long_name_of_a_conversation_is_not_kept(tmp_path: Path, upstream: tuple[str, Upstream]):
     with switch_of(tmp_path, [arm(upstream[0], "good")], {"a": "good"}) as switch:
         for user in ("u" * 100_000, "u" * 100_000, "v" * 100_000):
