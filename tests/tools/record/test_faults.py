@@ -254,6 +254,9 @@ def test_files_stay_open_while_the_thread_writes(tmp_path: Path, monkeypatch: py
     assert len(read(tmp_path)) == 1
 
 
+UNUSED = "lightning-rl record: 0 calls recorded, the program imported none of httpx, httpx2, requests, aiohttp, urllib3\n"
+
+
 def test_options_of_python_are_read_with_their_arguments(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -265,7 +268,7 @@ def test_options_of_python_are_read_with_their_arguments(
     program = [sys.executable, "-Wignore::ImportWarning", '-cprint("ISE")']
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run([*command, *program], env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "ISE\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ISE\n", UNUSED)
 
 
 PARENT = """
@@ -363,9 +366,7 @@ def test_a_program_without_a_client_says_that_nothing_was_recorded(
     program: str, server: RecordingServer, tmp_path: Path
 ):
     done = run_recorded(program, server, tmp_path / "traces")
-    assert done.stderr == (
-        "lightning-rl record: 0 calls recorded, the program imported none of httpx, httpx2, requests, aiohttp, urllib3\n"
-    )
+    assert done.stderr == UNUSED
 
 
 def test_the_calls_of_forked_workers_are_recorded_once(server: RecordingServer, tmp_path: Path):
