@@ -118,6 +118,8 @@ class SwitchServer:
                 Route("/health", self._health, methods=["GET"]),
                 Route("/metrics", self._admitted(self._metrics), methods=["GET"]),
                 Route("/v1/feedback", self._admitted(self._feedback), methods=["POST"]),
+                # The base URL that an application has.
+                Route("/a/{agent:path}/v1/feedback", self._admitted(self._feedback), methods=["POST"]),
                 Route("/v1/switch", self._admitted(self._state), methods=["GET"]),
                 Route("/v1/switch", self._admitted(self._reload), methods=["POST"]),
                 Route("/v1/switch/{agent:path}", self._admitted(self._change), methods=["POST"]),

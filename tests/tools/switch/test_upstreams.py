@@ -348,9 +348,10 @@ def test_a_long_name_of_a_conversation_is_not_kept(tmp_path: Path, upstream: tup
     with switch_of(tmp_path, [arm(upstream[0], "good")], {"a": "good"}) as switch:
         for user in ("u" * 100_000, "u" * 100_000, "v" * 100_000):
             call = ask(switch, "a", body={"user": user}).headers["lightning-call"]
-            httpx.post(f"{switch.url}/feedback", json={"response": call, "reward": 1}).raise_for_status()
+            feedback = switch.url.replace("/v1", "/a/a/v1/feedback")
+            httpx.post(feedback, json={"response": call, "reward": 1}).raise_for_status()
     (row,) = arm_rows(tmp_path, Prices())
-    assert (row.calls, row.conversations) == (3, 2)
+    assert (row.calls, row.conversations, row.rated) == (3, 2, 2)
     assert (tmp_path / FILE).stat().st_size < 100_000
 
 
