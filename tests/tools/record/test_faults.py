@@ -254,7 +254,9 @@ def test_files_stay_open_while_the_thread_writes(tmp_path: Path, monkeypatch: py
     assert len(read(tmp_path)) == 1
 
 
-UNUSED = "lightning-rl record: 0 calls recorded, the program imported none of httpx, httpx2, requests, aiohttp, urllib3\n"
+UNUSED = (
+    "lightning-rl record: 0 calls recorded, the program imported none of httpx, httpx2, requests, aiohttp, urllib3\n"
+)
 
 
 def test_options_of_python_are_read_with_their_arguments(
