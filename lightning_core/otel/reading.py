@@ -39,6 +39,8 @@ NO_CALL = "rewards of no recorded call"
 SEVERAL_CALLS = "rewards of a response id that several calls have"
 """The reason a reward is left out."""
 
+_MOST_KEPT_BYTES = 64 << 20
+"""Of files that are read once, in memory."""
 _SPACE = re.compile(r"\s*")
 
 
@@ -82,10 +84,11 @@ def read_files(files: Sequence[Path], left_out: Counter[str]) -> Iterator[list[S
 
     A trace with spans in several files comes with the first. A reward belongs to the trace of the call that it names, by the id of its
     span or of its response, whichever file that is in. A reward that names no call here, or a response id that several calls have, is
-    added to ``left_out``, by reason; so is a reward of the episode in a trace without other spans. Several files are read twice, one at
-    a time. Raises ValueError for other content.
+    added to ``left_out``, by reason; so is a reward of the episode in a trace without other spans. More than 64 MB are read twice, one
+    file at a time. Raises ValueError for other content.
     """
-    read, index = lru_cache(maxsize=1)(_read_file), _FileIndex()
+    is_small = sum(file.stat().st_size for file in files) <= _MOST_KEPT_BYTES
+    read, index = lru_cache(maxsize=None if is_small else 1)(_read_file), _FileIndex()
     for number, file in enumerate(files):
         index.add(number, read(file))
     index.join(left_out)

@@ -201,7 +201,7 @@ def test_rewards_that_no_call_or_several_calls_can_have_are_counted(tmp_path: Pa
     assert pipe.counts.as_dict() == {"recorded": 3, "rewards": 0}
     assert main(["trace", str(tmp_path)]) == 0
     shown = capsys.readouterr()
-    assert shown.err == "left out: 1 rewards of no recorded call; 2 rewards of a response id that several calls have\n"
+    assert shown.err == "left out: 2 rewards of a response id that several calls have; 1 rewards of no recorded call\n"
     assert [line.split()[2] for line in shown.out.splitlines()[1:4]] == ["0.500", "none", "none"]
 
 

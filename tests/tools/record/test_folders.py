@@ -27,8 +27,8 @@ def work(task, url, sending, received):
             client = openai.OpenAI(base_url=url, api_key="k")
             sending.put(client.chat.completions.create(model="policy", messages=[{"role": "user", "content": task}]).id)
             return
-        reward(0.25)
-    reward(1.0, call=received)
+        reward(1.0)
+    reward(0.5, call=received)
 
 if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")
@@ -56,7 +56,7 @@ def test_rewards_and_calls_of_several_processes_come_together(
     left_out: Counter[str] = Counter()
     (trace,) = read_examples([folder], Selection(), left_out)
     assert [call.messages[0]["content"] for call in trace.calls] == ["first", "second"]
-    assert [(reward.value, reward.call) for reward in trace.rewards] == [(0.25, None), (1.0, trace.calls[1].id)]
+    assert [(reward.value, reward.call) for reward in trace.rewards] == [(1.0, None), (0.5, trace.calls[1].id)]
     assert not left_out
-    assert main(["traces", "export", str(folder), "--to", "otlp", "-o", str(tmp_path / "out.jsonl")]) == 0
+    assert main(["traces", "export", str(folder), "--as", "otlp", "-o", str(tmp_path / "out.jsonl")]) == 0
     assert read_traces(tmp_path / "out.jsonl") == [trace]
