@@ -143,7 +143,10 @@ class _FileIndex:
 
     def spans_of(self, number: int, spans: Iterable[SpanRecord]) -> list[SpanRecord]:
         """The spans of the traces that belong to the file with this number and the spans ``spans``."""
-        own = [s for s in spans if (s.trace_id, s.span_id) not in self._rewards and self._homes[s.trace_id] == number]
+        homes = self._homes  # without the traces that were written since `add`
+        own = [
+            s for s in spans if (s.trace_id, s.span_id) not in self._rewards and homes.get(s.trace_id, number) == number
+        ]
         moved = self._moved.pop(number, [])
         # Each process writes a root with the times and the error that it knows of; the last one of an id counts.
         return sorted([*own, *moved], key=lambda span: span.end_ns) if moved else own
