@@ -1,7 +1,7 @@
 """Reads traces recorded elsewhere as `Trace`.
 
-Sources: OTLP files, the JSON of OpenTelemetry's console exporter or of Phoenix, or spans in
-memory.
+Sources: OTLP files, the JSON of OpenTelemetry's console exporter or of Phoenix, folders of such
+files, or spans in memory.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ import hashlib
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
 from opentelemetry.sdk.trace import ReadableSpan
 
 from lightning_core import trace as tr
+from lightning_core.capture.recording import call_id
 from lightning_core.capture.spans import to_record
 from lightning_core.otel.conventions import normalize_spans
 from lightning_core.otel.flattened import flatten
@@ -29,11 +32,22 @@ from lightning_core.trace import SpanRecord, Trace, spans_to_trace
 
 logger = logging.getLogger(__name__)
 
+TRACE_FILES = (".json", ".jsonl", ".pb")
+"""File name endings of stored traces."""
+NO_CALL = "rewards of no recorded call"
+"""The reason a reward is left out."""
+SEVERAL_CALLS = "rewards of a response id that several calls have"
+"""The reason a reward is left out."""
+
+_MOST_KEPT_BYTES = 64 << 20
+"""Of files that are read once, in memory."""
 _SPACE = re.compile(r"\s*")
 
 
 def read_traces(source: str | Path | Iterable[SpanRecord | ReadableSpan]) -> list[Trace]:
-    """One `Trace` for each trace id in ``source``, in order of start.
+    """One `Trace` for each trace id in ``source``, in order of start; of a folder, by file.
+
+    A folder is read as one: see `read_files`. What it leaves out is logged as a warning.
 
     A file is OTLP as protobuf or JSON (one document, or several in a row as a collector's file
     exporter writes them), or the JSON of OpenTelemetry's console exporter or of Phoenix. A trace
@@ -44,7 +58,102 @@ def read_traces(source: str | Path | Iterable[SpanRecord | ReadableSpan]) -> lis
 
     Raises ValueError for any other content.
     """
-    return [spans_to_trace(spans) for spans in read_rollouts(source)]
+    if not isinstance(source, (str, Path)):
+        return [spans_to_trace(spans) for spans in read_rollouts(source)]
+    left_out: Counter[str] = Counter()
+    files = trace_files(Path(source))
+    if not files:
+        raise ValueError(
+            f"{str(source)!r} is a folder without traces: expected files that end in {', '.join(TRACE_FILES)}"
+        )
+    traces = [spans_to_trace(spans) for spans in read_files(files, left_out)]
+    for reason, number in left_out.items():
+        logger.warning("%r: %d %s; left out", str(source), number, reason)
+    return traces
+
+
+def trace_files(source: Path) -> list[Path]:
+    """The files of traces in the folder ``source``, by name; ``source`` itself if it is no folder."""
+    if not source.is_dir():
+        return [source]
+    return sorted(path for path in source.iterdir() if path.suffix in TRACE_FILES)
+
+
+def read_files(files: Sequence[Path], left_out: Counter[str]) -> Iterator[list[SpanRecord]]:
+    """The spans of each trace in ``files``, which are read as one; see `read_rollouts`.
+
+    A trace with spans in several files comes with the first. A reward belongs to the trace of the call that it names, by the id of its
+    span or of its response, whichever file that is in. A reward that names no call here, or a response id that several calls have, is
+    added to ``left_out``, by reason; so is a reward of the episode in a trace without other spans. More than 64 MB are read twice, one
+    file at a time. Raises ValueError for other content.
+    """
+    is_small = sum(file.stat().st_size for file in files) <= _MOST_KEPT_BYTES
+    read, index = lru_cache(maxsize=None if is_small else 1)(_read_file), _FileIndex()
+    for number, file in enumerate(files):
+        index.add(number, read(file))
+    index.join(left_out)
+    for number, file in enumerate(files):
+        spans = index.spans_of(number, read(file))
+        whole = {span.trace_id for span in spans if span.attributes.get(tr.OPERATION) != "reward"}
+        if lone := sum(span.trace_id not in whole for span in spans):
+            left_out[NO_CALL] += lone
+        yield from read_rollouts(span for span in spans if span.trace_id in whole)
+
+
+class _FileIndex:
+    """Which file each trace belongs to, and the spans that are in another one."""
+
+    def __init__(self) -> None:
+        self._homes: dict[str, int] = {}
+        """The number of a trace's first file."""
+        self._calls: dict[str, tuple[str, str] | None] = {}
+        """The trace and the id of the call with a name; None if several have it."""
+        self._moved: dict[int, list[SpanRecord]] = {}
+        self._rewards: dict[tuple[str, str], SpanRecord] = {}
+        """Rewards that name no span of their trace in the same file, by trace and id."""
+
+    def add(self, number: int, spans: Sequence[SpanRecord]) -> None:
+        """Take in the spans of the file with this number."""
+        known = {(span.trace_id, span.span_id) for span in spans}
+        for span in spans:
+            key, kind = (span.trace_id, span.span_id), span.attributes.get(tr.OPERATION)
+            named = span.attributes.get(tr.REWARD_CALL) if kind == "reward" else None
+            if named is not None and (span.trace_id, str(named)) not in known:
+                self._rewards[key] = span
+            elif self._homes.setdefault(span.trace_id, number) != number:
+                self._moved.setdefault(self._homes[span.trace_id], []).append(span)
+            if kind == "chat":
+                response = span.attributes.get(tr.RESPONSE_ID)
+                for name in {span.span_id} if response is None else {span.span_id, _call_name(response)}:
+                    if self._calls.setdefault(name, key) != key:
+                        self._calls[name] = None
+
+    def join(self, left_out: Counter[str]) -> None:
+        """Give the rewards to the calls that they name, after all files were added."""
+        for reward in self._rewards.values():
+            name = _call_name(reward.attributes[tr.REWARD_CALL])
+            if (call := self._calls.get(name)) is None:
+                left_out[SEVERAL_CALLS if name in self._calls else NO_CALL] += 1
+                continue
+            trace, span = call
+            parent = reward.parent_id if reward.trace_id == trace else span
+            attributes = {**reward.attributes, tr.REWARD_CALL: span}
+            joined = replace(reward, trace_id=trace, parent_id=parent, attributes=attributes)
+            self._moved.setdefault(self._homes[trace], []).append(joined)
+
+    def spans_of(self, number: int, spans: Iterable[SpanRecord]) -> list[SpanRecord]:
+        """The spans of the traces that belong to the file with this number and the spans ``spans``."""
+        homes = self._homes  # without the traces that were written since `add`
+        own = [
+            s for s in spans if (s.trace_id, s.span_id) not in self._rewards and homes.get(s.trace_id, number) == number
+        ]
+        moved = self._moved.pop(number, [])
+        # Each process writes a root with the times and the error that it knows of; the last one of an id counts.
+        return sorted([*own, *moved], key=lambda span: span.end_ns) if moved else own
+
+
+def _call_name(name: Any) -> str:
+    return call_id(str(name)) or str(name)
 
 
 def read_rollouts(source: str | Path | Iterable[SpanRecord | ReadableSpan]) -> list[list[SpanRecord]]:
@@ -96,7 +205,10 @@ def with_events(span: ReadableSpan) -> SpanRecord:
 def _read_file(path: Path) -> list[SpanRecord]:
     data = path.read_bytes()
     if path.suffix not in (".json", ".jsonl") and data.lstrip()[:1] not in (b"{", b"["):
-        return spans_from_protobuf(data)
+        try:
+            return spans_from_protobuf(data)
+        except ValueError as error:
+            raise ValueError(f"{str(path)!r}: {error}") from error
     try:
         return read_documents(_documents(_without_cut_line(data, path).decode()))
     except UnicodeDecodeError as error:

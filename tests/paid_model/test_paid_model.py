@@ -145,7 +145,7 @@ def test_the_page_leads_from_a_paid_model_to_one_s_own(
     record, baseline, improve, compare, serve, show, promote, rollback, learn = commands()
 
     assert "120 calls recorded" in reader.run(record)
-    traces = [trace for file in (tmp_path / "traces").iterdir() for trace in read_traces(file)]
+    traces = read_traces(tmp_path / "traces")
     agents = Counter(call.agent for trace in traces for call in trace.calls)
     assert agents == {"planner": 40, "writer": 40, "critic": 40}
 
@@ -181,7 +181,7 @@ def test_the_page_leads_from_a_paid_model_to_one_s_own(
         assert "writer: trained 1 (before" in reader.run(f"{promote} --url {root}")
         assert len(printed("-m", "app", "2").splitlines()) == 2
         assert "(before: trained 1)" in reader.run(f"{rollback} --url {root}")
-    served = [trace for file in (tmp_path / "served").iterdir() for trace in read_traces(file)]
+    served = read_traces(tmp_path / "served")
     rewarded = [trace for trace in served if trace.rewards]
     assert len(rewarded) == 24
     assert {call.agent for trace in rewarded for call in trace.calls} == {"writer"}

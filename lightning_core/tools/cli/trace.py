@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_core.errors import ConfigError, LightningError, plural
 from lightning_core.tools import exits
-from lightning_core.tools.cli.messages import agents_output_apart
+from lightning_core.tools.cli.messages import agents_output_apart, say
 from lightning_core.tools.cli.numbers import finite, whole
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def trace(options: argparse.Namespace) -> int:
         _refuse_filters(options, f"{options.config!r} has traces without a run")
         if options.rollout is not None:
             _refuse_pages(options, _ONE_ROLLOUT)
-        _show_stored(stored, options)
+        _show_stored(options)
     elif options.rollout is None:
         _list_run(run / "store.db", options)
     else:
@@ -119,7 +120,8 @@ def _refuse_pages(options: argparse.Namespace, why: str) -> None:
 
 def stored_traces(path: str) -> list[Path]:
     """The files of traces that ``path`` is or, as a folder other than a run's, has; any other file is a configuration."""
-    from lightning_core.tools.runs.sources import TRACE_FILES, is_run, trace_files
+    from lightning_core.otel.reading import TRACE_FILES, trace_files
+    from lightning_core.tools.runs.sources import is_run
 
     folder = Path(path)
     if not folder.is_dir():
@@ -249,21 +251,19 @@ def _show_rollout(path: Path, rollout: str, options: argparse.Namespace) -> str:
     return record.status
 
 
-def _show_stored(paths: Sequence[Path], options: argparse.Namespace) -> None:
-    from lightning_core.otel import read_traces
+def _show_stored(options: argparse.Namespace) -> None:
     from lightning_core.records.agent_paths import ambiguous_paths
     from lightning_core.records.ledger import Ledger, trace_ledger
     from lightning_core.tools.cli.console import show
     from lightning_core.tools.cli.ledger import format_ledger, format_names
     from lightning_core.tools.cli.trace_documents import print_document, trace_document, trace_row
     from lightning_core.tools.cli.tree import make_trace_table
+    from lightning_core.tools.runs.sources import list_counts, read_stored
 
-    traces: list[Trace] = []
-    for path in paths:
-        try:
-            traces += read_traces(path)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"no traces could be read from {str(path)!r}: {error}") from None
+    left_out: Counter[str] = Counter()
+    traces = [read.trace for read in read_stored(Path(options.config), left_out)]
+    if left_out:
+        say(f"left out: {list_counts(left_out)}", error=True)
     rollout: str | None = options.rollout
     if rollout is not None:
         trace = next((t for n, t in enumerate(traces, 1) if n == _number(rollout) or t.rollout == rollout), None)

@@ -13,6 +13,7 @@ import numpy as np
 from lightning_core.records.ledger import Ledger, trace_ledger
 from lightning_core.records.store import CallCredit, RolloutRecord
 from lightning_core.records.values import base64_of
+from lightning_core.tools.runs.traces import merit
 from lightning_core.trace import Call, Event, Trace
 
 
@@ -29,7 +30,7 @@ def rollout_document(record: RolloutRecord) -> dict[str, Any]:
 def trace_row(number: int, trace: Trace) -> dict[str, Any]:
     """One trace of the list of stored traces."""
     calls = len(trace.calls)
-    return {"number": number, "id": trace.rollout, "task_id": trace.task_id, "reward": trace.reward, "calls": calls} | {
+    return {"number": number, "id": trace.rollout, "task_id": trace.task_id, "reward": merit(trace), "calls": calls} | {
         "error": trace.error
     }
 

@@ -15,6 +15,7 @@ from rich.tree import Tree
 from lightning_core.errors import visible
 from lightning_core.records.store import LEFT_OUT, CallCredit, RolloutRecord
 from lightning_core.tools.cli.console import Column, make_table, one_line
+from lightning_core.tools.runs.traces import merit
 from lightning_core.trace import Call, Event, Trace
 
 _INDENT = "  "
@@ -75,7 +76,7 @@ def make_trace_table(traces: Sequence[tuple[int, Trace]]) -> Table:
             (
                 str(number),
                 trace.task_id,
-                _number(trace.reward),
+                _number(merit(trace)),
                 str(len(trace.calls)),
                 status_text(_outcome(trace), trace.error),
             )
@@ -102,7 +103,7 @@ def status_text(status: str, error: str | None) -> str:
 def _header(trace: Trace, record: RolloutRecord | None) -> Iterator[str]:
     if record is None:
         outcome = status_text(_outcome(trace), trace.error)
-        yield f"trace {trace.rollout}  reward {_number(trace.reward)}  {outcome}"
+        yield f"trace {trace.rollout}  reward {_number(merit(trace))}  {outcome}"
     else:
         seconds = max(0, record.ended_ns - record.started_ns) / 1e9
         yield (

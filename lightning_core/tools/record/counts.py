@@ -37,7 +37,7 @@ class RecordCounts:
         self.left_out: Counter[str] = Counter()
         """Calls that were not, by reason."""
         self.rewards = 0
-        """Rewards that belong to no recorded call."""
+        """Rewards that were not written."""
         self._warned = False
 
     def add(self, recorded: int) -> None:
@@ -79,5 +79,5 @@ class RecordCounts:
         with self._lock:
             reasons = [f"{number:,} {reason}" for reason, number in self.left_out.most_common()]
             left_out = f"{self.left_out.total():,} left out ({', '.join(reasons)})" if reasons else "none left out"
-            rewards = f", {plural(self.rewards, 'reward')} of no recorded call" if self.rewards else ""
+            rewards = f", {plural(self.rewards, 'reward')} not recorded" if self.rewards else ""
             return f"{plural(self.recorded, 'call')} recorded in {folder}, {left_out}{rewards}"

@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import get_args
 
 from lightning_core.errors import ConfigError
-from lightning_core.otel.reading import read_rollouts
+from lightning_core.otel.reading import TRACE_FILES, read_files, trace_files
 from lightning_core.records.failures import need_path
 from lightning_core.records.store import LEFT_OUT, Phase, RolloutRecord, Store
 from lightning_core.tools.runs.traces import merit, read_trace
 from lightning_core.trace import SpanRecord, Trace, spans_to_trace
-
-TRACE_FILES = (".json", ".jsonl", ".pb")
-"""File name endings of stored traces."""
 
 LeaveOut = Callable[[float | None, bool], str | None]
 """Reward of a rollout, and whether it failed → the reason it is left out, or None."""
@@ -46,11 +43,6 @@ def path_and_phase(source: str | Path) -> tuple[Path, Phase | None]:
     return Path(folder), phase
 
 
-def trace_files(folder: Path) -> list[Path]:
-    """The files of traces in ``folder``, by name."""
-    return sorted(path for path in folder.iterdir() if path.suffix in TRACE_FILES)
-
-
 def read_recorded(
     source: Path, phase: Phase | None, refusal: LeaveOut, left_out: Counter[str]
 ) -> Iterator[RecordedRollout]:
@@ -65,19 +57,25 @@ def read_recorded(
     expected = f"expected a run's folder with config.yaml and store.db, or files that end in {', '.join(TRACE_FILES)}"
     if not source.exists():
         raise ConfigError(f"{str(source)!r} does not exist; {expected}")
-    files = trace_files(source) if source.is_dir() else [source]
-    if not files:
+    if not trace_files(source):
         raise ConfigError(f"{str(source)!r} is a folder without traces: {expected}")
-    for file in files:
-        try:
-            read = [(spans_to_trace(spans), spans) for spans in read_rollouts(file)]
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"no traces could be read from {str(file)!r}: {error}") from None
-        for trace, spans in read:
-            if reason := refusal(merit(trace), trace.error is not None):
-                left_out[reason] += 1
-            else:
-                yield RecordedRollout(trace=trace, spans=spans)
+    for read in read_stored(source, left_out):
+        if reason := refusal(merit(read.trace), read.trace.error is not None):
+            left_out[reason] += 1
+        else:
+            yield read
+
+
+def read_stored(source: Path, left_out: Counter[str]) -> Iterator[RecordedRollout]:
+    """The rollouts of a file of traces or a folder of such files. Raises `ConfigError` if they cannot be read.
+
+    Rewards that cannot be given to a call are added to ``left_out``, by reason.
+    """
+    try:
+        for spans in read_files(trace_files(source), left_out):
+            yield RecordedRollout(trace=spans_to_trace(spans), spans=spans)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no traces could be read from {str(source)!r}: {error}") from None
 
 
 def _read_run(

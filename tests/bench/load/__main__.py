@@ -131,11 +131,10 @@ def read_recorded(traces: Path) -> tuple[dict[int, list[Call]], int]:
     """The recorded calls by the number of their request, and the number of rewards."""
     calls: dict[int, list[Call]] = defaultdict(list)
     rewards = 0
-    for file in traces.glob("*.jsonl"):
-        for trace in read_traces(file):
-            rewards += len(trace.rewards)
-            for call in trace.calls:
-                calls[number_of(call.messages[-1]["content"])].append(call)
+    for trace in read_traces(traces):
+        rewards += len(trace.rewards)
+        for call in trace.calls:
+            calls[number_of(call.messages[-1]["content"])].append(call)
     return calls, rewards
 
 

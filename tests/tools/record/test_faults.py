@@ -35,7 +35,7 @@ from tests.tools.record.apps import user
 
 
 def read(folder: Path) -> list[Trace]:
-    return [trace for file in sorted(folder.glob("*.jsonl")) for trace in read_traces(file)]
+    return read_traces(folder) if any(folder.glob("*.jsonl")) else []
 
 
 def ask(url: str, text: str = "hi") -> None:
@@ -184,31 +184,26 @@ def test_conversations_of_other_agents_hosts_and_names_are_other_traces(tmp_path
     assert sorted(found) == sorted([*by_messages, [("a", 1), ("a", 1)], [("a", 3)], [("b", 1)]])
 
 
-def test_a_reward_waits_for_its_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lightning_core.tools.record.assembling._MOST_EARLY", 2)
-    pipe = Pipe(tmp_path)
-    for number, response in enumerate(("dropped", "later", "never")):
-        attributes = {tr.OPERATION: "reward", tr.REWARD_VALUE: 0.5, tr.REWARD_CALL: response}
-        pipe.pipeline.work([span_of(f"{number:016x}", new_trace(), attributes=attributes)])
-    pipe.call(user("hi"), response="later")
-    pipe.pipeline.close()
-    (trace,) = read(tmp_path)
-    assert [(reward.value, reward.call) for reward in trace.rewards] == [(0.5, trace.calls[0].id)]
-    assert pipe.counts.as_dict() == {"recorded": 1, "rewards": 2}
+def reward_of(response: str) -> SpanRecord:
+    attributes = {tr.OPERATION: "reward", tr.REWARD_VALUE: 0.5, tr.REWARD_CALL: response}
+    return span_of(new_trace()[16:], new_trace(), attributes=attributes)
 
 
-def test_a_reward_finds_a_call_whose_trace_is_not_open_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lightning_core.tools.record.assembling._MOST_TRACES", 2)
+def test_rewards_that_no_call_or_several_calls_can_have_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     pipe = Pipe(tmp_path)
-    for number in range(4):
-        pipe.call(user(str(number)), response=str(number))
-    attributes = {tr.OPERATION: "reward", tr.REWARD_VALUE: 0.5, tr.REWARD_CALL: "0"}
-    pipe.pipeline.work([span_of("a" * 16, new_trace(), attributes=attributes)])
+    pipe.pipeline.work([reward_of("once"), reward_of("twice"), reward_of("never")])
+    for number, response in enumerate(("once", "twice", "twice")):
+        pipe.call(user(str(number)), response=response)
+    pipe.pipeline.work([reward_of("twice")])
     pipe.pipeline.close()
-    rewards = [[(reward.value, reward.call) for reward in trace.rewards] for trace in read(tmp_path)]
-    first = next(call for trace in read(tmp_path) for call in trace.calls if call.messages[0]["content"] == "0")
-    assert sorted(rewards) == [[], [], [], [(0.5, first.id)]]
-    assert pipe.counts.rewards == 0
+    once, *others = sorted(read(tmp_path), key=lambda trace: str(trace.calls[0].messages))
+    assert [(reward.value, reward.call) for reward in once.rewards] == [(0.5, once.calls[0].id)]
+    assert [trace.rewards for trace in others] == [(), ()]
+    assert pipe.counts.as_dict() == {"recorded": 3, "rewards": 0}
+    assert main(["trace", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == "left out: 2 rewards of a response id that several calls have; 1 rewards of no recorded call\n"
+    assert [line.split()[2] for line in shown.out.splitlines()[1:4]] == ["0.500", "none", "none"]
 
 
 def test_old_files_are_deleted_while_no_call_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,9 +6,9 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -296,6 +296,22 @@ def test_feedback_by_an_id_that_several_responses_have_is_refused(tmp_path: Path
             assert "lightning-call" in refused.text
     with switch_of(tmp_path, [arm(upstream[0], "constant")], {"a": "constant"}) as switch:
         assert give("chatcmpl-1").status_code == 409
+
+
+def test_feedback_after_a_restart_is_in_the_traces(tmp_path: Path, upstream: tuple[str, Upstream]):
+    @contextmanager
+    def restarted() -> Generator[SwitchServer]:
+        traces = SwitchTraces(tmp_path / "traces")
+        with switch_of(tmp_path, [arm(upstream[0], "good")], {"a": "good"}, traces=traces) as switch:
+            yield switch
+        traces.close()
+
+    with restarted() as switch:
+        response = ask(switch, "a").json()["id"]
+    with restarted() as switch:
+        httpx.post(f"{switch.url}/feedback", json={"response": response, "reward": 0.5}).raise_for_status()
+    (trace,) = read_traces(tmp_path / "traces")
+    assert [(reward.value, reward.call) for reward in trace.rewards] == [(0.5, trace.calls[0].id)]
 
 
 def test_a_request_ends_when_its_client_leaves(tmp_path: Path, upstream: tuple[str, Upstream]):
