@@ -142,7 +142,9 @@ class ImprovementPipeline:
                 raise
             # The search needs more tasks than an evaluation.
             self.current = None
-            self._note(PROMPTS, "left out, the command refuses this configuration for the reason above")
+            self._note(
+                PROMPTS, "left out, `lightning-rl prompts` refuses this configuration for the reason that it printed"
+            )
             return
         if file.is_file():
             used = f"prompts={file}"
