@@ -127,7 +127,12 @@ ALL = [
 
 
 LOADED = [
-    ("eval", "checkpoint: torn facts", 2, "runs/run/checkpoints/step-000001' cannot be used: its file 'trainer.json' has"),
+    (
+        "eval",
+        "checkpoint: torn facts",
+        2,
+        "runs/run/checkpoints/step-000001' cannot be used: its file 'trainer.json' has",
+    ),
     ("export", "store: damaged pages", 0, "of runs/run/checkpoints/step-000001 as hf"),
     ("resume", "metrics: a damaged line", 0, "line 1 of 'runs/run/metrics.jsonl' is damaged"),
     ("resume", "config: not text", 0, "runs/run/config.yaml is missing or damaged"),
