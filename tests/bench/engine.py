@@ -1,13 +1,17 @@
 """Compares the embedded engine with plain Hugging Face: same model, prompts and machine, in one run.
 
-    python -m tests.bench.engine [--model smollm2-135m-instruct] [--dtype auto float32] [--paths] [--trl] [--vllm bfloat16 float32]
+    python -m tests.bench.engine [--model smollm2-135m-instruct] [--dtype auto float32] [--trl] [--vllm bfloat16 float32]
+    python -m tests.bench.engine --paths
+    python -m tests.bench.engine --decode
 
-``--paths`` compares the plain path with the tree path instead, on a small model; see `tests.bench.paths`.
 ``--trl`` also measures a step of TRL's GRPOTrainer, in an environment of its own, which is made on first use.
 ``--vllm`` also measures vLLM's build for CPUs. Its command must be on the PATH (``make test-vllm`` installs one in .venv-cluster).
 
 64 rows: 8 prompts of a 200-token shared prefix and a 40-token question, 8 samples each, 24 new tokens. Prints wall and
 process time of both and their ratio. Requests arrive 10 ms apart, as from agents that run at the same time.
+
+``--paths`` compares the plain path with the tree path on a small model instead (`tests.bench.paths`), and ``--decode`` a decoding step with
+its products alone (`tests.bench.decode`).
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from lightning_core.backends.vllm.server import serve_vllm
 from lightning_core.model.source import load_model, load_tokenizer, resolve_model
 from lightning_core.trace import POLICY
 from lightning_core.trainers.torch.factory import open_trainer
+from tests.bench.decode import compare_decode
 from tests.bench.environment import install
 from tests.bench.paths import compare_paths
 from tests.engine_stats import stats_of
@@ -131,12 +136,16 @@ def main() -> None:
     parser.add_argument("--trl", action="store_true", help="also a step of TRL's GRPOTrainer")
     parser.add_argument("--vllm", nargs="*", metavar="DTYPE", default=[], help="also a vLLM server, with these dtypes")
     parser.add_argument("--paths", action="store_true", help="only the plain path against the tree path")
+    parser.add_argument("--decode", action="store_true", help="only a decoding step against its products")
     arguments = parser.parse_args()
     if arguments.paths:
         compare_paths()
         return
-    rng = random.Random(0)
     folder = resolve_model(arguments.model)
+    if arguments.decode:
+        compare_decode(folder, arguments.model)
+        return
+    rng = random.Random(0)
     texts = make_texts(load_tokenizer(folder), rng)
     prompts = [ids for _, ids in texts for _ in range(SAMPLES)]
     advantages = [rng.choice([-1.0, 1.0]) for _ in prompts]

@@ -2,12 +2,15 @@
 
     python -m tests.bench.memory [--model smollm2-135m-instruct] [--rows 8] [--prompt 512] [--response 256]
     python -m tests.bench.memory --cases --running 64 --private 8192 --new 32 --planned-mib 96
+    python -m tests.bench.memory --agent 6
 
 Rows share no prefix, so that a micro-batch has its full length. Each case runs in its own process. Its peak is the largest resident memory
 during the step minus the resident memory before it. A small first step loads weights and optimiser into memory.
 
 The second part samples ``--running`` responses to private prompts of ``--private`` tokens with a tiny model, without a bound and with
 ``--planned-mib`` planned for them. Held are the bytes of their keys, values and masks, at most after a step.
+
+``--agent`` measures a run of a long agent instead; see `tests.bench.agent_memory`.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from lightning_core.model.compute import choose_path
 from lightning_core.model.memory import cached_bytes, steady_bytes
 from lightning_core.model.source import load_model, resolve_model
 from lightning_core.trainers.torch.factory import open_trainer
+from tests.bench.agent_memory import measure_agent, show_agent
 from tests.tiny_model import make_tiny_model
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
@@ -168,7 +172,15 @@ def main() -> None:
     parser.add_argument(
         "--options", help="measure one case in this process: settings (see tests/trainers/sections.py) as JSON"
     )
+    parser.add_argument("--agent", type=float, metavar="GB", help="only a run of a long agent, planned for so many GB")
+    parser.add_argument("--inside", action="store_true", help="measure that run in this process")
     arguments = parser.parse_args()
+    if arguments.agent is not None:
+        return (
+            measure_agent(arguments.model, arguments.agent)
+            if arguments.inside
+            else show_agent(run_case, arguments.agent)
+        )
     if arguments.planned is not None:
         return measure_running(arguments, json.loads(arguments.planned))
     if arguments.options is not None:

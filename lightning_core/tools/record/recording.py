@@ -53,10 +53,9 @@ MAX_MB = 1000
 _CLOSE_SECONDS = 5.0
 _NO_CALLS = ("/count_tokens", "/input_tokens", "/compact", ":countTokens")
 _SPAN_BYTES = 1000
-_ENDING = {getattr(signal, name, None) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGABRT", "SIGKILL")} - {
-    None
-}
 """Of a span without the arguments and the result of a tool."""
+_ENDING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGABRT", "SIGKILL")
+"""Signals that end a process which does not handle them. Some systems lack some."""
 
 _active: CallRecording | None = None
 _lock = threading.Lock()
@@ -260,7 +259,7 @@ class CallRecording:
 
 def _ends_process(number: int) -> bool:
     """Whether a signal to this process ends it without running any more Python."""
-    return number in _ENDING and signal.getsignal(number) == signal.SIG_DFL
+    return number in {getattr(signal, name, None) for name in _ENDING} and signal.getsignal(number) == signal.SIG_DFL
 
 
 def _as_bytes(body: Body) -> bytes:

@@ -257,10 +257,10 @@ class SwitchStore:
 
 
 def _is_locked(error: Exception) -> bool:
-    codes = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-    return (
-        isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF in codes
-    )  # the rest is a detail
+    if not isinstance(error, sqlite3.OperationalError):
+        return False
+    code = error.sqlite_errorcode & 0xFF  # the rest is a detail
+    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _lock(path: Path) -> TextIO:

@@ -1,0 +1,69 @@
+"""The memory of a training run whose agent has six turns and 1,500 tokens a rollout, on a machine with less memory than this one.
+
+``python -m tests.bench.memory --agent 6`` prints it for 6 GB. The run has the shipped defaults, a step of 64 rollouts, and is told that so
+many GB are there. Nothing keeps it from using more, so the peak shows whether its plan holds. Linux only.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from lightning_core import fit, trainable
+from lightning_core.rollouts.hardware import available_memory
+from lightning_core.trainers.torch import machine
+from tests.bench.defaults.suite.chat import complete
+
+TURNS, ANSWER = 6, 50
+QUESTION = 165
+"""Words of a turn's question."""
+WORDS = (
+    "river",
+    "stone",
+    "cloud",
+    "paper",
+    "green",
+    "seven",
+    "table",
+    "under",
+    "light",
+    "winter",
+    "bread",
+    "field",
+    "music",
+)
+
+
+@trainable("reader")
+def read(task: Mapping[str, Any]) -> float:
+    """Each turn has a text of its own. The reward is the share of words that differ, so the attempts of a group differ."""
+    drawn, messages = random.Random(task["id"]), list[dict[str, str]]()
+    for _ in range(TURNS):
+        messages.append({"role": "user", "content": " ".join(drawn.choices(WORDS, k=QUESTION))})
+        messages.append({"role": "assistant", "content": complete(messages, ANSWER)})
+    words = " ".join(message["content"] for message in messages if message["role"] == "assistant").split()
+    return len(set(words)) / max(1, len(words))
+
+
+def measure_agent(model: str, gigabytes: float) -> None:
+    """Train for a step with ``gigabytes`` for this process, and print what it took as JSON."""
+    told = int(gigabytes * 2**30)
+    machine.available_memory = lambda: max(0, min(told - psutil.Process().memory_info().rss, available_memory()))
+    with tempfile.TemporaryDirectory() as folder:
+        config = {"policy": {"model": model}, "trainer": {"steps": 1}, "eval": {"every": 0}, "run": {"dir": folder}}
+        result = fit(read, config=config, tasks=[{"id": str(number)} for number in range(8)], progress=True)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    peak = int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 2**20
+    print(json.dumps({"peak": peak, "wall": result.summary.wall_seconds, "metrics": result.metrics[-1]}))
+
+
+def show_agent(run_case: Callable[..., Any], gigabytes: float) -> None:
+    """Print the peak memory of the run, which ``run_case`` makes in a process of its own."""
+    found = run_case("--inside")
+    print(found)
