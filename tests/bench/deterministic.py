@@ -76,7 +76,7 @@ def main() -> None:
         }
         engines = [open_trainer(**parts(**settings, deterministic=on)) for on in (False, True)]
         prompts = make_prompts(engines[0].model.vocabulary)
-        print(f"{arguments.model}, {engines[0].model.dtype}, {torch.get_num_threads()} threads", flush=True)
+        print(f"{arguments.model}, {engines[0].model.network.dtype}, {torch.get_num_threads()} threads", flush=True)
         first: list[list[Response]] = []
         for concurrency in arguments.concurrency:
             cpu, equal = [0.0, 0.0], [0, 0]

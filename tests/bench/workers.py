@@ -43,7 +43,7 @@ PROMPT, OUTPUT = 512, 64
 def gateway(workers: int, model_server: str, tokenizer: str) -> None:
     """Serve until stdin is closed. Prints the processes, and the port and key of each rollout."""
     raise_file_limit()
-    served = ServerInfo(model="policy", max_context=1 << 20, device="cuda")
+    served = ServerInfo(model="policy", max_context=1 << 20, device="cuda", constrains=True)
     backend = VllmBackend(f"{model_server}/{PROMPT}/{OUTPUT}", model="policy", served=served)
     chat = Chat(load_tokenizer(tokenizer, PROMPT))
     routing = Routing(trained=frozenset({"agent"}), unnamed="agent", temperature=1.0, max_tokens=OUTPUT)
