@@ -89,7 +89,9 @@ def main() -> None:
     print(
         f"{arguments.model}: {len(mixed)} rows of {len(names)} adapters of rank {arguments.rank}, best of {arguments.rounds};"
     )
-    print(f"{trainer.policies[names[0]].model.device}, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}")
+    print(
+        f"{trainer.policies[names[0]].model.device}, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}"
+    )
     tokens = len(mixed) * NEW
     for what, seconds in best.items():
         print(f"  {what:20s} {tokens / seconds:8.0f} tokens/s   {seconds:6.2f} s")

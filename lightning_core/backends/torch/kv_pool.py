@@ -81,6 +81,19 @@ class KVPool:
             node.last_used = self._clock
         return node
 
+    def known(self, tokens: TokenArray, adapter: str | None = None) -> int:
+        """The length of the longest computed prefix of ``tokens``."""
+        node, done = self._roots.get(adapter), 0
+        while node is not None and done < len(tokens):
+            node = node.children.get(int(tokens[done]))
+            if node is None or node.keys is None:
+                break
+            shared = common_prefix(node.tokens, tokens[done:])
+            done += shared
+            if shared < len(node.tokens):
+                break
+        return done
+
     def discard(self, end: Node) -> None:
         """Undo an `extend` that returned ``end``: remove the run that it added, if any."""
         if end.parent is not None and end.keys is None and not end.children and not end.admission:

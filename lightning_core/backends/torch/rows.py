@@ -82,7 +82,7 @@ class Lane(Protocol):
         ...
 
     def admit(self, *, rows: int, tokens: int) -> None:
-        """Start rows from the front of `waiting`, and compute the uncached parts of their contexts.
+        """Start rows of `waiting`, and compute the uncached parts of their contexts.
 
         At most ``rows`` run together. Once ``tokens`` have to be computed, the remaining rows wait for the next step.
         """

@@ -28,6 +28,9 @@ from lightning_core.model.memory import steady_bytes
 
 logger = logging.getLogger(__name__)
 
+_OLDEST_EVERY = 32
+"""One of so many rows that start is the one that was submitted first, whatever is cached of it: no row waits forever."""
+
 
 class TreeLane:
     """The `Lane` of a model on the tree path."""
@@ -65,6 +68,7 @@ class TreeLane:
         """Rows that are not admitted yet; any thread may append."""
         self._row_bytes = 0
         self._admissions = 0
+        self._since_oldest = 0
         self.preempted = 0
         """How often a running row had to wait again."""
         self.remembers = True
@@ -91,7 +95,7 @@ class TreeLane:
         return self._cascade.nbytes
 
     def admit(self, *, rows: int, tokens: int) -> None:
-        """Start rows from the front of `waiting`.
+        """Start rows of `waiting`, those with the longest cached contexts first.
 
         The uncached parts of their contexts are computed in one pass.
         At most ``rows`` run together, and as many as fit the memory (`bound`).
@@ -99,6 +103,7 @@ class TreeLane:
         """
         if not self.waiting:
             return
+        self._order()
         running, known = len(self.rows), self._pool.tokens
         self._admissions += 1
         ends: list[Node] = []
@@ -137,8 +142,27 @@ class TreeLane:
             added += 1
         self.waiting.extendleft(reversed(self.rows[running + added :]))
         del self.rows[running + added :]
+        oldest = min((row.number for row in self.rows[running:]), default=0)
+        is_oldest = all(oldest < row.number for row in list(self.waiting))
+        self._since_oldest = 0 if is_oldest else self._since_oldest + added
         self._pool.evict()
         self.prompt_tokens_computed += sum(len(node.tokens) for node in new) + added
+
+    def _order(self) -> None:
+        """Move the rows with the longest cached contexts to the front of `waiting`; the others keep their order.
+
+        So conversations end before others begin. In the order of arrival, those that do not fit the cache together would drop each
+        other's contexts between two turns, and all of them would be computed again and again.
+        """
+        if len(self.waiting) < 2:
+            return
+        rows = [self.waiting.popleft() for _ in range(len(self.waiting))]  # others may append meanwhile
+        rows.sort(key=lambda row: -self._pool.known(row.context()[:-1], row.adapter))
+        if self._since_oldest >= _OLDEST_EVERY:
+            oldest = min(rows, key=lambda row: row.number)
+            rows.remove(oldest)
+            rows.insert(0, oldest)
+        self.waiting.extendleft(reversed(rows))
 
     def _forecast(self, layout: Layout, end: Node, row: ActiveRow) -> Layout | None:
         """``layout`` with ``row``, whose context ends with ``end``; None if the row does not fit."""

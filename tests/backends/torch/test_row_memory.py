@@ -287,3 +287,64 @@ def test_the_cache_holds_no_more_than_its_tokens(tiny_llama: Path):
                 for tensor in itertools.chain.from_iterable(cached(list(one.lane._pool.nodes())))
             }
         assert 0 < sum(memory.values()) <= 120 * TOKEN
+
+
+def conversations(found: Watched, *, count: int, turns: int, turn: int) -> list[int]:
+    """Hold conversations at the same time, with ``turn`` new tokens a turn; returns the numbers of the requests in which they end."""
+    ends: list[int] = []
+
+    async def one(number: int) -> None:
+        prompt = tokens(number, turn)
+        for index in range(turns):
+            options = SamplingParams(max_tokens=4, seed=number)
+            parts = [delta.token_ids async for delta in found.engine.generate(prompt, options, model="policy")]
+            prompt = [*prompt, *itertools.chain(*parts), *tokens(1000 * number + index, turn)]
+        ends.append(number)
+
+    async def all_of_them() -> None:
+        await asyncio.wait_for(asyncio.gather(*map(one, range(count))), 120)
+
+    asyncio.run(all_of_them())
+    return ends
+
+
+def test_conversations_that_do_not_fit_together_are_not_computed_again(tiny_model: Path) -> None:
+    """The contexts of half of the conversations fit. In the order of arrival nearly all of them would be dropped before the next turn, and
+    twice as many tokens computed as there are."""
+    count, turns, turn = 16, 5, 60
+    with watched(tiny_model, row_tokens=3 * turns * turn, cached_tokens=count * turns * turn // 2) as found:
+        ends = conversations(found, count=count, turns=turns, turn=turn)
+        computed, least = found.lane.prompt_tokens_computed, count * turns * turn
+    assert sorted(ends) == list(range(count))
+    assert computed < 1.5 * least, f"{computed} tokens were computed, {least} are different"
+
+
+def test_a_request_without_a_cached_context_does_not_wait_forever(tiny_model: Path) -> None:
+    """Other requests with a cached context come without end."""
+    with watched(tiny_model, row_tokens=300, max_batch=2, cached_tokens=2000) as found:
+        common = tokens(0, 100)
+        found.sample([common])
+
+        async def run() -> int:
+            others, done = 0, asyncio.Event()
+
+            async def other(number: int) -> None:
+                nonlocal others
+                while not done.is_set():
+                    await drain([*common, *tokens(number, 2)])
+                    others += 1
+
+            async def drain(prompt: list[int]) -> None:
+                async for _ in found.engine.generate(prompt, SamplingParams(max_tokens=2, seed=0), model="policy"):
+                    pass
+
+            busy = [asyncio.create_task(other(number)) for number in range(8)]
+            while others < 4:
+                await asyncio.sleep(0.01)
+            before = others
+            await asyncio.wait_for(drain(tokens(99, 50)), 120)
+            done.set()
+            await asyncio.gather(*busy)
+            return others - before
+
+        assert asyncio.run(run()) < 9 * 40
