@@ -1,7 +1,8 @@
 """The memory of a training run whose agent has six turns and 1,500 tokens a rollout, on a machine with less memory than this one.
 
-``python -m tests.bench.memory --agent 6`` prints it for 6 GB. The run has the shipped defaults, a step of 64 rollouts, and is told that so
-many GB are there. Nothing keeps it from using more, so the peak shows whether its plan holds. Linux only.
+``python -m tests.bench.memory --agent 6`` prints it for 6 GB. The run has the shipped defaults, but 16 rollouts a step, which are more
+than fit together, and is told that so many GB are there. Nothing keeps it from using more, so the peak shows whether its plan holds.
+Linux only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from lightning_core import fit, load_config, trainable
 from lightning_core.rollouts.hardware import available_memory
 from lightning_core.trainers.torch import machine
 
-TURNS, ANSWER = 6, 50
+TASKS, TURNS, ANSWER = 2, 6, 50
 QUESTION = 165
 """Words of a turn's question."""
 WORDS = ("river", "stone", "cloud", "paper", "green", "seven", "table", "under", "light", "winter", "bread", "field")
@@ -45,8 +46,9 @@ def measure_agent(model: str, gigabytes: float) -> None:
     told = int(gigabytes * 2**30)
     machine.available_memory = lambda: max(0, min(told - psutil.Process().memory_info().rss, available_memory()))
     with tempfile.TemporaryDirectory() as folder:
-        config = load_config({"policy": {"model": model}, "trainer": {"steps": 1}, "run": {"dir": folder}})
-        result = fit(read, config=config, tasks=[{"id": str(number)} for number in range(8)], progress=True)
+        given = {"policy": {"model": model}, "rollouts": {"tasks_per_step": TASKS}, "trainer": {"steps": 1}}
+        config = load_config({**given, "run": {"dir": folder}})
+        result = fit(read, config=config, tasks=[{"id": str(number)} for number in range(TASKS)], progress=True)
     lines = Path("/proc/self/status").read_text().splitlines()
     peak = int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 2**20
     print(json.dumps({"peak": peak, "wall": result.summary.wall_seconds, "metrics": result.metrics[-1]}))
@@ -55,4 +57,8 @@ def measure_agent(model: str, gigabytes: float) -> None:
 def show_agent(run_case: Callable[..., Any], gigabytes: float) -> None:
     """Print the peak memory of the run, which ``run_case`` makes in a process of its own."""
     found = run_case("--inside")
-    print(found)
+    metrics = found["metrics"]
+    print(
+        f"{TURNS} turns, {metrics['rollouts']:.0f} rollouts, planned for {gigabytes:g} GiB: peak {found['peak']:.2f} GiB, "
+        f"{metrics['tokens_trained']:,.0f} tokens trained, {found['wall']:.0f} s"
+    )

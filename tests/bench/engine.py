@@ -3,6 +3,7 @@
     python -m tests.bench.engine [--model smollm2-135m-instruct] [--dtype auto float32] [--trl] [--vllm bfloat16 float32]
     python -m tests.bench.engine --paths
     python -m tests.bench.engine --decode
+    python -m tests.bench.engine --conversations
 
 ``--trl`` also measures a step of TRL's GRPOTrainer, in an environment of its own, which is made on first use.
 ``--vllm`` also measures vLLM's build for CPUs. Its command must be on the PATH (``make test-vllm`` installs one in .venv-cluster).
@@ -11,7 +12,8 @@
 process time of both and their ratio. Requests arrive 10 ms apart, as from agents that run at the same time.
 
 ``--paths`` compares the plain path with the tree path on a small model instead (`tests.bench.paths`), and ``--decode`` a decoding step with
-its products alone (`tests.bench.decode`).
+its products alone (`tests.bench.decode`). ``--conversations`` prints what is computed for conversations that do not fit the cache
+(`tests.bench.conversations`).
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from lightning_core.backends.vllm.server import serve_vllm
 from lightning_core.model.source import load_model, load_tokenizer, resolve_model
 from lightning_core.trace import POLICY
 from lightning_core.trainers.torch.factory import open_trainer
+from tests.bench.conversations import compare_orders
 from tests.bench.decode import compare_decode
 from tests.bench.environment import install
 from tests.bench.paths import compare_paths
@@ -137,9 +140,10 @@ def main() -> None:
     parser.add_argument("--vllm", nargs="*", metavar="DTYPE", default=[], help="also a vLLM server, with these dtypes")
     parser.add_argument("--paths", action="store_true", help="only the plain path against the tree path")
     parser.add_argument("--decode", action="store_true", help="only a decoding step against its products")
+    parser.add_argument("--conversations", action="store_true", help="only conversations that do not fit the cache")
     arguments = parser.parse_args()
-    if arguments.paths:
-        compare_paths()
+    if arguments.paths or arguments.conversations:
+        compare_paths() if arguments.paths else compare_orders()
         return
     folder = resolve_model(arguments.model)
     if arguments.decode:
