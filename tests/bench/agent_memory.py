@@ -1,8 +1,7 @@
 """The memory of a training run whose agent has six turns and 1,500 tokens a rollout, on a machine with less memory than this one.
 
 ``python -m tests.bench.memory --agent 6`` prints it for 6 GB. The run has the shipped defaults, but 16 rollouts a step, which are more
-than fit together, and is told that so many GB are there. Nothing keeps it from using more, so the peak shows whether its plan holds.
-Linux only.
+than fit together. It finds so many GB of memory. Nothing keeps it from using more, so the peak shows whether its plan holds. Linux only.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ def read(task: Mapping[str, Any]) -> float:
 
 def measure_agent(model: str, gigabytes: float) -> None:
     """Train for a step with ``gigabytes`` for this process, and print what it took as JSON."""
-    told = int(gigabytes * 2**30)
-    machine.available_memory = lambda: max(0, min(told - psutil.Process().memory_info().rss, available_memory()))
+    most = int(gigabytes * 2**30)
+    machine.available_memory = lambda: max(0, min(most - psutil.Process().memory_info().rss, available_memory()))
     with tempfile.TemporaryDirectory() as folder:
         given = {"policy": {"model": model}, "rollouts": {"tasks_per_step": TASKS}, "trainer": {"steps": 1}}
         config = load_config({**given, "run": {"dir": folder}})

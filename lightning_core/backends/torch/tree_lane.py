@@ -29,8 +29,8 @@ from lightning_core.model.memory import steady_bytes
 logger = logging.getLogger(__name__)
 
 _OLDEST_EVERY = 4
-"""One of so many rows that start is the one that was submitted first, whatever is cached of it, so that no row waits for long. Fewer of
-them saved hardly any tokens in docs/benchmarks.md."""
+"""One of so many rows that start is the one that was submitted first, even if nothing of it is cached, so that no row waits for long. Fewer
+of them saved hardly any tokens in docs/benchmarks.md."""
 
 
 class TreeLane:

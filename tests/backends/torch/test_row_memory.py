@@ -310,7 +310,7 @@ def conversations(found: Watched, *, count: int, turns: int, turn: int) -> list[
 
 def test_conversations_that_do_not_fit_together_are_not_computed_again(tiny_model: Path) -> None:
     """The contexts of half of the conversations fit. In the order of arrival nearly all of them would be dropped before the next turn, and
-    twice as many tokens computed as there are."""
+    twice as many tokens would be computed."""
     count, turns, turn = 16, 5, 60
     with watched(tiny_model, row_tokens=3 * turns * turn, cached_tokens=count * turns * turn // 2) as found:
         ends = conversations(found, count=count, turns=turns, turn=turn)
