@@ -70,6 +70,8 @@ class TreeLane:
         self._row_bytes = 0
         self._admissions = 0
         self._since_oldest = 0
+        self._ordered = (0, 0)
+        """The numbers of waiting and running rows for which the former are in order."""
         self.preempted = 0
         """How often a running row had to wait again."""
         self.remembers = True
@@ -146,6 +148,7 @@ class TreeLane:
         oldest = min((row.number for row in self.rows[running:]), default=0)
         is_oldest = all(oldest < row.number for row in list(self.waiting))
         self._since_oldest = 0 if is_oldest else self._since_oldest + added
+        self._ordered = (len(self.waiting), len(self.rows))
         self._pool.evict()
         self.prompt_tokens_computed += sum(len(node.tokens) for node in new) + added
 
@@ -155,8 +158,10 @@ class TreeLane:
         So conversations end before others begin. In the order of arrival, those that do not fit the cache together would drop each
         other's contexts between two turns, and all of them would be computed again and again.
         """
-        if len(self.waiting) < 2:
+        numbers = (len(self.waiting), len(self.rows))
+        if len(self.waiting) < 2 or numbers == self._ordered:  # none came or left since the step before
             return
+        self._ordered = numbers
         rows = [self.waiting.popleft() for _ in range(len(self.waiting))]  # others may append meanwhile
         rows.sort(key=lambda row: -self._pool.known(row.context()[:-1], row.adapter))
         if self._since_oldest >= _OLDEST_EVERY:
