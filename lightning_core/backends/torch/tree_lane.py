@@ -69,7 +69,10 @@ class TreeLane:
         """Rows that are not admitted yet; any thread may append."""
         self._row_bytes = 0
         self._admissions = 0
+        self._oldest: ActiveRow | None = None
+        """The waiting row that was submitted first."""
         self._since_oldest = 0
+        """Rows that have started since that one did."""
         self._ordered = (0, 0)
         """The numbers of waiting and running rows for which the former are in order."""
         self.preempted = 0
@@ -145,9 +148,7 @@ class TreeLane:
             added += 1
         self.waiting.extendleft(reversed(self.rows[running + added :]))
         del self.rows[running + added :]
-        oldest = min((row.number for row in self.rows[running:]), default=0)
-        is_oldest = all(oldest < row.number for row in list(self.waiting))
-        self._since_oldest = 0 if is_oldest else self._since_oldest + added
+        self._since_oldest = 0 if self._oldest in self.rows[running:] else self._since_oldest + added
         self._ordered = (len(self.waiting), len(self.rows))
         self._pool.evict()
         self.prompt_tokens_computed += sum(len(node.tokens) for node in new) + added
@@ -163,12 +164,14 @@ class TreeLane:
             return
         self._ordered = numbers
         rows = [self.waiting.popleft() for _ in range(len(self.waiting))]  # others may append meanwhile
-        rows.sort(key=lambda row: -self._pool.known(row.context()[:-1], row.adapter))
-        if self._since_oldest >= _OLDEST_EVERY:
-            oldest = min(rows, key=lambda row: row.number)
-            rows.remove(oldest)
-            rows.insert(0, oldest)
-        self.waiting.extendleft(reversed(rows))
+        try:
+            rows.sort(key=lambda row: -self._pool.known(row.context()[:-1], row.adapter))
+            self._oldest = min(rows, key=lambda row: row.number)
+            if self._since_oldest >= _OLDEST_EVERY:
+                rows.remove(self._oldest)
+                rows.insert(0, self._oldest)
+        finally:
+            self.waiting.extendleft(reversed(rows))
 
     def _forecast(self, layout: Layout, end: Node, row: ActiveRow) -> Layout | None:
         """``layout`` with ``row``, whose context ends with ``end``; None if the row does not fit."""
