@@ -27,7 +27,7 @@ ROWS = (1, 8, 64)
 PREFIX, QUESTION, NEW, ROUNDS = 200, 40, 24, 3
 
 
-def compare_decode(folder: Path, name: str) -> None:
+def compare_decode(folder: Path | str, name: str) -> None:
     """Print the time of a step and of its products for several numbers of rows, in float32."""
     torch.set_float32_matmul_precision("highest")
     model: Any = load_model(folder, torch.float32)

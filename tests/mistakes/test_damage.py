@@ -131,7 +131,8 @@ LOADED = [
         "eval",
         "checkpoint: torn facts",
         2,
-        "runs/run/checkpoints/step-000001' cannot be used: its file 'trainer.json' has",
+        "the run 'runs/run' has no checkpoint that can be used; expected one: 'runs/run/checkpoints/step-000001' cannot be used: its file "
+        "'trainer.json' has",
     ),
     ("export", "store: damaged pages", 0, "of runs/run/checkpoints/step-000001 as hf"),
     ("resume", "metrics: a damaged line", 0, "line 1 of 'runs/run/metrics.jsonl' is damaged"),
