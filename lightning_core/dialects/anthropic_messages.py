@@ -215,8 +215,14 @@ def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[
         **_head(context),
         "content": to_blocks(choice.message),
         **_end(choice),
-        "usage": {"input_tokens": context.prompt_tokens, "output_tokens": len(choice.token_ids)},
+        "usage": {**_prompt_usage(context), "output_tokens": context.output_tokens([choice])},
     }
+
+
+def _prompt_usage(context: ResponseContext) -> dict[str, int]:
+    """Anthropic counts tokens from the cache apart from the others."""
+    cached = {"cache_read_input_tokens": context.cached_tokens} if context.cached_tokens else {}
+    return {"input_tokens": context.prompt_tokens - context.cached_tokens, **cached}
 
 
 def _head(context: ResponseContext) -> dict[str, Any]:
@@ -238,7 +244,7 @@ class _Writer:
         self._text_block: int | None = None
 
     def begin(self, index: int) -> bytes:
-        usage = {"input_tokens": self._context.prompt_tokens, "output_tokens": 0}
+        usage = {**_prompt_usage(self._context), "output_tokens": 0}
         empty = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return _event("message_start", message={**_head(self._context), **empty})
 
@@ -263,7 +269,9 @@ class _Writer:
                 events += self._tool_use(block)
         return (
             events
-            + _event("message_delta", delta=_end(choice), usage={"output_tokens": len(choice.token_ids)})
+            + _event(
+                "message_delta", delta=_end(choice), usage={"output_tokens": self._context.output_tokens([choice])}
+            )
             + _event("message_stop")
         )
 

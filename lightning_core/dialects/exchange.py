@@ -104,6 +104,16 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCounts:
+    """The tokens of a response, of all its choices."""
+
+    input: int
+    output: int
+    cached: int = 0
+    """Of the input tokens, those from a prompt cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseContext:
     """The known facts of a response before it is sampled."""
 
@@ -118,10 +128,22 @@ class ResponseContext:
     answered: Callable[[Sequence[int]], bool]
     """Whether a response to the first prompt that starts with these tokens is past its reasoning."""
 
+    known_counts: TokenCounts | None = None
+    """The counts of a response whose tokens are not known; None: those of the prompts and of what is sampled."""
+
     @property
     def prompt_tokens(self) -> int:
         """The number of tokens of all prompts."""
-        return sum(len(ids) for ids in self.prompts)
+        return sum(len(ids) for ids in self.prompts) if self.known_counts is None else self.known_counts.input
+
+    def output_tokens(self, choices: Sequence[Choice]) -> int:
+        """The number of tokens of ``choices``, which are all."""
+        return sum(len(c.token_ids) for c in choices) if self.known_counts is None else self.known_counts.output
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the tokens of all prompts, those from a prompt cache."""
+        return 0 if self.known_counts is None else self.known_counts.cached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -281,7 +281,7 @@ def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[
     candidates = [
         _candidate(i, to_parts(choice.message, thoughts=thoughts), choice) for i, choice in enumerate(choices)
     ]
-    return _response(context, candidates, sum(len(choice.token_ids) for choice in choices))
+    return _response(context, candidates, context.output_tokens(choices))
 
 
 def _candidate(index: int, parts: Sequence[Mapping[str, Any]], choice: Choice | None) -> dict[str, Any]:
@@ -294,6 +294,8 @@ def _response(context: ResponseContext, candidates: Sequence[Mapping[str, Any]],
     usage = {"promptTokenCount": context.prompt_tokens, "totalTokenCount": context.prompt_tokens + sampled}
     if sampled:
         usage["candidatesTokenCount"] = sampled
+    if context.cached_tokens:
+        usage["cachedContentTokenCount"] = context.cached_tokens
     return {
         "candidates": candidates,
         "usageMetadata": usage,
@@ -309,7 +311,9 @@ class _Writer:
         self._sampled = 0
 
     def _send(self, index: int, parts: Sequence[Mapping[str, Any]], choice: Choice | None = None) -> bytes:
-        return sse(_response(self._context, [_candidate(index, parts, choice)], self._sampled))
+        known = self._context.known_counts
+        sampled = self._sampled if known is None else known.output
+        return sse(_response(self._context, [_candidate(index, parts, choice)], sampled))
 
     def begin(self, index: int) -> bytes:
         return b""

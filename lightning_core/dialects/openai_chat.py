@@ -256,10 +256,11 @@ def wants_usage(options: Mapping[str, Any]) -> bool:
     return flag({name: (options.get("stream_options") or {}).get("include_usage")}, name) or False
 
 
-def usage(context: ResponseContext, choices: Sequence[Choice]) -> dict[str, int]:
+def usage(context: ResponseContext, choices: Sequence[Choice]) -> dict[str, Any]:
     """Token counts as chat completions and completions write them."""
-    prompt, sampled = context.prompt_tokens, sum(len(c.token_ids) for c in choices)
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+    prompt, sampled = context.prompt_tokens, context.output_tokens(choices)
+    cached = {"prompt_tokens_details": {"cached_tokens": context.cached_tokens}} if context.cached_tokens else {}
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled, **cached}
 
 
 def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:

@@ -186,10 +186,10 @@ def _response(context: ResponseContext, choice: Choice | None) -> dict[str, Any]
 
 
 def _usage(context: ResponseContext, choice: Choice) -> dict[str, Any]:
-    prompt, sampled = context.prompt_tokens, len(choice.token_ids)
+    prompt, sampled = context.prompt_tokens, context.output_tokens([choice])
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": context.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": sampled,
         "output_tokens_details": {"reasoning_tokens": _reasoning_tokens(context, choice)},
         "total_tokens": prompt + sampled,

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION
 from lightning_core.chat.json_text import show_json
-from lightning_core.dialects.dialect import Dialect, StreamWriter
+from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.exchange import (
     ChatRequest,
     Choice,
@@ -25,7 +25,7 @@ from lightning_core.dialects.exchange import (
     model_name,
     stream_error,
 )
-from lightning_core.endpoint.event_stream import EventStream
+from lightning_core.endpoint.event_stream import EventStream, write_events
 from lightning_core.endpoint.record import CallSpan, EmbeddingsSpan
 from lightning_core.endpoint.request import IncomingRequest
 from lightning_core.endpoint.upstream import (
@@ -225,14 +225,7 @@ def answer_recorded(
     )
     if not request.stream:
         return JSONResponse(dialect.write_response(context, choices))
-    return EventStream(_write(dialect.stream_writer(context), choices))
-
-
-async def _write(writer: StreamWriter, choices: Sequence[Choice]) -> AsyncGenerator[bytes]:
-    for index, choice in enumerate(choices):
-        yield writer.begin(index)
-        yield writer.finish(index, choice, str(choice.message.get("content") or ""))
-    yield writer.end(choices)
+    return EventStream(write_events(dialect.stream_writer(context), choices))
 
 
 def _nothing(token: int) -> None:

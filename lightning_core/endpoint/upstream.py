@@ -177,7 +177,7 @@ def _refused(remote: Remote, status: int, text: str = "") -> str:
     """The message for an HTTP error, with advice if every attempt would fail."""
     if status in (401, 402, 403):
         advice = f". Check the credentials for {host_of(urlsplit(remote.url))} (sent: {remote.credentials})"
-    elif status in (404, 405, 410):
+    elif status in (404, 405):  # 410: the server had it, and says what is gone
         advice = ". Check the URL, and that the server has this model"
     else:
         advice = ""

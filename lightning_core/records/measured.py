@@ -37,6 +37,8 @@ class EvaluationSummary:
     """Empty with one rollout of each task."""
     usage: Usage
     """The answered calls of the rollouts with a reward, without those of the reward function."""
+    recorded_in: Sequence[str] = ()
+    """The recorded traces whose responses answered in place of the providers; empty: the providers answered."""
     usd_spent: float | None = None
     """The cost of all answered calls, also of rollouts that were left out and of the reward function; None if it is not known."""
 
@@ -81,6 +83,7 @@ def read_evaluation(data: Mapping[str, Any]) -> EvaluationSummary:
     values: dict[str, Any] = {
         **data,
         "reward_ci95": None if interval is None else tuple(interval),
+        "recorded_in": tuple(data.get("recorded_in", ())),
         "pass_rates": tuple(PassRate(**one) for one in data["pass_rates"]),
         "usage": Usage(rollouts=usage["rollouts"], models=models, all=ModelUsage(**usage["all"])),
     }

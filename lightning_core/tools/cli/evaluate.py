@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +43,13 @@ def add_baseline_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prices", metavar="FILE", help="a YAML file with prices of models (default: the setting prices)"
     )
+    parser.add_argument(
+        "--recorded",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="recorded traces or a run whose responses answer in place of the providers; may be repeated",
+    )
 
 
 def baseline(options: argparse.Namespace) -> int:
@@ -52,11 +61,16 @@ def baseline(options: argparse.Namespace) -> int:
     if as_run_folder(options.config) is not None:
         raise ConfigError(f"expected a configuration, found the run {options.config!r}; pass its config.yaml")
     options.checkpoint = None
-    return evaluate(options)
+    return _evaluate(options, options.recorded)
 
 
 def evaluate(options: argparse.Namespace) -> int:
     """Run ``lightning-rl eval``; returns its exit code."""
+    return _evaluate(options)
+
+
+def _evaluate(options: argparse.Namespace, recorded: Sequence[str] = ()) -> int:
+    """``recorded``: the sources of the responses that answer in place of the providers; empty: the providers answer."""
     from lightning_core.config import dump_config, load_config
     from lightning_core.loop import evaluate
     from lightning_core.observers.progress import show_progress
@@ -71,6 +85,8 @@ def evaluate(options: argparse.Namespace) -> int:
     from lightning_core.tools.cli.console import show
     from lightning_core.tools.cli.ledger import format_ledger
     from lightning_core.tools.cli.measured import make_evaluation
+    from lightning_core.tools.replay.responses import read_responses
+    from lightning_core.tools.replay.server import replaying
 
     run = as_run_folder(options.config)
     checkpoint = None if run is None else choose_checkpoint(run, options.checkpoint)
@@ -83,6 +99,8 @@ def evaluate(options: argparse.Namespace) -> int:
             "expected the model to measure, such as the one in production: --model NAME, or the setting eval.model"
         )
     prices = read_prices(config.prices)
+    responses = read_responses(recorded, model=str(config.eval.model)) if recorded else None
+    providers = nullcontext(config) if responses is None else replaying(config, responses)
     if run is None:
         if options.checkpoint is not None:
             raise ConfigError(f"--checkpoint requires a run's folder; {options.config!r} is not one")
@@ -93,12 +111,13 @@ def evaluate(options: argparse.Namespace) -> int:
     options.folder = folder
     before, began, progress = last_rollout(folder / "store.db") or 0, time.monotonic(), show_progress()
     try:
-        with removed_if_unused(folder) if run is None else nullcontext():
-            result = evaluate(config=config, folder=folder, checkpoint=checkpoint, progress=progress)
+        with removed_if_unused(folder) if run is None else nullcontext(), providers as used:
+            result = evaluate(config=used, folder=folder, checkpoint=checkpoint, progress=progress)
     finally:
         progress.close()
     model = config.eval.model or str(checkpoint or config.policy.model)
-    say(f"model in place of the policy: {model}" if config.eval.model else f"policy: {model}")
+    where = f", as recorded in {', '.join(recorded)}" if recorded else ""
+    say(f"model in place of the policy: {model}{where}" if config.eval.model else f"policy: {model}")
     with Store(folder / "store.db", read_only=True) as store:
         step = next((r.step for r in store.rollouts(phase="eval_manual", last=1)), 0)
         measured = measure(
@@ -112,9 +131,12 @@ def evaluate(options: argparse.Namespace) -> int:
             left_out=result.left_out,
             after=before,
         )
+        measured = replace(measured, recorded_in=tuple(recorded))
         show(make_evaluation(measured))
         _show_endings(store, result, before)
         show("", format_ledger(store.ledger(after=before)), "")
+        for line in () if responses is None else responses.describe_use():
+            say(line)
         if run is None:
             summary = Summary(
                 eval=None,

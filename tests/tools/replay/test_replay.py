@@ -1,0 +1,196 @@
+"""Recorded responses in every wire format, through its provider's client, over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from lightning_core import trace as tr
+from lightning_core.config import Config
+from lightning_core.dialects import ALL_DIALECTS, gemini
+from lightning_core.dialects.dialect import Dialect, event_data
+from lightning_core.dialects.exchange import UpstreamResponse
+from lightning_core.tools.replay.responses import RecordedResponses
+from lightning_core.tools.replay.server import replaying
+from lightning_core.trace import SpanRecord
+from tests.dialects.test_conversations import Wire, each_wire, serve, streamed_or_not, sum_up, talk
+
+CONFIG = Config.model_validate({"policy": {"model": "m"}})
+HI = [{"role": "user", "content": "hi"}]
+COUNTS = {tr.INPUT_TOKENS: 50, tr.OUTPUT_TOKENS: 7, tr.CACHED_TOKENS: 20}
+
+
+def recorded(*texts: str, seconds: float = 0.0, **attributes: Any) -> RecordedResponses:
+    """Responses of the model ``m`` to ``HI``."""
+    return RecordedResponses(
+        SpanRecord(
+            name="chat",
+            trace_id="1" * 32,
+            span_id=f"{number:016x}",
+            parent_id=None,
+            start_ns=0,
+            end_ns=int(seconds * 1e9),
+            attributes={
+                tr.OPERATION: "chat",
+                tr.REQUEST_MODEL: "m",
+                tr.RESPONSE_MODEL: "m-2026",
+                tr.INPUT_MESSAGES: json.dumps(HI),
+                tr.OUTPUT_MESSAGES: json.dumps([{"role": "assistant", "content": text}]),
+                **attributes,
+            },
+        )
+        for number, text in enumerate(texts)
+    )
+
+
+@contextmanager
+def served(responses: RecordedResponses) -> Generator[str]:
+    """The URL of a server of ``responses``."""
+    with replaying(CONFIG, responses) as config:
+        assert config.policy.upstream is not None
+        yield config.policy.upstream.base_url
+
+
+@each_wire
+@streamed_or_not
+def test_a_conversation_with_tools_is_the_recorded_one(wire: Wire, stream: bool) -> None:
+    with serve(sum_up) as endpoint, talk(endpoint, wire) as (run, client):
+        asked = wire.ask(client, ["hi"], stream=not stream, system="be kind")
+        results = dict(zip(asked.call_ids, ("3", "Error: too big"), strict=True))
+        last = wire.ask(client, ["hi", asked, results, "go on"], stream=not stream, system="be kind")
+    responses = RecordedResponses(span for span in run.spans if span.attributes.get(tr.OPERATION) == "chat")
+    with served(responses) as url, wire.connect(url, "no key", {}) as client:
+        answer = wire.ask(client, ["hi"], stream=stream, system="be kind")
+        assert answer.without_ids() == asked.without_ids()
+        assert answer.call_ids == asked.call_ids
+        again = wire.ask(client, ["hi", answer, results, "go on"], stream=stream, system="be kind")
+        assert again.without_ids() == last.without_ids()
+        with pytest.raises(Exception, match=r"no response of 'm' to this request is recorded .*'hello'"):
+            wire.ask(client, ["hello"], stream=stream, system="be kind")
+    assert responses.describe_use() == ["answered from 2 recorded responses, of 2"]
+
+
+BODIES: Mapping[str, Mapping[str, Any]] = {
+    "/chat/completions": {"messages": HI, "stream_options": {"include_usage": True}},
+    "/responses": {"input": "hi"},
+    "/messages": {"messages": HI, "max_tokens": 9},
+    "/completions": {"prompt": "hi", "stream_options": {"include_usage": True}},
+    gemini.PATH: {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]},
+}
+each_dialect = pytest.mark.parametrize("dialect", ALL_DIALECTS, ids=lambda dialect: dialect.PATH)
+
+
+def call(url: str, dialect: Dialect, *, stream: bool, **more: Any) -> Sequence[UpstreamResponse]:
+    """What the policy endpoint reads of the response to ``HI``."""
+    body, path = {**BODIES[dialect.PATH], **more}, dialect.PATH
+    if dialect is gemini:
+        path = f"/models/m:{gemini.STREAM}?alt=sse" if stream else "/models/m:generateContent"
+    else:
+        body |= {"model": "m", "stream": stream}
+    if not stream:
+        body.pop("stream_options", None)
+    answer = httpx.post(f"{url}{path}", json=body)
+    assert answer.status_code == 200, answer.text
+    if not stream:
+        return dialect.read_response(answer.json())
+    reader = dialect.stream_reader()
+    for event in answer.content.split(b"\n\n"):
+        if (data := event_data(event)) not in (b"", b"[DONE]"):
+            reader.read(json.loads(data))
+    return reader.responses()
+
+
+@each_dialect
+@streamed_or_not
+def test_model_and_tokens_are_the_recorded_ones(dialect: Dialect, stream: bool) -> None:
+    with served(recorded("hello", **COUNTS)) as url:
+        (found,) = call(url, dialect, stream=stream)
+    assert (found.message["content"], found.model) == ("hello", "m-2026")
+    assert (found.input_tokens, found.output_tokens, found.cached_tokens) == (50, 7, 20)
+
+
+@each_dialect
+@streamed_or_not
+def test_tokens_that_are_not_recorded_are_not_made_up(dialect: Dialect, stream: bool) -> None:
+    responses = recorded("hello")
+    with served(responses) as url:
+        (found,) = call(url, dialect, stream=stream)
+    counts = (found.input_tokens, found.output_tokens)
+    if None in counts:
+        assert len(responses.describe_use()) == 1
+    else:
+        assert stream
+        assert counts == (0, 0)
+        assert responses.describe_use()[1].startswith("1 streamed answer counted as 0 tokens")
+
+
+def test_equal_requests_get_all_responses_before_one_is_repeated() -> None:
+    responses = recorded("a", "b", "c")
+    with served(responses) as url, OpenAI(base_url=url, api_key="no key") as client:
+        messages: Any = HI
+        several = client.chat.completions.create(model="m", messages=messages, n=2)
+        ones = [client.chat.completions.create(model="m", messages=messages) for _ in range(3)]
+    assert [choice.message.content for choice in several.choices] == ["a", "b"]
+    assert [one.choices[0].message.content for one in ones] == ["c", "a", "b"]
+    lines = responses.describe_use()
+    assert lines[0] == "answered from 3 recorded responses, of 3"
+    assert lines[1].startswith("2 answers repeated an earlier one")
+
+
+def test_a_conversation_that_the_server_keeps() -> None:
+    history = [*HI, {"role": "assistant", "content": "hello"}, {"role": "user", "content": "and?"}]
+    first, second = recorded("hello"), recorded("more", **{tr.INPUT_MESSAGES: json.dumps(history)})
+    with served(first) as url, OpenAI(base_url=url, api_key="no key", max_retries=0) as client:
+        for key, found in vars(second)["_by_request"].items():
+            vars(first)["_by_request"][key] = found
+        one = client.responses.create(model="m", input="hi")
+        two = client.responses.create(model="m", input="and?", previous_response_id=one.id)
+    assert (one.output_text, two.output_text) == ("hello", "more")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("/chat/completions", {"messages": HI, "logprobs": True}, "'m' is asked for logprobs, which are not recorded"),
+        (
+            "/responses",
+            {"input": "hi", "include": ["message.output_text.logprobs"]},
+            "logprobs, which are not recorded",
+        ),
+        ("/embeddings", {"input": "hi"}, "POST /v1/embeddings is not recorded: only model calls are"),
+        ("/chat/completions", {"model": "other", "messages": HI}, "no response of 'other' is recorded"),
+    ],
+)
+def test_what_is_not_recorded_is_refused(path: str, body: Mapping[str, Any], expected: str) -> None:
+    with served(recorded("hello")) as url:
+        answer = httpx.post(f"{url}{path}", json={"model": "m", **body})
+    assert answer.status_code == 410
+    assert expected in answer.json()["error"]["message"]
+
+
+def test_a_response_takes_as_long_as_it_took() -> None:
+    with served(recorded("hello", seconds=0.3)) as url:
+        began = time.monotonic()
+        httpx.post(f"{url}/chat/completions", json={"model": "m", "messages": HI})
+    assert time.monotonic() - began >= 0.3
+
+
+def test_other_ways_to_write_a_request_are_the_same_request() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a":1,"b":2}'}}
+    earlier = [*HI, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    spaced = {**call, "function": {"name": "add", "arguments": '{"b": 2, "a": 1}'}}
+    parts = [{"type": "text", "text": "hi"}]
+    later = [{"role": "user", "content": parts}, {"role": "assistant", "content": None, "tool_calls": [spaced]}]
+    with served(recorded("hello", **{tr.INPUT_MESSAGES: json.dumps(earlier)})) as url:
+        answer = httpx.post(f"{url}/chat/completions", json={"model": "m", "messages": later})
+        other = {**spaced, "function": {"name": "add", "arguments": '{"a": 2}'}}
+        changed = [later[0], {**later[1], "tool_calls": [other]}]
+        refused = httpx.post(f"{url}/chat/completions", json={"model": "m", "messages": changed})
+    assert (answer.status_code, refused.status_code) == (200, 410)
