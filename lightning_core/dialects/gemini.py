@@ -57,7 +57,7 @@ from lightning_core.dialects.gemini_schema import camel_case, lower_types, respo
 from lightning_core.dialects.openai_chat_shape import check_tools
 from lightning_core.dialects.requirements import ANY_TOOL, OutputRequirements, check_tool_choice
 from lightning_core.dialects.thinking import google_thinking
-from lightning_core.dialects.usage import gemini_tokens
+from lightning_core.dialects.usage import gemini_tokens, gemini_usage
 from lightning_core.errors import PolicyRequestError
 
 PATH = "/models/{model}:generateContent"
@@ -281,7 +281,7 @@ def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[
     candidates = [
         _candidate(i, to_parts(choice.message, thoughts=thoughts), choice) for i, choice in enumerate(choices)
     ]
-    return _response(context, candidates, context.output_tokens(choices))
+    return _response(context, candidates, sum(len(choice.token_ids) for choice in choices))
 
 
 def _candidate(index: int, parts: Sequence[Mapping[str, Any]], choice: Choice | None) -> dict[str, Any]:
@@ -291,14 +291,9 @@ def _candidate(index: int, parts: Sequence[Mapping[str, Any]], choice: Choice | 
 
 
 def _response(context: ResponseContext, candidates: Sequence[Mapping[str, Any]], sampled: int) -> dict[str, Any]:
-    usage = {"promptTokenCount": context.prompt_tokens, "totalTokenCount": context.prompt_tokens + sampled}
-    if sampled:
-        usage["candidatesTokenCount"] = sampled
-    if context.cached_tokens:
-        usage["cachedContentTokenCount"] = context.cached_tokens
     return {
         "candidates": candidates,
-        "usageMetadata": usage,
+        "usageMetadata": gemini_usage(context, sampled),
         "modelVersion": context.model,
         "responseId": context.call,
     }
@@ -311,9 +306,7 @@ class _Writer:
         self._sampled = 0
 
     def _send(self, index: int, parts: Sequence[Mapping[str, Any]], choice: Choice | None = None) -> bytes:
-        known = self._context.known_counts
-        sampled = self._sampled if known is None else known.output
-        return sse(_response(self._context, [_candidate(index, parts, choice)], sampled))
+        return sse(_response(self._context, [_candidate(index, parts, choice)], self._sampled))
 
     def begin(self, index: int) -> bytes:
         return b""

@@ -1,4 +1,4 @@
-"""The token counts that upstream servers report, as fields of `UpstreamResponse`.
+"""The token counts that upstream servers report, as fields of `UpstreamResponse`, and Google's form of those of a response.
 
 ``input_tokens`` are all tokens of the prompt, with those from the server's prompt cache; ``output_tokens`` include reasoning. Counts
 over all choices of a response belong to the first choice; the others have 0.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from lightning_core.dialects.exchange import ResponseContext
 
 ReportedTokens = dict[str, int | None]
 
@@ -46,6 +48,16 @@ def gemini_tokens(usage: Mapping[str, Any] | None, choice: int = 0) -> ReportedT
         "output_tokens": None if sampled == [None, None] else sum(part or 0 for part in sampled),
         "cached_tokens": _number(usage, "cachedContentTokenCount"),
     }
+
+
+def gemini_usage(context: ResponseContext, sampled: int) -> dict[str, int]:
+    """The ``usageMetadata`` of a response with ``sampled`` tokens so far, unless their number is known otherwise."""
+    prompt = context.prompt_tokens
+    if context.known_counts is not None:
+        sampled = context.known_counts.output
+    written = {"candidatesTokenCount": sampled} if sampled else {}
+    cached = {"cachedContentTokenCount": context.cached_tokens} if context.cached_tokens else {}
+    return {"promptTokenCount": prompt, "totalTokenCount": prompt + sampled, **written, **cached}
 
 
 def _counts(usage: Mapping[str, Any] | None, choice: int, read: str, written: str, details: str) -> ReportedTokens:

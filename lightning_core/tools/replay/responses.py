@@ -37,7 +37,7 @@ class RecordedResponse:
     """How often it has answered a request."""
 
 
-class RecordedResponses:
+class ResponsePool:
     """The responses by model and messages. Each answers as many requests as it must, and the least used one is next.
 
     Two models have a name in common if one was requested and the other answered. Tools and settings of requests are not compared.
@@ -91,7 +91,7 @@ class RecordedResponses:
         return [_next(responses) for responses in found if responses is not None]
 
 
-def read_responses(sources: Sequence[str], *, model: str) -> RecordedResponses:
+def read_responses(sources: Sequence[str], *, model: str) -> ResponsePool:
     """The answered calls in ``sources``: files of traces, folders of such files, and runs' folders, also as ``FOLDER:PHASE``.
 
     Calls of the reward function and responses that were themselves recorded ones are left out. Raises `ConfigError` for a source that
@@ -103,7 +103,7 @@ def read_responses(sources: Sequence[str], *, model: str) -> RecordedResponses:
         path, phase = path_and_phase(source)
         for read in read_recorded(path, phase, _take_all, left_out):
             traces.setdefault(read.trace.rollout, read.spans)
-    found = RecordedResponses(span for spans in traces.values() for span in _answered(spans))
+    found = ResponsePool(span for spans in traces.values() for span in _answered(spans))
     if not len(found):
         listed = ", ".join(map(repr, sources))
         raise ConfigError(f"no answered model calls are recorded in {listed} ({plural(len(traces), 'trace')})")
@@ -111,7 +111,7 @@ def read_responses(sources: Sequence[str], *, model: str) -> RecordedResponses:
     return found
 
 
-def _check_model(recorded: RecordedResponses, model: str, sources: Sequence[str]) -> None:
+def _check_model(recorded: ResponsePool, model: str, sources: Sequence[str]) -> None:
     if recorded.models[model]:
         return
     listed = ", ".join(f"{name} ({number})" for name, number in recorded.models.most_common(_MOST_LISTED))

@@ -28,7 +28,7 @@ from lightning_core.endpoint.listening import ServerThread, listen
 from lightning_core.endpoint.receive import read_json
 from lightning_core.endpoint.refusals import error_response
 from lightning_core.errors import PolicyRequestError, fold, plural
-from lightning_core.tools.replay.responses import RecordedResponse, RecordedResponses
+from lightning_core.tools.replay.responses import RecordedResponse, ResponsePool
 
 _MISSING = 410
 """The status for a request without a recorded response. Clients do not repeat it, and it is no failure of the agent."""
@@ -41,7 +41,7 @@ _SHOWN_CHARACTERS = 60
 class _ReplayServer:
     """Answers requests with ``responses``, each after the time that it took when it was recorded."""
 
-    def __init__(self, responses: RecordedResponses) -> None:
+    def __init__(self, responses: ResponsePool) -> None:
         self._responses = responses
         self._conversations: OrderedDict[str, Sequence[Message]] = OrderedDict()
         """The messages up to the newest responses, by id, for requests that name the previous response."""
@@ -121,7 +121,7 @@ class _ReplayServer:
 
 
 @contextmanager
-def replaying(config: Config, responses: RecordedResponses) -> Generator[Config]:
+def replaying(config: Config, responses: ResponsePool) -> Generator[Config]:
     """Serve ``responses`` on a free port of this machine; yields ``config`` with that as its upstream. Raises `InfrastructureError`."""
     listening, url = listen("127.0.0.1", 0, None)
 
@@ -175,7 +175,7 @@ def _wants_logprobs(body: Mapping[str, Any]) -> bool:
     )
 
 
-def _describe_missing(request: ChatRequest, responses: RecordedResponses) -> str:
+def _describe_missing(request: ChatRequest, responses: ResponsePool) -> str:
     messages = request.input_messages(0)
     last: Mapping[str, Any] = messages[-1] if messages else {}
     what = f"no response of {request.model!r} to this request is recorded"

@@ -17,7 +17,7 @@ from lightning_core.config import Config
 from lightning_core.dialects import ALL_DIALECTS, gemini
 from lightning_core.dialects.dialect import Dialect, event_data
 from lightning_core.dialects.exchange import UpstreamResponse
-from lightning_core.tools.replay.responses import RecordedResponses
+from lightning_core.tools.replay.responses import ResponsePool
 from lightning_core.tools.replay.server import replaying
 from lightning_core.trace import SpanRecord
 from tests.dialects.test_conversations import Wire, each_wire, serve, streamed_or_not, sum_up, talk
@@ -27,9 +27,9 @@ HI = [{"role": "user", "content": "hi"}]
 COUNTS = {tr.INPUT_TOKENS: 50, tr.OUTPUT_TOKENS: 7, tr.CACHED_TOKENS: 20}
 
 
-def recorded(*texts: str, seconds: float = 0.0, **attributes: Any) -> RecordedResponses:
+def recorded(*texts: str, seconds: float = 0.0, **attributes: Any) -> ResponsePool:
     """Responses of the model ``m`` to ``HI``."""
-    return RecordedResponses(
+    return ResponsePool(
         SpanRecord(
             name="chat",
             trace_id="1" * 32,
@@ -51,7 +51,7 @@ def recorded(*texts: str, seconds: float = 0.0, **attributes: Any) -> RecordedRe
 
 
 @contextmanager
-def served(responses: RecordedResponses) -> Generator[str]:
+def served(responses: ResponsePool) -> Generator[str]:
     """The URL of a server of ``responses``."""
     with replaying(CONFIG, responses) as config:
         assert config.policy.upstream is not None
@@ -65,7 +65,7 @@ def test_a_conversation_with_tools_is_the_recorded_one(wire: Wire, stream: bool)
         asked = wire.ask(client, ["hi"], stream=not stream, system="be kind")
         results = dict(zip(asked.call_ids, ("3", "Error: too big"), strict=True))
         last = wire.ask(client, ["hi", asked, results, "go on"], stream=not stream, system="be kind")
-    responses = RecordedResponses(span for span in run.spans if span.attributes.get(tr.OPERATION) == "chat")
+    responses = ResponsePool(span for span in run.spans if span.attributes.get(tr.OPERATION) == "chat")
     with served(responses) as url, wire.connect(url, "no key", {}) as client:
         answer = wire.ask(client, ["hi"], stream=stream, system="be kind")
         assert answer.without_ids() == asked.without_ids()
