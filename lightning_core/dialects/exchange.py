@@ -104,7 +104,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenCounts:
+class ResponseCounts:
     """The tokens of a response, of all its choices."""
 
     input: int
@@ -128,7 +128,7 @@ class ResponseContext:
     answered: Callable[[Sequence[int]], bool]
     """Whether a response to the first prompt that starts with these tokens is past its reasoning."""
 
-    known_counts: TokenCounts | None = None
+    known_counts: ResponseCounts | None = None
     """The counts of a response whose tokens are not known; None: those of the prompts and of what is sampled."""
 
     @property

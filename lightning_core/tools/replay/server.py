@@ -21,7 +21,7 @@ from lightning_core.config import Config
 from lightning_core.config.sections import UpstreamSection
 from lightning_core.dialects import DIALECTS, chat_completions, completions, gemini
 from lightning_core.dialects.dialect import Dialect
-from lightning_core.dialects.exchange import ChatRequest, Choice, ResponseContext, TokenCounts
+from lightning_core.dialects.exchange import ChatRequest, Choice, ResponseContext, ResponseCounts
 from lightning_core.endpoint.event_stream import EventStream, write_events
 from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.listening import ServerThread, listen
@@ -100,7 +100,7 @@ class _ReplayServer:
             prompts=[()],
             bytes_of=_nothing,
             answered=bool,
-            known_counts=counts or TokenCounts(input=0, output=0),
+            known_counts=counts or ResponseCounts(input=0, output=0),
         )
         if len(found) == 1:
             self._keep(context.call, request, found[0].message)
@@ -147,12 +147,12 @@ def replaying(config: Config, responses: ResponsePool) -> Generator[Config]:
         server.stop()
 
 
-def _counts(found: Sequence[RecordedResponse]) -> TokenCounts | None:
+def _counts(found: Sequence[RecordedResponse]) -> ResponseCounts | None:
     """The counts of all choices; None if one is not known."""
     read, written = [r.input_tokens for r in found], [r.output_tokens for r in found]
     if None in read or None in written:
         return None
-    return TokenCounts(
+    return ResponseCounts(
         input=sum(n or 0 for n in read),
         output=sum(n or 0 for n in written),
         cached=sum(r.cached_tokens for r in found),
