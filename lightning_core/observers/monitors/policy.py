@@ -33,8 +33,7 @@ def entropy_collapse(
         return None
     return (
         f"the entropy of sampling fell from {start:.3f} to {now:.4f} nats per token, and {same:.0%} of the groups are equal: "
-        "exploration has ended before the tasks are solved. Lower trainer.learning_rate, set algorithm.entropy_weight or "
-        "algorithm.kl, or raise algorithm.clip_high; then continue from an earlier checkpoint"
+        "exploration has ended before the tasks are solved. Lower trainer.learning_rate, and continue from an earlier checkpoint"
     )
 
 
@@ -58,8 +57,8 @@ def length_explosion(
         return None
     return (
         f"responses grew from {start:.0f} to {now:.0f} tokens within {len(window)} steps. The reward pays for length, or longer responses "
-        "have more chances to succeed. Read a few with lightning-rl trace; correct the reward, set credit.air.truncated to a "
-        "penalty, lower rollouts.max_tokens, or use algorithm.aggregation: constant"
+        "have more chances to succeed. Read a few with lightning-rl trace, and correct the reward; rollouts.max_tokens bounds their "
+        "length"
     )
 
 
@@ -73,8 +72,7 @@ def truncation(history: History, held_out: HeldOut, *, steps: Steps = 3, at_leas
     length = mean(lines, "response_tokens") or 0.0
     return (
         f"{cut:.0%} of the responses of {period(steps)} were cut at the token limit, after {length:.0f} tokens on average. The limit is "
-        "too low, or the model does not end its responses. Raise rollouts.max_tokens, and max_tokens in the agent's "
-        "requests; or set credit.air.truncated to a penalty"
+        "too low, or the model does not end its responses. Raise rollouts.max_tokens, and max_tokens in the agent's requests"
     )
 
 
@@ -109,8 +107,8 @@ def gradient_norm(history: History, held_out: HeldOut, *, steps: Steps = 3, fact
     if now < factor * before or before == 0:
         return None
     return (
-        f"the gradient's norm rose from {before:.3g} to {now:.3g}: training is unstable. Lower trainer.learning_rate, raise "
-        "trainer.warmup_steps, or continue from an earlier checkpoint; trainer.grad_clip limits the size of an update only"
+        f"the gradient's norm rose from {before:.3g} to {now:.3g}: training is unstable. Lower trainer.learning_rate, and "
+        "continue from an earlier checkpoint; trainer.grad_clip limits the size of an update only"
     )
 
 

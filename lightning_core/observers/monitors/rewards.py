@@ -31,8 +31,8 @@ def reward_hacking(history: History, held_out: HeldOut, *, steps: Steps = 3, err
     return (
         f"the training reward rose from {start[0]:.3f} to {fmean(end):.3f} while the held-out reward fell by {fell:.3f} between the "
         f"evaluations after {best} and {now} steps. The policy exploits the training reward, or memorizes the training tasks. "
-        "Read rollouts of both with lightning-rl trace; correct the reward, use more training tasks, set algorithm.kl, or end the "
-        "run early with eval.early_stop.patience"
+        "Read rollouts of both with lightning-rl trace; correct the reward, use more training tasks, or end the run early with "
+        "eval.early_stop.patience"
     )
 
 
