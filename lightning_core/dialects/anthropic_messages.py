@@ -221,8 +221,8 @@ def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[
 
 def _prompt_usage(context: ResponseContext) -> dict[str, int]:
     """Anthropic counts tokens from the cache apart from the others."""
-    cached = {"cache_read_input_tokens": context.cached_tokens} if context.cached_tokens else {}
-    return {"input_tokens": context.prompt_tokens - context.cached_tokens, **cached}
+    read = min(context.cached_tokens, context.prompt_tokens)
+    return {"input_tokens": context.prompt_tokens - read, **({"cache_read_input_tokens": read} if read else {})}
 
 
 def _head(context: ResponseContext) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def _head(context: ResponseContext) -> dict[str, Any]:
 def _end(choice: Choice) -> dict[str, Any]:
     by_text = choice.stop is not None and choice.reason == "stop"
     return {
-        "stop_reason": "stop_sequence" if by_text else _STOP_REASONS[choice.reason],
+        "stop_reason": "stop_sequence" if by_text else _STOP_REASONS.get(choice.reason, choice.reason),
         "stop_sequence": choice.stop if by_text else None,
     }
 

@@ -130,6 +130,8 @@ class ResponseContext:
 
     known_counts: ResponseCounts | None = None
     """The counts of a response whose tokens are not known; None: those of the prompts and of what is sampled."""
+    reports_usage: bool = True
+    """Whether the response has its token counts, where the format allows a response without."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -156,6 +158,8 @@ class UpstreamResponse:
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None  # of the input tokens
+    conversation: str | None = None
+    """The id by which a later request continues the conversation that ends with this response; None if the server keeps none."""
 
 
 _REQUEST_ERRORS = frozenset(

@@ -287,13 +287,17 @@ def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[
 def _candidate(index: int, parts: Sequence[Mapping[str, Any]], choice: Choice | None) -> dict[str, Any]:
     """A candidate, partial if there is no ``choice`` yet."""
     candidate = {"content": {"role": "model", "parts": parts}, "index": index}
-    return candidate if choice is None else {**candidate, "finishReason": _WRITTEN_REASONS[choice.reason]}
+    return (
+        candidate
+        if choice is None
+        else {**candidate, "finishReason": _WRITTEN_REASONS.get(choice.reason, choice.reason.upper())}
+    )
 
 
 def _response(context: ResponseContext, candidates: Sequence[Mapping[str, Any]], sampled: int) -> dict[str, Any]:
     return {
         "candidates": candidates,
-        "usageMetadata": gemini_usage(context, sampled),
+        **gemini_usage(context, sampled),
         "modelVersion": context.model,
         "responseId": context.call,
     }

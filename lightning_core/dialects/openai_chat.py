@@ -185,7 +185,7 @@ def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[
             }
             for i, choice in enumerate(choices)
         ],
-        "usage": usage(context, choices),
+        **usage_field(context, choices),
     }
     if options.get("return_token_ids"):
         body["prompt_token_ids"] = list(context.prompts[0])
@@ -226,10 +226,8 @@ class _Writer:
 
     def end(self, choices: Sequence[Choice]) -> bytes:
         events = b""
-        if wants_usage(self._options):
-            events = sse({
-                **_head(self._context, "chat.completion.chunk"), "choices": [], "usage": usage(self._context, choices),
-            })  # fmt: skip
+        if wants_usage(self._options) and (counts := usage_field(self._context, choices)):
+            events = sse({**_head(self._context, "chat.completion.chunk"), "choices": [], **counts})
         return events + sse("[DONE]")
 
     def _chunk(self, index: int, delta: Mapping[str, Any], **more: Any) -> bytes:
@@ -256,11 +254,14 @@ def wants_usage(options: Mapping[str, Any]) -> bool:
     return flag({name: (options.get("stream_options") or {}).get("include_usage")}, name) or False
 
 
-def usage(context: ResponseContext, choices: Sequence[Choice]) -> dict[str, Any]:
-    """Token counts as chat completions and completions write them."""
+def usage_field(context: ResponseContext, choices: Sequence[Choice]) -> dict[str, Any]:
+    """Token counts as chat completions and completions write them; empty for a response without."""
+    if not context.reports_usage:
+        return {}
     prompt, sampled = context.prompt_tokens, context.output_tokens(choices)
     cached = {"prompt_tokens_details": {"cached_tokens": context.cached_tokens}} if context.cached_tokens else {}
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled, **cached}
+    counts = {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+    return {"usage": {**counts, **cached}}
 
 
 def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
@@ -304,12 +305,13 @@ class _Reader:
 def _extend_call(calls: list[dict[str, Any]], delta: Mapping[str, Any]) -> None:
     """Add a streamed part of a tool call to ``calls``."""
     index = delta.get("index", len(calls))
+    kind, text = ("custom", "input") if "custom" in delta else ("function", "arguments")
     while len(calls) <= index:
-        calls.append({"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
-    call, function = calls[index], delta.get("function") or {}
+        calls.append({"id": None, "type": kind, kind: {"name": "", text: ""}})
+    call, part = calls[index], delta.get(kind) or {}
     call["id"] = delta.get("id") or call["id"]
-    for name in ("name", "arguments"):
-        call["function"][name] += function.get(name) or ""
+    for name in ("name", text):
+        call[kind][name] += part.get(name) or ""
 
 
 def stream_reader() -> _Reader:

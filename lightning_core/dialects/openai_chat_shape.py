@@ -280,8 +280,8 @@ def with_custom(message: Mapping[str, Any], tools: Any) -> Mapping[str, Any]:
 
 
 def _as_custom(call: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:
-    function = call["function"]
-    if function["name"] not in names:
+    function = call.get("function") or {}
+    if function.get("name") not in names:
         return call
     written = {"name": function["name"], "input": read_input(function["arguments"])}
     return {"id": call["id"], "type": "custom", "custom": written}

@@ -37,7 +37,7 @@ from lightning_core.dialects.openai_chat import FORWARDED_HEADERS as FORWARDED_H
 from lightning_core.dialects.openai_chat import KEY_HEADER as KEY_HEADER
 from lightning_core.dialects.openai_chat import error_body as error_body
 from lightning_core.dialects.openai_chat import error_event as error_event
-from lightning_core.dialects.openai_chat import usage, wants_usage
+from lightning_core.dialects.openai_chat import usage_field, wants_usage
 from lightning_core.dialects.openai_sampler import GUIDED, SAMPLER
 from lightning_core.dialects.usage import openai_chat_tokens
 from lightning_core.errors import PolicyRequestError
@@ -121,7 +121,7 @@ def write_response(context: ResponseContext, choices: Sequence[Choice]) -> dict[
         if context.request.body.get("return_token_ids"):
             entry["prompt_token_ids"] = list(context.prompts[i // context.request.n])
         entries.append({**entry, "finish_reason": choice.finish_reason})
-    return {**_head(context), "choices": entries, "usage": usage(context, choices)}
+    return {**_head(context), "choices": entries, **usage_field(context, choices)}
 
 
 def _head(context: ResponseContext) -> dict[str, Any]:
@@ -176,8 +176,8 @@ class _Writer:
 
     def end(self, choices: Sequence[Choice]) -> bytes:
         events = b""
-        if wants_usage(self._context.request.body):
-            events = sse({**_head(self._context), "choices": [], "usage": usage(self._context, choices)})
+        if wants_usage(self._context.request.body) and (counts := usage_field(self._context, choices)):
+            events = sse({**_head(self._context), "choices": [], **counts})
         return events + sse("[DONE]")
 
     def _chunk(self, entry: Mapping[str, Any]) -> bytes:

@@ -130,13 +130,15 @@ def parse_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequen
 def read_request(body: Mapping[str, Any], *, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
     """See `Dialect.read_request`."""
     added = items_to_messages(body.get("input"), check=False, skip=len(leading_tools(body)))
-    messages = [*without_tools(_earlier(body, conversations, check=False)), *added]
+    history = [*_earlier(body, conversations, check=False), *added]
+    messages = without_tools(history)
     instructions = body.get("instructions")
     return ChatRequest(
         model=model_name(body),
         messages=[{"role": "system", "content": instructions}, *messages] if instructions else messages,
         tools=recorded_tools(body) or None,
         stream=flag(body, "stream") or False,
+        history=history,
         body=body,
     )
 
@@ -333,6 +335,7 @@ def read_response(body: Mapping[str, Any]) -> list[UpstreamResponse]:
             message={**message, "tool_calls": calls} if calls else message,
             finish_reason=_finish_reason(body, calls),
             model=body.get("model"),
+            conversation=name.removeprefix(_ID) if isinstance(name := body.get("id"), str) else None,
             **openai_responses_tokens(body.get("usage")),
         )
     ]

@@ -7,11 +7,17 @@ over all choices of a response belong to the first choice; the others have 0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from lightning_core.dialects.exchange import ResponseContext
 
-ReportedTokens = dict[str, int | None]
+
+class ReportedTokens(TypedDict, total=False):
+    """The fields of `UpstreamResponse` with counts."""
+
+    input_tokens: int | None
+    output_tokens: int | None
+    cached_tokens: int | None
 
 
 def openai_chat_tokens(usage: Mapping[str, Any] | None, choice: int = 0) -> ReportedTokens:
@@ -50,14 +56,16 @@ def gemini_tokens(usage: Mapping[str, Any] | None, choice: int = 0) -> ReportedT
     }
 
 
-def gemini_usage(context: ResponseContext, sampled: int) -> dict[str, int]:
-    """The ``usageMetadata`` of a response with ``sampled`` tokens so far, unless their number is known otherwise."""
+def gemini_usage(context: ResponseContext, sampled: int) -> dict[str, Any]:
+    """The ``usageMetadata`` of a response with ``sampled`` tokens so far, unless their number is known; empty for a response without."""
+    if not context.reports_usage:
+        return {}
     prompt = context.prompt_tokens
     if context.known_counts is not None:
         sampled = context.known_counts.output
     written = {"candidatesTokenCount": sampled} if sampled else {}
     cached = {"cachedContentTokenCount": context.cached_tokens} if context.cached_tokens else {}
-    return {"promptTokenCount": prompt, "totalTokenCount": prompt + sampled, **written, **cached}
+    return {"usageMetadata": {"promptTokenCount": prompt, "totalTokenCount": prompt + sampled, **written, **cached}}
 
 
 def _counts(usage: Mapping[str, Any] | None, choice: int, read: str, written: str, details: str) -> ReportedTokens:

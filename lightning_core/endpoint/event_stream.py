@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-
-from lightning_core.dialects.dialect import StreamWriter
-from lightning_core.dialects.exchange import Choice
 
 
 class EventStream(Response):
@@ -40,16 +37,6 @@ class EventStream(Response):
             except Exception as error:  # noqa: BLE001 - a backend may raise anything
                 last = self.on_error(error)
         await send({"type": "http.response.body", "body": last, "more_body": False})
-
-
-async def write_events(writer: StreamWriter, choices: Sequence[Choice]) -> AsyncGenerator[bytes]:
-    """The events of a response whose ``choices`` are complete."""
-    for index, choice in enumerate(choices):
-        yield writer.begin(index)
-        if reasoning := choice.message.get("reasoning_content"):
-            yield writer.think(index, str(reasoning))
-        yield writer.finish(index, choice, str(choice.message.get("content") or ""))
-    yield writer.end(choices)
 
 
 async def disconnected(receive: Receive) -> None:

@@ -12,20 +12,19 @@ from typing import Any
 
 import httpx
 from pydantic_core import to_json
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION
 from lightning_core.chat.json_text import show_json
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.exchange import (
     ChatRequest,
-    Choice,
-    ResponseContext,
     UpstreamResponse,
     model_name,
     stream_error,
 )
-from lightning_core.endpoint.event_stream import EventStream, write_events
+from lightning_core.endpoint.event_stream import EventStream
+from lightning_core.endpoint.known_response import known_choice, write_known
 from lightning_core.endpoint.record import CallSpan, EmbeddingsSpan
 from lightning_core.endpoint.request import IncomingRequest
 from lightning_core.endpoint.upstream import (
@@ -87,7 +86,7 @@ class Forwarder:
             remote = replace(remote, url=request.upstream_url(remote.url))
         spans, body = await incoming.off_loop(partial(_begin, incoming, request, remote, trained))
         if request.stream:
-            events = self._stream(dialect, incoming, spans, body, remote)
+            events = self._stream(dialect, incoming, request, spans, body, remote)
             first = await anext(events, b"")  # HTTP errors are raised here, before the status is sent
             return EventStream(_continue(first, events), close=events.aclose)
         data = await self._client.complete(remote, body)
@@ -97,7 +96,7 @@ class Forwarder:
             if (failure := stream_error(answer)) is not None:  # gateways report errors so too
                 text = f"{remote.shown} reported an error with the status 200: {fold(failure.message, 240)}"
                 raise UpstreamRefusal(text, status=400 if failure.is_request_error else 502, body=data)
-            _record(spans, dialect.read_response(answer), remote)
+            _record(incoming, request, spans, dialect.read_response(answer), remote)
 
         await incoming.off_loop(record, size=len(data))
         return Response(data, media_type="application/json")
@@ -110,7 +109,13 @@ class Forwarder:
         return data, await incoming.off_loop(partial(read_answer, remote, data), size=len(data))
 
     async def _stream(
-        self, dialect: Dialect, incoming: IncomingRequest, spans: list[CallSpan], body: bytes, remote: Remote
+        self,
+        dialect: Dialect,
+        incoming: IncomingRequest,
+        request: ChatRequest,
+        spans: list[CallSpan],
+        body: bytes,
+        remote: Remote,
     ) -> AsyncGenerator[bytes]:
         """The events, unchanged.
 
@@ -134,7 +139,7 @@ class Forwarder:
             return reader.over
 
         def record() -> None:
-            _record(spans, reader.responses(), remote)
+            _record(incoming, request, spans, reader.responses(), remote)
 
         async for event in self._client.stream(remote, body):
             size += len(event)
@@ -188,8 +193,14 @@ async def _continue(first: bytes, events: AsyncGenerator[bytes]) -> AsyncGenerat
         yield event
 
 
-def _record(spans: list[CallSpan], responses: list[UpstreamResponse], remote: Remote) -> None:
-    """Record the responses of ``remote``.
+def _record(
+    incoming: IncomingRequest,
+    request: ChatRequest,
+    spans: list[CallSpan],
+    responses: list[UpstreamResponse],
+    remote: Remote,
+) -> None:
+    """Record the responses of ``remote``, and the conversation that a later request may continue by the id of its response.
 
     Raises `UpstreamError` if there are more or fewer than requested.
     """
@@ -198,6 +209,8 @@ def _record(spans: list[CallSpan], responses: list[UpstreamResponse], remote: Re
     for span, response in zip(spans, responses, strict=True):
         span.forwarded(response)
         span.end()
+        if request.history is not None and response.conversation is not None:
+            incoming.session.conversations[response.conversation] = (*request.history, response.message)
 
 
 def answer_recorded(
@@ -212,21 +225,9 @@ def answer_recorded(
     if len(calls) < len(found):
         return None
     spans = [CallSpan(incoming.address, request, request.model, i, remote=remote) for i in range(request.choices)]
-    choices = [
-        Choice(message=dict(c.response or {}), token_ids=[], logprobs=[], finish_reason=c.finish_reason or "stop")
-        for c in calls
-    ]
+    choices = [known_choice(call.response, call.finish_reason) for call in calls]
     for span, call, choice in zip(spans, calls, choices, strict=True):
         span.replays(call.replays or call.id)
         span.answered(choice.message, choice.finish_reason)
         span.end()
-    context = ResponseContext(
-        request=request, call=spans[0].id, model=request.model, prompts=[()], bytes_of=_nothing, answered=bool
-    )
-    if not request.stream:
-        return JSONResponse(dialect.write_response(context, choices))
-    return EventStream(write_events(dialect.stream_writer(context), choices))
-
-
-def _nothing(token: int) -> None:
-    """There are no tokens."""
+    return write_known(dialect, request, choices, call=spans[0].id, model=request.model)

@@ -14,7 +14,7 @@ from lightning_core.dialects.dialect import EVENT_END, event_data
 from lightning_core.endpoint.api_key import read_api_key
 from lightning_core.endpoint.server_client import ServerClient
 from lightning_core.errors import UpstreamError, UpstreamRefusal, describe, fold
-from lightning_core.propagation.providers import GOOGLE_KEY, KEY_HEADERS, host_of, without_key
+from lightning_core.propagation.providers import GOOGLE_KEY, KEY_HEADERS, host_of, is_loopback, without_key
 
 _PASSED_BACK = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
 """Headers of an HTTP error that are passed through, because clients act on them."""
@@ -102,6 +102,8 @@ class UpstreamClient:
             timeout=httpx.Timeout(limits.timeout_seconds, pool=None),
             connections=limits.connections,
             idle=limits.connections,
+            # A server on this machine is not reached through the proxies of the environment.
+            trust_env=not is_loopback(urlsplit(limits.base_url).hostname or ""),
         )
 
     async def complete(self, remote: Remote, body: bytes) -> bytes:
@@ -177,7 +179,7 @@ def _refused(remote: Remote, status: int, text: str = "") -> str:
     """The message for an HTTP error, with advice if every attempt would fail."""
     if status in (401, 402, 403):
         advice = f". Check the credentials for {host_of(urlsplit(remote.url))} (sent: {remote.credentials})"
-    elif status in (404, 405):  # 410: the server had it, and says what is gone
+    elif status in (404, 405, 410):
         advice = ". Check the URL, and that the server has this model"
     else:
         advice = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
@@ -22,6 +23,14 @@ def is_listed(url: SplitResult, hosts: Iterable[str]) -> bool:
 def host_of(url: SplitResult) -> str:
     """The host as `rollouts.ignore_hosts` lists it: with the port that the URL names, without a user and password."""
     return url.netloc.rpartition("@")[2]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server that listens on ``host`` is reachable from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def without_key(url: str) -> tuple[str, str | None]:

@@ -40,7 +40,8 @@ class EvaluationSummary:
     recorded_in: Sequence[str] = ()
     """The recorded traces whose responses answered in place of the providers; empty: the providers answered."""
     usd_spent: float | None = None
-    """The cost of all answered calls, also of rollouts that were left out and of the reward function; None if it is not known."""
+    """The cost of all answered calls, also of rollouts that were left out and of the reward function; None if it is not known. With
+    ``recorded_in``, nothing was spent: what these calls cost at the providers."""
 
 
 def measure(

@@ -66,7 +66,7 @@ class Usage:
     rollouts: int
     """Number of rollouts, each an attempt at a task."""
     models: Sequence[ModelUsage]
-    """By model, the one with the most calls first."""
+    """By model, the one with the most calls first, then by name."""
     all: ModelUsage
     """All calls together. The cost is None unless that of each model is known."""
 
@@ -131,7 +131,7 @@ def usage_of(calls: Iterable[AnsweredCall], *, rollouts: int, prices: Prices) ->
     known = [one.usd for one in models if one.usd is not None]
     total = _model_usage("all", None, calls, Prices())
     total = replace(total, usd=sum(known) if calls and len(known) == len(models) else None)
-    return Usage(rollouts=rollouts, models=sorted(models, key=lambda one: -one.calls), all=total)
+    return Usage(rollouts=rollouts, models=sorted(models, key=lambda one: (-one.calls, one.model)), all=total)
 
 
 def _model_usage(model: str, host: str | None, calls: Sequence[AnsweredCall], prices: Prices) -> ModelUsage:

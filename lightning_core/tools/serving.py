@@ -6,7 +6,6 @@ come from the request, no call is forwarded to another server, and memory use is
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -31,6 +30,7 @@ from lightning_core.endpoint.routing import DEFAULT_AGENT, Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.sessions import Session, Sessions, keys_of
 from lightning_core.errors import ConfigError
+from lightning_core.propagation.providers import is_loopback
 from lightning_core.trace import SpanRecord
 from lightning_core.trainers import make_trainer
 
@@ -224,14 +224,6 @@ def check_access(api_key: str | None, *, host: str, tls: Tls | None) -> None:
         raise ConfigError("the API key is empty; expected a text that is hard to guess, or None to accept any key")
     if tls is not None:
         tls.check()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a server that listens on ``host`` is reachable from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _discard(span: SpanRecord) -> None:

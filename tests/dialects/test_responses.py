@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from lightning_core.capture import scope
 from lightning_core.testing import Playground
 from tests.dialects.test_conversations import TWO_CALLS, sum_up
-from tests.endpoint.serving import WRITER, client_in_scope, prompts_of, serve
+from tests.endpoint.serving import WRITER, client_in_scope, prompts_of, serve, serve_upstream
 
 TOOLS: list[Any] = [
     {"type": "function", "name": "add", "description": "a + b", "parameters": {"type": "object"}, "strict": True}
@@ -133,3 +133,25 @@ def test_langchain_over_responses(playground: Playground, stream: bool):
     (call,) = run.trace.calls
     assert call.output_ids is not None
     assert message.usage_metadata["output_tokens"] == len(call.output_ids)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forwarded_conversation_that_the_provider_keeps_is_recorded_as_a_whole(stream: bool):
+    """The second request has only what is new."""
+    with (
+        serve_upstream(lambda p: "hello") as (_, upstream),
+        serve(upstream=upstream) as near,
+        client_in_scope(near, agent="critic") as (run, client),
+    ):
+        options: Any = {"model": "m", "instructions": "be kind", "stream": stream}
+        answer: Any = client.responses.create(input="hi", **options)
+        first = list(answer)[-1].response if stream else answer
+        again: Any = client.responses.create(input="and?", previous_response_id=first.id, **options)
+        list(again)
+    conversation = [
+        {"role": "system", "content": "be kind"},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "hello"},
+        {"role": "user", "content": "and?"},
+    ]
+    assert [list(call.messages) for call in run.trace.calls] == [conversation[:2], conversation]

@@ -119,6 +119,20 @@ def test_a_configured_model_replaces_the_model_of_the_upstream_request():
     assert [c.model for c in far_run.trace.calls] == ["base"]
 
 
+def test_an_upstream_on_this_machine_is_not_reached_through_a_proxy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with (
+        serve_upstream(lambda p: "from afar") as (_, upstream),
+        serve(upstream=upstream) as near,
+        client_in_scope(near, agent="critic") as (_, client),
+        client.with_options(http_client=httpx.Client(trust_env=False)) as direct,
+    ):
+        answer = direct.chat.completions.create(model="far", messages=HI)
+    assert answer.choices[0].message.content == "from afar"
+
+
 def test_what_an_upstream_can_do_is_for_the_upstream_to_say():
     """A frozen agent's grammar is forwarded unchanged and rejected by a server that does not support it."""
     with (

@@ -99,7 +99,12 @@ def _evaluate(options: argparse.Namespace, recorded: Sequence[str] = ()) -> int:
             "expected the model to measure, such as the one in production: --model NAME, or the setting eval.model"
         )
     prices = read_prices(config.prices)
-    responses = read_responses(recorded, model=str(config.eval.model)) if recorded else None
+    responses = None
+    if recorded:
+        ignored = config.rollouts.ignore_hosts
+        responses = read_responses(recorded, model=str(config.eval.model), ignore_hosts=ignored)
+        beside = "" if config.policy.upstream is None else ", and of policy.upstream"
+        say(f"{plural(len(responses), 'recorded response')} answer in place of the providers{beside}")
     providers = nullcontext(config) if responses is None else replaying(config, responses)
     if run is None:
         if options.checkpoint is not None:

@@ -59,7 +59,8 @@ def make_evaluation(e: EvaluationSummary) -> Group:
     if e.usage.models:
         parts += ["", *_calls(e.usage)]
     if e.usd_spent is not None:
-        parts.append(f"cost of this evaluation: {format_usd(e.usd_spent)}")
+        what = "cost of these calls at the providers" if e.recorded_in else "cost of this evaluation"
+        parts.append(f"{what}: {format_usd(e.usd_spent)}")
     return Group(*parts)
 
 

@@ -14,8 +14,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from lightning_core import trace as tr
+from lightning_core.chat.message_key import other_parts, plain_text
 from lightning_core.tools.interchange.atif import OWN
-from lightning_core.tools.interchange.conversations import CallChain, call_chains, other_parts, plain_text
+from lightning_core.tools.interchange.conversations import CallChain, call_chains
 from lightning_core.tools.interchange.target_format import ExportedRollout, TargetFormat
 from lightning_core.trace import Call, SpanRecord
 
@@ -165,7 +166,7 @@ def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(message: Mapping[str, Any], left_out: Counter[str]) -> str:
-    if number := other_parts(message):
+    if number := len(other_parts(message)):
         left_out["parts of messages that are no text, such as images"] += number
     return plain_text(message)
 

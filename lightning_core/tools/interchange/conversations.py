@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from lightning_core.chat.message_key import message_key
 from lightning_core.trace import Call
 
 
@@ -29,7 +29,7 @@ def call_chains(calls: Iterable[Call]) -> list[CallChain]:
     chains: list[CallChain] = []
     ends: list[list[Any] | None] = []
     for call in calls:
-        prompt = [_key(message) for message in call.messages]
+        prompt = [message_key(message) for message in call.messages]
         place = next(
             (
                 i
@@ -46,44 +46,13 @@ def call_chains(calls: Iterable[Call]) -> list[CallChain]:
             chains.append(CallChain(call.agent))
             ends.append(None)
         chains[place].calls.append(call)
-        ends[place] = None if call.response is None else [*prompt, _key(call.response)]
+        ends[place] = None if call.response is None else [*prompt, message_key(call.response)]
     return chains
 
 
 def is_same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether two messages have the same role, text and tool calls; clients write the rest in different ways."""
-    return _key(first) == _key(second)
-
-
-def _key(message: Mapping[str, Any]) -> Any:
-    calls = [(call.get("id"), _function(call)) for call in message.get("tool_calls") or ()]
-    return message.get("role"), plain_text(message), calls, message.get("tool_call_id")
-
-
-def _function(call: Mapping[str, Any]) -> Any:
-    function = call.get("function") or {}
-    arguments = function.get("arguments")
-    with suppress(ValueError):
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    return function.get("name"), json.dumps(arguments, sort_keys=True)
-
-
-def plain_text(message: Mapping[str, Any]) -> str:
-    """The text of a message; that of its text parts, if it has parts."""
-    content = message.get("content")
-    if isinstance(content, (list, tuple)):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    return str(content or "")
-
-
-def other_parts(message: Mapping[str, Any]) -> int:
-    """The number of parts of a message that are no text, such as images."""
-    content = message.get("content")
-    parts = content if isinstance(content, (list, tuple)) else ()
-    return sum(not isinstance(part, Mapping) or part.get("type") not in _TEXTS for part in parts)
-
-
-_TEXTS = ("text", "input_text", "output_text")
+    """Whether two messages have the same `message_key`."""
+    return message_key(first) == message_key(second)
 
 
 def _tools(call: Call) -> str:

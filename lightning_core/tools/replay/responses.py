@@ -1,21 +1,25 @@
-"""Recorded responses of one or several models, found by the messages of a request."""
+"""Recorded responses of one or several models, found by the conversation in a request."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from lightning_core import trace as tr
+from lightning_core.chat.message_key import call_key, other_parts, plain_text
 from lightning_core.chat.messages import Message
-from lightning_core.errors import ConfigError, plural
-from lightning_core.tools.runs.sources import path_and_phase, read_recorded
+from lightning_core.errors import ConfigError, RecordError, plural
+from lightning_core.propagation.providers import is_listed
+from lightning_core.records.report import read_summary
+from lightning_core.tools.runs.sources import is_run, list_counts, path_and_phase, read_recorded
 from lightning_core.trace import SpanRecord, span_to_call
 
-_COMPARED = ("role", "content", "name", "tool_call_id")
 _MOST_LISTED = 5
 
 
@@ -38,155 +42,176 @@ class RecordedResponse:
 
 
 class ResponsePool:
-    """The responses by model and messages. Each answers as many requests as it must, and the least used one is next.
+    """The responses by model and conversation. Those to equal requests take turns.
 
-    Two models have a name in common if one was requested and the other answered. Tools and settings of requests are not compared.
+    A model has the name that was requested and the one that the server returned. Tools and settings of requests are not compared.
     """
 
-    def __init__(self, calls: Iterable[SpanRecord]) -> None:
-        """``calls``: spans of answered calls, in the order in which they answer equal requests."""
-        self._by_request: dict[tuple[str, str], deque[RecordedResponse]] = {}
+    def __init__(self) -> None:
         self.models: Counter[str] = Counter()
         """Number of responses by each name of a model."""
-        self.streams_of_0_tokens = 0
-        """Number of streamed answers that reported 0 tokens because none are recorded: their format has no stream without counts."""
+        self.hosts: set[str] = set()
+        """The hosts that answered."""
+        self.uncounted = 0
+        """Number of answers that reported 0 tokens because none are recorded, in a format that has no response without counts."""
+        self.left_out: Counter[str] = Counter()
+        """Number of rollouts that were not read, by reason."""
+        self.longest_seconds = 0.0
+        """The longest time of a response."""
+        self._by_request: dict[tuple[str, bytes], deque[RecordedResponse]] = {}
         self._responses: list[RecordedResponse] = []
-        for span in calls:
-            response = _read_response(span)
-            self._responses.append(response)
-            key = _key(span_to_call(span).messages)
-            for name in {str(span.attributes.get(tr.REQUEST_MODEL) or ""), response.model} - {""}:
-                self.models[name] += 1
-                self._by_request.setdefault((name, key), deque()).append(response)
+        self._spans: set[tuple[str, str]] = set()
 
     def __len__(self) -> int:
         return len(self._responses)
 
-    @property
-    def longest_seconds(self) -> float:
-        """The longest time of a response."""
-        return max((response.seconds for response in self._responses), default=0.0)
+    def add(self, spans: Iterable[SpanRecord]) -> None:
+        """Add the answered calls of a trace among ``spans``. A span that was added before is left out."""
+        answered = [span for span in spans if _is_answered(span) and (span.trace_id, span.span_id) not in self._spans]
+        for span in sorted(answered, key=lambda span: (span.start_ns, int(span.attributes.get(tr.SEQUENCE, 0)))):
+            self._spans.add((span.trace_id, span.span_id))
+            self._add(span)
+
+    def _add(self, span: SpanRecord) -> None:
+        call = span_to_call(span)
+        read, written, cached = (
+            value if isinstance(value := span.attributes.get(name), int) else None
+            for name in (tr.INPUT_TOKENS, tr.OUTPUT_TOKENS, tr.CACHED_TOKENS)
+        )
+        response = RecordedResponse(
+            model=call.model,
+            message=call.response or {},
+            finish_reason=call.finish_reason,
+            input_tokens=read,
+            output_tokens=written,
+            cached_tokens=cached or 0,
+            seconds=max(span.end_ns - span.start_ns, 0) / 1e9,
+        )
+        self._responses.append(response)
+        self.longest_seconds = max(self.longest_seconds, response.seconds)
+        if call.target is not None:
+            self.hosts.add(call.target[0])
+        key = conversation_key(call.messages)
+        for name in {str(span.attributes.get(tr.REQUEST_MODEL) or ""), response.model} - {""}:
+            self.models[name] += 1
+            self._by_request.setdefault((name, key), deque()).append(response)
+
+    def take(self, model: str, conversations: Sequence[bytes]) -> list[RecordedResponse] | None:
+        """A response of ``model`` to each of ``conversations``, by their `conversation_key`; None if one has none."""
+        found = [self._by_request.get((model, key)) for key in conversations]
+        taken: list[RecordedResponse] = []
+        for responses in found:
+            if responses is None:
+                return None
+            taken.append(responses[0])
+            responses.rotate(-1)
+        for response in taken:
+            response.uses += 1
+        return taken
 
     def describe_use(self) -> list[str]:
-        """Lines about the answers so far: how many there were, which were given again, and whose tokens are not known."""
+        """Lines about the answers so far: how many there were, which were repeated, and whose tokens are not known."""
         uses = [response.uses for response in self._responses if response.uses]
         lines = [f"answered from {plural(len(uses), 'recorded response')}, of {len(self)}"]
-        if again := sum(uses) - len(uses):
+        if self.left_out:
+            lines.append(f"not read: {list_counts(self.left_out)}")
+        if repeated := sum(uses) - len(uses):
             lines.append(
-                f"{plural(again, 'answer')} repeated an earlier one, since equal requests were recorded less often: rollouts with repeated "
-                "answers are not independent"
+                f"{plural(repeated, 'answer')} repeated an earlier one, since equal requests were recorded less often: rollouts with "
+                "repeated answers are not independent"
             )
-        if self.streams_of_0_tokens:
+        if self.uncounted:
             lines.append(
-                f"{plural(self.streams_of_0_tokens, 'streamed answer')} counted as 0 tokens, since the record has no counts: the sums lack "
-                "theirs"
+                f"{plural(self.uncounted, 'answer')} counted as 0 tokens, since none are recorded: the sums lack theirs"
             )
         return lines
 
-    def take(self, model: str, requests: Sequence[Sequence[Message]]) -> list[RecordedResponse] | None:
-        """A response of ``model`` to each of ``requests``, which are lists of messages; None if one has none."""
-        found = [self._by_request.get((model, _key(messages))) for messages in requests]
-        if None in found:
-            return None
-        return [_next(responses) for responses in found if responses is not None]
 
-
-def read_responses(sources: Sequence[str], *, model: str) -> ResponsePool:
+def read_responses(sources: Sequence[str], *, model: str, ignore_hosts: Sequence[str] = ()) -> ResponsePool:
     """The answered calls in ``sources``: files of traces, folders of such files, and runs' folders, also as ``FOLDER:PHASE``.
 
-    Calls of the reward function and responses that were themselves recorded ones are left out. Raises `ConfigError` for a source that
-    cannot be read, and if none is of ``model``.
+    ``ignore_hosts``: see the configuration. Raises `ConfigError` for a source that cannot be read, if none is of ``model``, if one was
+    itself answered by recorded responses, and if requests to a recorded host would go there.
     """
-    left_out: Counter[str] = Counter()
-    traces: dict[str, Sequence[SpanRecord]] = {}
+    found = ResponsePool()
+    traces = 0
     for source in sources:
         path, phase = path_and_phase(source)
-        for read in read_recorded(path, phase, _take_all, left_out):
-            traces.setdefault(read.trace.rollout, read.spans)
-    found = ResponsePool(span for spans in traces.values() for span in _answered(spans))
+        _check_original(path)
+        for read in read_recorded(path, phase, _take_all, found.left_out):
+            found.add(read.spans)
+            traces += 1
+    listed = ", ".join(map(repr, sources))
     if not len(found):
-        listed = ", ".join(map(repr, sources))
-        raise ConfigError(f"no answered model calls are recorded in {listed} ({plural(len(traces), 'trace')})")
-    _check_model(found, model, sources)
+        raise ConfigError(f"no answered model calls are recorded in {listed} ({plural(traces, 'trace')})")
+    if not found.models[model]:
+        models = ", ".join(f"{name} ({number})" for name, number in found.models.most_common(_MOST_LISTED))
+        more = len(found.models) - _MOST_LISTED
+        raise ConfigError(
+            f"no response of {model!r} is recorded in {listed}; the models there are {models}{f' and {more} more' if more > 0 else ''}: "
+            "choose one with --model"
+        )
+    if asked := sorted(host for host in found.hosts if is_listed(urlsplit(f"//{host}"), ignore_hosts)):
+        raise ConfigError(
+            f"rollouts.ignore_hosts lists {', '.join(asked)}, which answered in {listed}: requests to it would go there, not to the "
+            "record. Remove it from the list"
+        )
     return found
 
 
-def _check_model(recorded: ResponsePool, model: str, sources: Sequence[str]) -> None:
-    if recorded.models[model]:
+def conversation_key(messages: Sequence[Mapping[str, Any]]) -> bytes:
+    """A digest of ``messages`` that is the same for all ways in which clients write them.
+
+    Ids of tool calls count by the position of the call: some servers give none, and clients make their own. Successive messages of the
+    assistant count as one: the Responses API divides them in requests in another way than in responses.
+    """
+    positions: dict[str, int] = {}
+    number = 0
+    turns: list[dict[str, Any]] = []
+    for message in messages:
+        calls: list[Any] = []
+        for call in message.get("tool_calls") or ():
+            positions[str(call.get("id"))] = number
+            number += 1
+            calls.append(call_key(call))
+        answered = message.get("tool_call_id")
+        turn = {
+            "role": message.get("role"),
+            "name": message.get("name"),
+            "text": plain_text(message),
+            "parts": other_parts(message),
+            "calls": calls,
+            "answers": None if answered is None else positions.get(str(answered), -1),
+        }
+        if turns and turn["role"] == turns[-1]["role"] == "assistant":
+            turns[-1] |= {name: turns[-1][name] + turn[name] for name in ("text", "parts", "calls")}
+        else:
+            turns.append(turn)
+    return blake2b(
+        json.dumps(turns, sort_keys=True, default=repr).encode(errors="backslashreplace"), digest_size=16
+    ).digest()
+
+
+def _is_answered(span: SpanRecord) -> bool:
+    attributes = span.attributes
+    is_call = attributes.get(tr.OPERATION) == "chat" and span.error is None and tr.REPLAYS not in attributes
+    return is_call and bool(attributes.get(tr.OUTPUT_MESSAGES))
+
+
+def _check_original(path: Path) -> None:
+    """Raise `ConfigError` for a run that was itself answered by recorded responses, which may repeat each other."""
+    summary = path / "summary.json"
+    if not is_run(path) or not summary.is_file():
         return
-    listed = ", ".join(f"{name} ({number})" for name, number in recorded.models.most_common(_MOST_LISTED))
-    more = len(recorded.models) - _MOST_LISTED
-    raise ConfigError(
-        f"no response of {model!r} is recorded in {', '.join(map(repr, sources))}; the models there are {listed}"
-        f"{f' and {more} more' if more > 0 else ''}: choose one with --model"
-    )
+    try:
+        evaluation = read_summary(summary).evaluation
+    except RecordError as error:
+        raise ConfigError(str(error)) from None
+    if evaluation is not None and evaluation.recorded_in:
+        raise ConfigError(
+            f"the run {str(path)!r} was answered by recorded responses: pass their source, {', '.join(evaluation.recorded_in)}"
+        )
 
 
 def _take_all(reward: float | None, failed: bool) -> None:
     del reward, failed
-
-
-def _answered(spans: Sequence[SpanRecord]) -> Iterator[SpanRecord]:
-    answered = [
-        span
-        for span in spans
-        if span.attributes.get(tr.OPERATION) == "chat"
-        and span.error is None
-        and tr.REPLAYS not in span.attributes
-        and span.attributes.get(tr.AGENT) != tr.REWARD_FUNCTION
-        and span.attributes.get(tr.OUTPUT_MESSAGES)
-    ]
-    yield from sorted(answered, key=lambda span: (span.start_ns, int(span.attributes.get(tr.SEQUENCE, 0))))
-
-
-def _read_response(span: SpanRecord) -> RecordedResponse:
-    call, counts = span_to_call(span), span.attributes
-    read, written, cached = (
-        value if isinstance(value := counts.get(name), int) else None
-        for name in (tr.INPUT_TOKENS, tr.OUTPUT_TOKENS, tr.CACHED_TOKENS)
-    )
-    return RecordedResponse(
-        model=call.model,
-        message=cast("Message", dict(call.response or {})),
-        finish_reason=call.finish_reason,
-        input_tokens=read,
-        output_tokens=written,
-        cached_tokens=cached or 0,
-        seconds=max(span.end_ns - span.start_ns, 0) / 1e9,
-    )
-
-
-def _next(responses: deque[RecordedResponse]) -> RecordedResponse:
-    """The first of the least used ones."""
-    least = min(responses, key=lambda response: response.uses)
-    least.uses += 1
-    return least
-
-
-def _key(messages: Sequence[Mapping[str, Any]]) -> str:
-    """``messages`` in a form that is the same for all ways to write them: known fields, without empty ones, and with read arguments."""
-    return json.dumps([_plain_message(message) for message in messages], sort_keys=True, ensure_ascii=False)
-
-
-def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    calls = [_plain_call(call) for call in message.get("tool_calls") or ()]
-    fields = {"tool_calls": calls, **{name: _plain_content(message.get(name)) for name in _COMPARED}}
-    return {name: value for name, value in fields.items() if value not in (None, "", [])}
-
-
-def _plain_call(call: Mapping[str, Any]) -> list[Any]:
-    function: Mapping[str, Any] = call.get("function") or call.get("custom") or {}
-    arguments = function.get("arguments", function.get("input"))
-    if isinstance(arguments, str):
-        with suppress(ValueError):  # a model may write anything
-            arguments = json.loads(arguments)
-    return [call.get("id"), function.get("name"), arguments]
-
-
-def _plain_content(content: Any) -> Any:
-    """A content of text parts alone as one text."""
-    if not isinstance(content, (list, tuple)):
-        return content
-    parts = cast("Sequence[Any]", content)
-    texts = [part["text"] for part in parts if isinstance(part, dict) and "text" in part]
-    return "".join(map(str, texts)) if len(texts) == len(parts) else list(parts)

@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 from lightning_core.endpoint.api_key import read_api_key
 from lightning_core.endpoint.guard import Tls
 from lightning_core.errors import ConfigError
+from lightning_core.propagation.providers import is_loopback
 from lightning_core.tools.served_model import resolve_served
-from lightning_core.tools.serving import check_access, is_loopback, open_serving
+from lightning_core.tools.serving import check_access, open_serving
 from lightning_core.tools.switch.arm import Arm
 from lightning_core.tools.switch.plan import SwitchModel, SwitchPlan, read_plan
 from lightning_core.tools.switch.recorded import SwitchTraces

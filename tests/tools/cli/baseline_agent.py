@@ -46,3 +46,15 @@ def unmarked(task: dict[str, Any]) -> float:
     client = openai.OpenAI(base_url=os.environ[URL], api_key="mine", max_retries=0)
     say(client, "planner-large", f"plan {task['id']}")
     return float(say(client, "writer-large", f"write {task['id']}") == "right")
+
+
+@trainable("writer")
+def text(task: dict[str, Any]) -> str:
+    """A single agent whose answer a judge scores."""
+    client = openai.OpenAI(base_url=os.environ[URL], api_key="mine", max_retries=0)
+    return say(client, "writer-large", f"write {task['id']}")
+
+
+def judge(task: dict[str, Any], answer: str) -> float:
+    client = openai.OpenAI(base_url=os.environ[URL], api_key="mine", max_retries=0)
+    return float(say(client, "judge-large", f"judge {answer} to {task['id']}") == "right")

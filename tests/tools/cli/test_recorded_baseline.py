@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from starlette.applications import Starlette
@@ -92,6 +93,7 @@ def test_a_recorded_run_has_the_same_score_tokens_latency_and_cost(
     assert f"model in place of the policy: writer-large, as recorded in {recorded}:eval_manual\n" in out
     assert "held-out reward 0.500" in out
     assert "answered from 12 recorded responses, of 12\n" in out
+    assert "cost of these calls at the providers: $0.0516\n" in out
     assert "repeated" not in out
     assert len(provider.requests) == asked == 12
 
@@ -137,31 +139,45 @@ def test_traces_of_production_answer_the_tasks_that_they_have(
     assert "on 2 tasks" in out
     assert "2 rollouts left out" in out
     assert (
-        "no response of 'planner-large' to this request is recorded (1 message, the last one of the role user: 'plan e2')"
+        "no response of 'planner-large' to this conversation is recorded: 1 message, the last one of the role user: 'plan e2'"
         in out
     )
-    assert "Check the URL" not in out
+    assert out.startswith("4 recorded responses answer in place of the providers\n")
     assert "answered from 4 recorded responses, of 4\n4 answers repeated an earlier one" in out
     assert len(provider.requests) == asked
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--model", "gpt"], "no response of 'gpt' is recorded in 'RUN'; the models there are "),
-        (["--model", "writer-large", "--recorded", "nowhere"], "'nowhere' does not exist"),
-        ([], "expected the model to measure"),
-    ],
-)
-def test_mistakes_are_explained(
-    provider: Provider, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
-) -> None:
-    assert main(["baseline", "c.yaml", "--model", "writer-large", "--tasks", "1", "run.dir=runs/asked"]) == 0
+def test_mistakes_are_explained(provider: Provider, capsys: pytest.CaptureFixture[str]) -> None:
+    measure = ["baseline", "c.yaml", "--model", "writer-large", "--tasks", "1"]
+    assert main([*measure, "run.dir=runs/asked"]) == 0
     (recorded,) = map(str, Path("runs/asked").glob("baseline-*"))
-    capsys.readouterr()
-    assert main(["baseline", "c.yaml", "--recorded", recorded, *arguments, "run.dir=runs/no"]) == 2
-    assert expected.replace("RUN", recorded) in capsys.readouterr().err
+    assert main([*measure, "--recorded", recorded, "run.dir=runs/replayed"]) == 0
+    (replayed,) = map(str, Path("runs/replayed").glob("baseline-*"))
+    host = urlsplit(os.environ[URL]).netloc
+    for sources, more, expected in (
+        ([recorded], ["eval.model=gpt"], f"no response of 'gpt' is recorded in {recorded!r}; the models there are "),
+        ([recorded, "nowhere"], [], "'nowhere' does not exist"),
+        ([replayed], [], f"the run {replayed!r} was answered by recorded responses: pass their source, {recorded}"),
+        ([recorded], [f"rollouts.ignore_hosts=['{host}']"], f"rollouts.ignore_hosts lists {host}, which answered in"),
+    ):
+        named = [word for source in sources for word in ("--recorded", source)]
+        given = measure[:2] if more and more[0].startswith("eval.model") else measure
+        assert main([*given, *named, *more, "run.dir=runs/no"]) == 2, expected
+        assert expected in capsys.readouterr().err
     assert not list(Path("runs").glob("no/*"))
+
+
+def test_a_judge_answers_again_from_the_record(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["baseline", "c.yaml", "--model", "writer-large", "reward=tests.tools.cli.baseline_agent:judge"]
+    assert main([*arguments, "agent=tests.tools.cli.baseline_agent:text", "run.dir=runs/asked"]) == 0
+    (recorded,) = map(str, Path("runs/asked").glob("baseline-*"))
+    monkeypatch.setenv(URL, "http://127.0.0.1:9/v1")
+    more = ["agent=tests.tools.cli.baseline_agent:text", "run.dir=runs/replayed", "--recorded", recorded]
+    assert main([*arguments, *more]) == 0
+    assert "answered from 6 recorded responses, of 6\n" in capsys.readouterr().out
+    assert measured("replayed").reward == measured("asked").reward == 1.0
 
 
 def test_a_recording_of_other_tasks_measures_nothing(provider: Provider, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,4 +186,4 @@ def test_a_recording_of_other_tasks_measures_nothing(provider: Provider, capsys:
     Path("eval.jsonl").write_text('{"id": "other"}\n')
     assert main(["baseline", "c.yaml", "--model", "writer-large", "--recorded", recorded]) == 1
     assert "all 1 rollouts had an infrastructure failure; the first:" in (err := capsys.readouterr().err)
-    assert "no response of 'planner-large' to this request is recorded" in err
+    assert "no response of 'planner-large' to this conversation is recorded" in err

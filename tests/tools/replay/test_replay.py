@@ -10,14 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import OpenAI
+from openai import APIStatusError, OpenAI
 
 from lightning_core import trace as tr
 from lightning_core.config import Config
-from lightning_core.dialects import ALL_DIALECTS, gemini
+from lightning_core.dialects import ALL_DIALECTS, chat_completions, gemini
 from lightning_core.dialects.dialect import Dialect, event_data
 from lightning_core.dialects.exchange import UpstreamResponse
-from lightning_core.tools.replay.responses import ResponsePool
+from lightning_core.tools.replay.responses import ResponsePool, conversation_key
 from lightning_core.tools.replay.server import replaying
 from lightning_core.trace import SpanRecord
 from tests.dialects.test_conversations import Wire, each_wire, serve, streamed_or_not, sum_up, talk
@@ -27,27 +27,34 @@ HI = [{"role": "user", "content": "hi"}]
 COUNTS = {tr.INPUT_TOKENS: 50, tr.OUTPUT_TOKENS: 7, tr.CACHED_TOKENS: 20}
 
 
+def answered(
+    text: str, messages: Sequence[Any], *, number: int = 0, seconds: float = 0.0, tool_calls: Any = None, **more: Any
+) -> SpanRecord:
+    """A call of the model ``m``."""
+    message = {"role": "assistant", "content": text, **({"tool_calls": tool_calls} if tool_calls else {})}
+    return SpanRecord(
+        name="chat",
+        trace_id="1" * 32,
+        span_id=f"{number:016x}",
+        parent_id=None,
+        start_ns=0,
+        end_ns=int(seconds * 1e9),
+        attributes={
+            tr.OPERATION: "chat",
+            tr.REQUEST_MODEL: "m",
+            tr.RESPONSE_MODEL: "m-2026",
+            tr.INPUT_MESSAGES: json.dumps(messages),
+            tr.OUTPUT_MESSAGES: json.dumps([message]),
+            **more,
+        },
+    )
+
+
 def recorded(*texts: str, seconds: float = 0.0, **attributes: Any) -> ResponsePool:
     """Responses of the model ``m`` to ``HI``."""
-    return ResponsePool(
-        SpanRecord(
-            name="chat",
-            trace_id="1" * 32,
-            span_id=f"{number:016x}",
-            parent_id=None,
-            start_ns=0,
-            end_ns=int(seconds * 1e9),
-            attributes={
-                tr.OPERATION: "chat",
-                tr.REQUEST_MODEL: "m",
-                tr.RESPONSE_MODEL: "m-2026",
-                tr.INPUT_MESSAGES: json.dumps(HI),
-                tr.OUTPUT_MESSAGES: json.dumps([{"role": "assistant", "content": text}]),
-                **attributes,
-            },
-        )
-        for number, text in enumerate(texts)
-    )
+    pool = ResponsePool()
+    pool.add(answered(text, HI, number=number, seconds=seconds, **attributes) for number, text in enumerate(texts))
+    return pool
 
 
 @contextmanager
@@ -65,14 +72,17 @@ def test_a_conversation_with_tools_is_the_recorded_one(wire: Wire, stream: bool)
         asked = wire.ask(client, ["hi"], stream=not stream, system="be kind")
         results = dict(zip(asked.call_ids, ("3", "Error: too big"), strict=True))
         last = wire.ask(client, ["hi", asked, results, "go on"], stream=not stream, system="be kind")
-    responses = ResponsePool(span for span in run.spans if span.attributes.get(tr.OPERATION) == "chat")
+    responses = ResponsePool()
+    responses.add(run.spans)
     with served(responses) as url, wire.connect(url, "no key", {}) as client:
         answer = wire.ask(client, ["hi"], stream=stream, system="be kind")
         assert answer.without_ids() == asked.without_ids()
         assert answer.call_ids == asked.call_ids
         again = wire.ask(client, ["hi", answer, results, "go on"], stream=stream, system="be kind")
         assert again.without_ids() == last.without_ids()
-        with pytest.raises(Exception, match=r"no response of 'm' to this request is recorded .*'hello'"):
+        with pytest.raises(
+            Exception, match=r"no response of 'm' to this conversation is recorded: 2 messages, .*'hello'"
+        ):
             wire.ask(client, ["hello"], stream=stream, system="be kind")
     assert responses.describe_use() == ["answered from 2 recorded responses, of 2"]
 
@@ -126,9 +136,11 @@ def test_tokens_that_are_not_recorded_are_not_made_up(stream: bool) -> None:
     responses = recorded("hello")
     with served(responses) as url:
         counts = {dialect.PATH: call(url, dialect, stream=stream)[0] for dialect in ALL_DIALECTS}
-    zeros = [path for path, found in counts.items() if None not in (found.input_tokens, found.output_tokens)]
-    assert zeros == (["/responses", "/messages"] if stream else []), "these have no stream without counts"
-    assert any(line.startswith("2 streamed answers counted as 0 tokens") for line in responses.describe_use()) == stream
+    zeros = {path for path, found in counts.items() if (found.input_tokens, found.output_tokens) == (0, 0)}
+    assert zeros == {"/responses", "/messages"}, "these have no response without counts"
+    others = {(found.input_tokens, found.output_tokens) for path, found in counts.items() if path not in zeros}
+    assert others == {(None, None)}
+    assert any(line.startswith("2 answers counted as 0 tokens") for line in responses.describe_use())
 
 
 def test_equal_requests_get_all_responses_before_one_is_repeated() -> None:
@@ -145,33 +157,101 @@ def test_equal_requests_get_all_responses_before_one_is_repeated() -> None:
 
 
 def test_a_conversation_that_the_server_keeps() -> None:
+    """As a forwarded conversation is recorded: the next request has it by the id of the response alone."""
     history = [*HI, {"role": "assistant", "content": "hello"}, {"role": "user", "content": "and?"}]
-    first, second = recorded("hello"), recorded("more", **{tr.INPUT_MESSAGES: json.dumps(history)})
-    with served(first) as url, OpenAI(base_url=url, api_key="no key", max_retries=0) as client:
-        for key, found in vars(second)["_by_request"].items():
-            vars(first)["_by_request"][key] = found
+    pool = recorded("hello")
+    pool.add([answered("more", history, number=9)])
+    with served(pool) as url, OpenAI(base_url=url, api_key="no key", max_retries=0) as client:
+        system = {"instructions": "be kind"}
+        with pytest.raises(APIStatusError, match="not the id of a response that was answered here"):
+            client.responses.create(model="m", input="and?", previous_response_id="resp_other")
         one = client.responses.create(model="m", input="hi")
         two = client.responses.create(model="m", input="and?", previous_response_id=one.id)
+        with pytest.raises(APIStatusError, match="no response of 'm' to this conversation"):
+            client.responses.create(model="m", input="and?", previous_response_id=one.id, **system)  # type: ignore[call-overload]
     assert (one.output_text, two.output_text) == ("hello", "more")
+
+
+def test_calls_are_identified_by_their_place_and_not_by_their_ids() -> None:
+    """Google's API gives no ids: those of each response begin anew, those of a request count on."""
+
+    def turn(number: int, identifier: str) -> list[dict[str, Any]]:
+        function = {"name": "add", "arguments": json.dumps({"a": number})}
+        call = {"id": identifier, "type": "function", "function": function}
+        result = {"role": "tool", "tool_call_id": identifier, "content": str(number)}
+        return [{"role": "assistant", "content": "", "tool_calls": [call]}, result]
+
+    in_request = [*HI, *turn(1, "call00000"), *turn(2, "call00001")]
+    sent = [*HI, *turn(1, "call00000"), *turn(2, "call00000")]
+    assert conversation_key(in_request) == conversation_key(sent)
+    assert conversation_key(sent) != conversation_key([*HI, *turn(2, "call00000"), *turn(1, "call00000")])
+
+
+def test_the_texts_of_one_turn_may_be_divided() -> None:
+    parts = [{"role": "assistant", "content": "one "}, {"role": "assistant", "content": "two"}]
+    whole = [{"role": "assistant", "content": "one two"}]
+    assert conversation_key([*HI, *parts]) == conversation_key([*HI, *whole])
+    picture = {"type": "image_url", "image_url": {"url": "data:,a"}}
+    other = {"type": "image_url", "image_url": {"url": "data:,b"}}
+    shown = [[{"role": "user", "content": [{"type": "text", "text": "hi"}, part]}] for part in (picture, other)]
+    assert len({conversation_key(messages) for messages in (HI, *shown)}) == 3
+
+
+@streamed_or_not
+def test_a_free_form_tool(stream: bool) -> None:
+    call = {"id": "c", "type": "custom", "custom": {"name": "sql", "input": "SELECT 1"}}
+    tools: Any = [{"type": "custom", "custom": {"name": "sql"}}]
+    pool = ResponsePool()
+    pool.add([answered("", HI, tool_calls=[call])])
+    with served(pool) as url:
+        body = {"model": "m", "messages": HI, "tools": tools, "stream": stream}
+        data = httpx.post(f"{url}/chat/completions", json=body)
+    assert data.status_code == 200
+    assert "SELECT 1" in data.text
+    if stream:
+        reader = chat_completions.stream_reader()
+        for event in data.content.split(b"\n\n"):
+            if (text := event_data(event)) not in (b"", b"[DONE]"):
+                reader.read(json.loads(text))
+        (found,) = reader.responses()
+    else:
+        (found,) = chat_completions.read_response(data.json())
+    (read,) = found.message["tool_calls"]
+    assert read["custom"] == {"name": "sql", "input": "SELECT 1"}
+
+
+def test_several_prompts_of_one_request() -> None:
+    pool = recorded("hello")
+    pool.add([answered("bye", [{"role": "user", "content": "so long"}], number=9)])
+    with served(pool) as url:
+        answer = httpx.post(f"{url}/completions", json={"model": "m", "prompt": ["so long", "hi"]})
+    assert [choice["text"] for choice in answer.json()["choices"]] == ["bye", "hello"]
 
 
 @pytest.mark.parametrize(
     ("path", "body", "expected"),
     [
-        ("/chat/completions", {"messages": HI, "logprobs": True}, "'m' is asked for logprobs, which are not recorded"),
+        (
+            "/chat/completions",
+            {"messages": HI, "logprobs": True},
+            "the request sets logprobs, but no tokens are recorded",
+        ),
+        ("/completions", {"prompt": "hi", "logprobs": 0}, "the request sets logprobs"),
+        ("/completions", {"prompt": ["hi", "hi"], "return_token_ids": True}, "the request sets return_token_ids"),
         (
             "/responses",
             {"input": "hi", "include": ["message.output_text.logprobs"]},
-            "logprobs, which are not recorded",
+            "sets message.output_text.logprobs",
         ),
-        ("/embeddings", {"input": "hi"}, "POST /v1/embeddings is not recorded: only model calls are"),
+        ("/embeddings", {"input": "hi"}, "POST /embeddings cannot be answered from recorded responses"),
+        ("/messages/count_tokens", {"messages": HI}, "POST /messages/count_tokens cannot be answered"),
         ("/chat/completions", {"model": "other", "messages": HI}, "no response of 'other' is recorded"),
     ],
 )
 def test_what_is_not_recorded_is_refused(path: str, body: Mapping[str, Any], expected: str) -> None:
     with served(recorded("hello")) as url:
         answer = httpx.post(f"{url}{path}", json={"model": "m", **body})
-    assert answer.status_code == 410
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (501, "false")
     assert expected in answer.json()["error"]["message"]
 
 
@@ -193,4 +273,4 @@ def test_other_ways_to_write_a_request_are_the_same_request() -> None:
         other = {**spaced, "function": {"name": "add", "arguments": '{"a": 2}'}}
         changed = [later[0], {**later[1], "tool_calls": [other]}]
         refused = httpx.post(f"{url}/chat/completions", json={"model": "m", "messages": changed})
-    assert (answer.status_code, refused.status_code) == (200, 410)
+    assert (answer.status_code, refused.status_code) == (200, 501)
