@@ -85,7 +85,8 @@ class Tasks(Section):
 
 
 class UpstreamSection(Section):
-    """An OpenAI-compatible server for models that the policy endpoint does not serve."""
+    """An OpenAI-compatible server for models that the policy endpoint does not serve. Each call has a `traceparent` header
+    (W3C) with the ids of the rollout and the call."""
 
     base_url: Annotated[str, Field(pattern=r"^https?://")]
     """The base URL, such as `https://api.openai.com/v1`."""

@@ -85,6 +85,9 @@ class Forwarder:
         if request.upstream_url is not None:
             remote = replace(remote, url=request.upstream_url(remote.url))
         spans, body = await incoming.off_loop(partial(_begin, incoming, request, remote, trained))
+        if self._server is not None:  # its traces continue those of the rollouts
+            context = replace(incoming.address, span=spans[0].id).to_headers()["traceparent"]
+            remote = with_headers(remote, {"traceparent": context})
         if request.stream:
             events = self._stream(dialect, incoming, request, spans, body, remote)
             first = await anext(events, b"")  # HTTP errors are raised here, before the status is sent

@@ -25,8 +25,12 @@ def write_known(
     model: str,
     counts: ResponseCounts | None = None,
     reports_usage: bool = True,
+    before: AsyncGenerator[bytes] | None = None,
 ) -> Response:
-    """The response to ``request``, streamed if it says so. ``call``, ``model``, ``counts`` and ``reports_usage``: see `ResponseContext`."""
+    """The response to ``request``, streamed if it says so; ``before``: the first events of the stream.
+
+    ``call``, ``model``, ``counts`` and ``reports_usage``: see `ResponseContext`.
+    """
     context = ResponseContext(
         request=request,
         call=call,
@@ -38,11 +42,16 @@ def write_known(
         reports_usage=reports_usage,
     )
     if request.stream:
-        return EventStream(_write_events(dialect.stream_writer(context), choices))
+        return EventStream(_write_events(dialect.stream_writer(context), choices, before))
     return JSONResponse(dialect.write_response(context, choices))
 
 
-async def _write_events(writer: StreamWriter, choices: Sequence[Choice]) -> AsyncGenerator[bytes]:
+async def _write_events(
+    writer: StreamWriter, choices: Sequence[Choice], before: AsyncGenerator[bytes] | None
+) -> AsyncGenerator[bytes]:
+    if before is not None:
+        async for event in before:
+            yield event
     for index, choice in enumerate(choices):
         yield writer.begin(index)
         if reasoning := choice.message.get("reasoning_content"):

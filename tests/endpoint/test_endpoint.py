@@ -18,6 +18,7 @@ from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import current_address, scope
 from lightning_core.capture.signatures import sign_origin
 from lightning_core.endpoint.server import Routing
+from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing.recording_server import RecordingServer, recording_server
 from tests.endpoint.serving import HI, TRAINED, client_in_scope, serve, serve_backend, serve_upstream
 
@@ -117,6 +118,17 @@ def test_a_configured_model_replaces_the_model_of_the_upstream_request():
         answer = client.chat.completions.create(model="gpt-x", messages=HI)
     assert answer.choices[0].message.content == "from afar"
     assert [c.model for c in far_run.trace.calls] == ["base"]
+
+
+def test_an_upstream_gets_the_ids_of_rollout_and_call(server: RecordingServer):
+    with (
+        serve(upstream=UpstreamServer(base_url=f"{server.url}/v1")) as near,
+        client_in_scope(near, agent="critic") as (run, client),
+    ):
+        client.chat.completions.create(model="far", messages=HI)
+    (call,) = run.trace.calls
+    (request,) = server.requests
+    assert request.headers["traceparent"] == f"00-{run.rollout}-{call.id}-01"
 
 
 def test_an_upstream_on_this_machine_is_not_reached_through_a_proxy(monkeypatch: pytest.MonkeyPatch):

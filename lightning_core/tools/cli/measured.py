@@ -27,6 +27,8 @@ EVALUATION_ROWS: Sequence[tuple[str, Callable[[EvaluationSummary], str]]] = (
     ("reward", lambda e: f"{e.reward:.3f}"),
     ("95% interval", lambda e: _NOTHING if e.reward_ci95 is None else "[{:.3f}, {:.3f}]".format(*e.reward_ci95)),
     ("solved tasks", lambda e: f"{e.solved} of {e.tasks}"),
+    ("answered by", lambda e: "recorded responses" if e.recorded_in else _NOTHING),
+    ("rollouts left out", lambda e: str(e.left_out) if e.left_out else _NOTHING),
     ("pass@k", lambda e: _rate(e, "at_least_one")),
     ("pass^k", lambda e: _rate(e, "all")),
     ("calls of a rollout", lambda e: _of_calls(e, f"{e.usage.per_rollout(e.usage.all.calls):.1f}")),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
+from heapq import heappush, heapreplace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +24,8 @@ from lightning_core.tools.runs.sources import is_run, list_counts, path_and_phas
 from lightning_core.trace import SpanRecord, span_to_call
 
 _MOST_LISTED = 5
+_REFUSED = re.compile(r"(?:HTTP|returned status) (?P<status>400|413|422)\b:? ?(?P<body>.*)", re.DOTALL)
+"""In the error of a call, as a recording and as a run have it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,14 +42,39 @@ class RecordedResponse:
     cached_tokens: int
     seconds: float
     """From the request to the end of the response."""
+    trace: str
+    """The id of its trace."""
+    refusal: tuple[int, str] | None = None
+    """The HTTP status and the message of the error with which the provider refused the request; None for a response."""
     uses: int = 0
     """How often it has answered a request."""
 
 
-class ResponsePool:
-    """The responses by model and conversation. Those to equal requests take turns.
+class _Turns:
+    """Responses to equal requests, of which the least used one is next, in the order in which they were added."""
 
-    A model has the name that was requested and the one that the server returned. Tools and settings of requests are not compared.
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, RecordedResponse]] = []
+
+    def add(self, response: RecordedResponse) -> None:
+        heappush(self._heap, (response.uses, len(self._heap), response))
+
+    def next(self) -> RecordedResponse:
+        """Use the next one."""
+        uses, number, response = self._heap[0]
+        while uses != response.uses:  # it was used from another list
+            heapreplace(self._heap, (response.uses, number, response))
+            uses, number, response = self._heap[0]
+        response.uses += 1
+        heapreplace(self._heap, (response.uses, number, response))
+        return response
+
+
+class ResponsePool:
+    """The responses by model and conversation, with refusals of requests, which agents may handle. Those to equal requests take turns.
+
+    A rollout that got a response of a trace gets further ones of the same trace, while it has some. A model has the name that was
+    requested and the one that the server returned. Tools and settings of requests are not compared.
     """
 
     def __init__(self) -> None:
@@ -58,7 +88,10 @@ class ResponsePool:
         """Number of rollouts that were not read, by reason."""
         self.longest_seconds = 0.0
         """The longest time of a response."""
-        self._by_request: dict[tuple[str, bytes], deque[RecordedResponse]] = {}
+        self._by_request: dict[tuple[str, bytes], dict[str | None, _Turns]] = {}
+        """Those to equal requests, by trace; None: of all traces."""
+        self._traces: dict[str, str] = {}
+        """The trace that each rollout has got responses of."""
         self._responses: list[RecordedResponse] = []
         self._spans: set[tuple[str, str]] = set()
 
@@ -79,6 +112,8 @@ class ResponsePool:
             for name in (tr.INPUT_TOKENS, tr.OUTPUT_TOKENS, tr.CACHED_TOKENS)
         )
         response = RecordedResponse(
+            trace=span.trace_id,
+            refusal=_read_refusal(span.error),
             model=call.model,
             message=call.response or {},
             finish_reason=call.finish_reason,
@@ -94,19 +129,26 @@ class ResponsePool:
         key = conversation_key(call.messages)
         for name in {str(span.attributes.get(tr.REQUEST_MODEL) or ""), response.model} - {""}:
             self.models[name] += 1
-            self._by_request.setdefault((name, key), deque()).append(response)
+            by_trace = self._by_request.setdefault((name, key), {})
+            for trace in (None, response.trace):
+                by_trace.setdefault(trace, _Turns()).add(response)
 
-    def take(self, model: str, conversations: Sequence[bytes]) -> list[RecordedResponse] | None:
-        """A response of ``model`` to each of ``conversations``, by their `conversation_key`; None if one has none."""
+    def take(self, model: str, conversations: Sequence[bytes], rollout: str | None) -> list[RecordedResponse] | None:
+        """A response of ``model`` to each of ``conversations``, by their `conversation_key`; None if one has none.
+
+        ``rollout``: the id of the rollout that asks; None if it is not known.
+        """
         found = [self._by_request.get((model, key)) for key in conversations]
         taken: list[RecordedResponse] = []
-        for responses in found:
-            if responses is None:
-                return None
-            taken.append(responses[0])
-            responses.rotate(-1)
-        for response in taken:
-            response.uses += 1
+        if None in found:
+            return None
+        for by_trace in found:
+            assert by_trace is not None
+            trace = None if rollout is None else self._traces.get(rollout)
+            response = by_trace.get(trace, by_trace[None]).next()
+            taken.append(response)
+            if rollout is not None:
+                self._traces.setdefault(rollout, response.trace)
         return taken
 
     def describe_use(self) -> list[str]:
@@ -119,6 +161,10 @@ class ResponsePool:
             lines.append(
                 f"{plural(repeated, 'answer')} repeated an earlier one, since equal requests were recorded less often: rollouts with "
                 "repeated answers are not independent"
+            )
+        if untimed := sum(r.uses for r in self._responses if not r.seconds):
+            lines.append(
+                f"{plural(untimed, 'answer')} without a recorded time: the time of these calls is not that of the provider"
             )
         if self.uncounted:
             lines.append(
@@ -193,9 +239,22 @@ def conversation_key(messages: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _is_answered(span: SpanRecord) -> bool:
+    """Whether the provider answered the call, or refused the request."""
     attributes = span.attributes
-    is_call = attributes.get(tr.OPERATION) == "chat" and span.error is None and tr.REPLAYS not in attributes
-    return is_call and bool(attributes.get(tr.OUTPUT_MESSAGES))
+    if attributes.get(tr.OPERATION) != "chat" or tr.REPLAYS in attributes:
+        return False
+    return bool(attributes.get(tr.OUTPUT_MESSAGES)) if span.error is None else _read_refusal(span.error) is not None
+
+
+def _read_refusal(error: str | None) -> tuple[int, str] | None:
+    """The status and the message of an error by the request itself. Others pass, and agents repeat the request."""
+    match = None if error is None else _REFUSED.search(error)
+    if match is None:
+        return None
+    text = match["body"]
+    with suppress(ValueError, TypeError, KeyError):
+        text = json.loads(text)["error"]["message"]
+    return int(match["status"]), str(text)
 
 
 def _check_original(path: Path) -> None:

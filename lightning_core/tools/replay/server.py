@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from starlette.applications import Starlette
@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
+from lightning_core.capture.address import Address
 from lightning_core.capture.span_ids import new_span_id
 from lightning_core.chat.json_text import show_json
 from lightning_core.chat.message_key import plain_text
@@ -38,6 +39,9 @@ _NO_RETRY = {"x-should-retry": "false"}
 _WITH_USAGE = (responses.PATH, messages.PATH)
 """The formats without a response that has no token counts."""
 _SHOWN_CHARACTERS = 60
+_KEEP_ALIVE = b": waiting\n\n"
+"""A comment between server-sent events."""
+_KEEP_ALIVE_SECONDS = 0.5
 
 
 class _ReplayServer:
@@ -46,6 +50,8 @@ class _ReplayServer:
     def __init__(self, pool: ResponsePool) -> None:
         self._pool = pool
         self._limits = Limits()
+        self.ending = asyncio.Event()
+        """Ends all waits: the evaluation is over."""
         self._conversations = RecentResponses()
         """The messages up to recent responses, for requests that name the previous response."""
 
@@ -70,7 +76,8 @@ class _ReplayServer:
                 body = read_json(data)
                 if stream is not None:
                     body = gemini.with_url(body, request.url.path, stream=stream)
-                return await self._respond(dialect, body, began)
+                rollout = Address.from_headers(request.headers)
+                return await self._respond(dialect, body, began, None if rollout is None else rollout.rollout)
             except PolicyRequestError as error:
                 return _refuse(dialect, error)
             except ClientDisconnect:
@@ -83,13 +90,28 @@ class _ReplayServer:
         message = f"{request.method} /{path} cannot be answered from recorded responses; expected a model call"
         return _refuse(chat_completions, PolicyRequestError(message, status=_MISSING))
 
-    async def _respond(self, dialect: Dialect, body: Mapping[str, Any], began: float) -> Response:
+    async def _respond(self, dialect: Dialect, body: Mapping[str, Any], began: float, rollout: str | None) -> Response:
         request, keys = await asyncio.to_thread(self._read, dialect, body)
-        found = self._pool.take(request.model, keys)
+        found = self._pool.take(request.model, keys, rollout)
         if found is None:
             raise PolicyRequestError(_describe_missing(request, self._pool), status=_MISSING)
-        await asyncio.sleep(max(response.seconds for response in found) - (time.monotonic() - began))
-        return self._write(dialect, request, found)
+        until = began + max(response.seconds for response in found)
+        refusal = next((response.refusal for response in found if response.refusal is not None), None)
+        if refusal is None and request.stream and dialect.PATH != gemini.PATH:  # Google's client reads no comments
+            return self._write(dialect, request, found, until)
+        async for _ in self._wait(until):
+            pass
+        if refusal is not None:
+            status, message = refusal
+            raise PolicyRequestError(message, status=status)
+        return self._write(dialect, request, found, until)
+
+    async def _wait(self, until: float) -> AsyncGenerator[bytes]:
+        """Wait until this time, by the monotonic clock. Events that keep the connection of a stream in use: clients wait for any bytes."""
+        while (left := until - time.monotonic()) > 0 and not self.ending.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.ending.wait(), min(left, _KEEP_ALIVE_SECONDS))
+            yield _KEEP_ALIVE
 
     def _read(self, dialect: Dialect, body: Mapping[str, Any]) -> tuple[ChatRequest, list[bytes]]:
         """The request in ``body``, and the conversation of each of its responses."""
@@ -104,7 +126,9 @@ class _ReplayServer:
             raise PolicyRequestError(f"the request sets {field}, but no tokens are recorded; unset it", status=_MISSING)
         return request, [conversation_key(request.input_messages(i)) for i in range(request.choices)]
 
-    def _write(self, dialect: Dialect, request: ChatRequest, found: Sequence[RecordedResponse]) -> Response:
+    def _write(
+        self, dialect: Dialect, request: ChatRequest, found: Sequence[RecordedResponse], until: float
+    ) -> Response:
         counts, call = _counts(found), new_span_id()
         self._pool.uncounted += counts is None and dialect.PATH in _WITH_USAGE
         if request.history is not None:
@@ -117,6 +141,7 @@ class _ReplayServer:
             model=found[0].model,
             counts=counts,
             reports_usage=counts is not None,
+            before=self._wait(until),
         )
 
 
@@ -134,8 +159,9 @@ def replaying(config: Config, pool: ResponsePool) -> Generator[Config]:
         with server.runner() as runner:
             runner.run(server.serve())
 
+    replay = _ReplayServer(pool)
     server = ServerThread(
-        _ReplayServer(pool).app(prefix),
+        replay.app(prefix),
         listening,
         serve,
         name="lightning-replay",
@@ -155,6 +181,8 @@ def replaying(config: Config, pool: ResponsePool) -> Generator[Config]:
         server.start(f"the server of recorded responses did not start at {url}")
         yield config.model_copy(update={"policy": policy, "rollouts": rollouts})
     finally:
+        if server.is_serving:
+            server.loop.call_soon_threadsafe(replay.ending.set)
         server.stop()
 
 
@@ -193,4 +221,7 @@ def _describe_missing(request: ChatRequest, pool: ResponsePool) -> str:
     if pool.models[request.model]:
         what = f"no response of {request.model!r} to this conversation is recorded"
     text = show_json(fold(plain_text(last), _SHOWN_CHARACTERS))
-    return f"{what}: {plural(len(shown), 'message')}, the last one of the role {last.get('role')}: {text}"
+    return (
+        f"{what}: {plural(len(shown), 'message')}, the last one of the role {last.get('role')}: {text}. Record this task with this "
+        "version of the agent, or leave it out of tasks.eval"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -117,7 +117,7 @@ def measure_held_out(run: RunInfo, prices: Prices) -> EvaluationSummary | None:
         evaluation = recorded_evaluations(store, last.phase)[last.step]
         if not evaluation.rewards:
             return None
-        return measure(
+        measured = measure(
             store,
             evaluation.rewards,
             model=run.model or "",
@@ -127,6 +127,8 @@ def measure_held_out(run: RunInfo, prices: Prices) -> EvaluationSummary | None:
             prices=prices,
             left_out=evaluation.left_out,
         )
+    single = None if run.summary is None else run.summary.evaluation
+    return measured if single is None else replace(measured, recorded_in=single.recorded_in)
 
 
 def _last_held_out(folder: Path) -> tuple[EvaluationPoint, TaskRewards] | None:

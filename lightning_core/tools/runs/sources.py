@@ -112,8 +112,8 @@ def _other_phases(folder: Path, phase: Phase | None, records: Sequence[RolloutRe
         return f"the run {str(folder)!r} has no rollouts"
     listed = ", ".join(f"{number} of {name}" for name, number in phases.most_common())
     return (
-        f"the run {str(folder)!r} has no rollouts of the phase {phase!r}, but {listed}: choose one with --phase, if their tasks are not "
-        "those that you evaluate on"
+        f"the run {str(folder)!r} has no rollouts of the phase {phase!r}, but {listed}: choose one with --phase or as FOLDER:PHASE, if "
+        "their tasks are not those that you evaluate on"
     )
 
 

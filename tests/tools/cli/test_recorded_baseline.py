@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -109,7 +110,9 @@ def test_a_recorded_run_has_the_same_score_tokens_latency_and_cost(
 
     runs = [str(next(Path("runs", name).glob("baseline-*"))) for name in ("asked", "replayed")]
     assert main(["runs", "compare", *runs, "--prices", "prices.yaml"]) == 0
-    assert "+0.000" in capsys.readouterr().out
+    compared = capsys.readouterr().out
+    assert "+0.000" in compared
+    assert re.search(r"answered by +– +recorded responses\n", compared)
 
 
 def test_traces_of_production_answer_the_tasks_that_they_have(

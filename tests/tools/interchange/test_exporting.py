@@ -167,7 +167,7 @@ def test_the_command_writes_a_run_s_rollouts_to_a_folder(
     assert main(["traces", "export", "run", "--as", "openai", "-o", "tuning.jsonl", "--phase", "eval_manual"]) == 0
     assert "OpenAI fine-tuning data: 1 rollout in 2 documents, in tuning.jsonl" in capsys.readouterr().out
     assert main(["traces", "export", "run", "--as", "openai", "-o", "tuning.jsonl"]) == 2
-    held_out = "no rollouts of the phase 'train', but 3 of eval_manual: choose one with --phase"
+    held_out = "no rollouts of the phase 'train', but 3 of eval_manual: choose one with --phase or as FOLDER:PHASE"
     assert held_out in " ".join(capsys.readouterr().err.split())
     with Store(Path("run", "store.db")) as store:
         run, _ = try_it()

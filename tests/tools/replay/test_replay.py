@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -218,6 +219,81 @@ def test_a_free_form_tool(stream: bool) -> None:
         (found,) = chat_completions.read_response(data.json())
     (read,) = found.message["tool_calls"]
     assert read["custom"] == {"name": "sql", "input": "SELECT 1"}
+
+
+def test_a_rollout_keeps_to_one_trace() -> None:
+    """Two independent calls and one that has both answers: a combination that never was has no response."""
+    pool = ResponsePool()
+    for trace, (plan, answer) in enumerate((("p0", "a0"), ("p1", "a1"))):
+        both = [{"role": "user", "content": f"{plan} {answer}"}]
+        calls = [("plan", plan), ("answer", answer)]
+        spans = [
+            answered(text, [{"role": "user", "content": asked}], number=n) for n, (asked, text) in enumerate(calls)
+        ]
+        spans.append(answered(f"done {trace}", both, number=9))
+        pool.add([replace(span, trace_id=f"{trace:032x}") for span in spans])
+    with served(pool) as url:
+
+        def ask(rollout: int, text: str) -> str:
+            headers = {"traceparent": f"00-{rollout:032x}-{rollout:016x}-01"}
+            body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+            found = httpx.post(f"{url}/chat/completions", json=body, headers=headers)
+            assert found.status_code == 200, found.text
+            return found.json()["choices"][0]["message"]["content"]
+
+        first = {rollout: [ask(rollout, "plan")] for rollout in (1, 2, 3)}
+        for rollout in (3, 2, 1):
+            first[rollout].append(ask(rollout, "answer"))
+        assert first == {1: ["p0", "a0"], 2: ["p1", "a1"], 3: ["p0", "a0"]}
+        assert [ask(rollout, " ".join(said)) for rollout, said in first.items()] == ["done 0", "done 1", "done 0"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        'HTTP 400: {"error": {"message": "not allowed here"}}',
+        'UpstreamRefusal: http://far/v1/chat/completions returned status 400: {"error": {"message": "not allowed here"}}',
+        "HTTP 422: not allowed here",
+    ],
+)
+def test_a_refusal_that_an_agent_may_handle_is_recorded_too(error: str) -> None:
+    pool = ResponsePool()
+    refused = replace(answered("", HI), error=error)
+    passing = replace(answered("", HI, number=1), error="HTTP 503: busy")
+    pool.add([refused, passing, answered("hello", HI, number=2)])
+    with served(pool) as url, OpenAI(base_url=url, api_key="no key", max_retries=0) as client:
+        messages: Any = HI
+        with pytest.raises(APIStatusError, match="not allowed here") as caught:
+            client.chat.completions.create(model="m", messages=messages)
+        assert client.chat.completions.create(model="m", messages=messages).choices[0].message.content == "hello"
+    assert caught.value.status_code == int(error.partition("4")[2][:2]) + 400
+    assert pool.describe_use()[0] == "answered from 2 recorded responses, of 2"
+
+
+@each_wire
+def test_a_slow_stream_is_read(wire: Wire) -> None:
+    with serve(lambda prompt: "hello") as endpoint, talk(endpoint, wire) as (run, client):
+        wire.ask(client, ["hi"], stream=True)
+    pool = ResponsePool()
+    pool.add(replace(span, end_ns=span.start_ns + 700_000_000) for span in run.spans)
+    with served(pool) as url, wire.connect(url, "no key", {}) as client:
+        began = time.monotonic()
+        assert wire.ask(client, ["hi"], stream=True).text == "hello"
+        assert time.monotonic() - began >= 0.7
+
+
+def test_a_slow_stream_is_no_silence() -> None:
+    """A client's time-out of reading is that between two parts."""
+    with served(recorded("hello", seconds=1.5)) as url:
+        body = {"model": "m", "messages": HI, "stream": True}
+        with httpx.stream("POST", f"{url}/chat/completions", json=body, timeout=1.0) as found:
+            assert "hello" in "".join(found.iter_text())
+
+
+def test_a_request_that_waits_does_not_hold_up_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+    with served(recorded("hello", seconds=60.0)) as url, suppress(httpx.TimeoutException):
+        httpx.post(f"{url}/chat/completions", json={"model": "m", "messages": HI}, timeout=0.3)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_several_prompts_of_one_request() -> None:

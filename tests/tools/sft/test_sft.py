@@ -241,8 +241,8 @@ def test_good_rollouts_of_a_run_are_learned_with_their_own_tokens(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["{run}"], "no rollouts of the phase 'train', but 8 of eval_manual: choose one with --phase"),
-        (["{run}:eval_manual", "{run}"], "no rollouts of the phase 'train', but 8 of eval_manual: choose one with --phase"),
+        (["{run}"], "no rollouts of the phase 'train', but 8 of eval_manual: choose one with --phase or as FOLDER:PHASE"),
+        (["{run}:eval_manual", "{run}"], "no rollouts of the phase 'train', but 8 of eval_manual: choose one with --phase or"),
         (["{run}:eval_manual", "--min-reward", "2"], "8 rollouts with a reward below 2. Lower --min-reward"),
         (["{run}", "--phase", "eval_manual", "agents.train=null"], "the rollouts have the agents 'clerk' (16 calls). Set agents.train"),
         (["{run}", "--phase", "eval_manual", "agents.train=[cook]"], "agents.train is ['cook']; the rollouts have the agents"),
