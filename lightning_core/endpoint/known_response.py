@@ -6,14 +6,15 @@ from collections.abc import AsyncGenerator, Sequence
 
 from starlette.responses import JSONResponse, Response
 
+from lightning_core.chat.messages import Message
 from lightning_core.dialects.dialect import Dialect, StreamWriter
 from lightning_core.dialects.exchange import ChatRequest, Choice, ResponseContext, ResponseCounts
 from lightning_core.endpoint.event_stream import EventStream
 
 
-def known_choice(message: object, finish_reason: str | None) -> Choice:
-    """A choice with ``message``, a mapping or None, and no tokens."""
-    return Choice(message=dict(message or {}), token_ids=[], logprobs=[], finish_reason=finish_reason or "stop")  # pyright: ignore
+def known_choice(message: Message | None, finish_reason: str | None) -> Choice:
+    """A choice with ``message`` and no tokens."""
+    return Choice(message=dict(message or {}), token_ids=[], logprobs=[], finish_reason=finish_reason or "stop")
 
 
 def write_known(

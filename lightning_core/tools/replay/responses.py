@@ -24,8 +24,10 @@ from lightning_core.tools.runs.sources import is_run, list_counts, path_and_phas
 from lightning_core.trace import SpanRecord, span_to_call
 
 _MOST_LISTED = 5
-_REFUSED = re.compile(r"(?:HTTP|returned status) (?P<status>400|413|422)\b:? ?(?P<body>.*)", re.DOTALL)
-"""In the error of a call, as a recording and as a run have it."""
+_REFUSED = re.compile(
+    r"(?:HTTP|UpstreamRefusal: \S+ returned status) (?P<status>400|413|422)\b:? ?(?P<body>.*)", re.DOTALL
+)
+"""The error of a call, as a recording and as a run have it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -248,7 +250,7 @@ def _is_answered(span: SpanRecord) -> bool:
 
 def _read_refusal(error: str | None) -> tuple[int, str] | None:
     """The status and the message of an error by the request itself. Others pass, and agents repeat the request."""
-    match = None if error is None else _REFUSED.search(error)
+    match = None if error is None else _REFUSED.match(error)
     if match is None:
         return None
     text = match["body"]
