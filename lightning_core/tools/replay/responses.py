@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from heapq import heappush, heapreplace
 from pathlib import Path
@@ -52,30 +52,47 @@ class RecordedResponse:
     """How often it has answered a request."""
 
 
-class _Turns:
-    """Responses to equal requests, of which the least used one is next, in the order in which they were added."""
+class _EqualRequests:
+    """The responses to equal requests, of which the least used one is next, in the order in which they were added."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, RecordedResponse]] = []
+        self._by_trace: dict[str, list[RecordedResponse]] = {}
 
     def add(self, response: RecordedResponse) -> None:
         heappush(self._heap, (response.uses, len(self._heap), response))
+        self._by_trace.setdefault(response.trace, []).append(response)
 
-    def next(self) -> RecordedResponse:
-        """Use the next one."""
+    def next(self, rollout: _AskingRollout) -> RecordedResponse:
+        """The next one of the trace of ``rollout`` that it has not got, else the next one of all."""
+        own = self._by_trace.get(rollout.trace or "", ())
+        response = next((one for one in own if one not in rollout.given), None) or self._least_used()
+        response.uses += 1
+        rollout.trace = rollout.trace or response.trace
+        rollout.given.add(response)
+        return response
+
+    def _least_used(self) -> RecordedResponse:
         uses, number, response = self._heap[0]
-        while uses != response.uses:  # it was used from another list
+        while uses != response.uses:  # it was used since
             heapreplace(self._heap, (response.uses, number, response))
             uses, number, response = self._heap[0]
-        response.uses += 1
-        heapreplace(self._heap, (response.uses, number, response))
         return response
+
+
+@dataclass(slots=True)
+class _AskingRollout:
+    """A rollout that gets recorded responses."""
+
+    trace: str | None = None
+    """The trace of the first of them."""
+    given: set[RecordedResponse] = field(default_factory=set[RecordedResponse])
 
 
 class ResponsePool:
     """The responses by model and conversation, with refusals of requests, which agents may handle. Those to equal requests take turns.
 
-    A rollout that got a response of a trace gets further ones of the same trace, while it has some. A model has the name that was
+    A rollout that got a response of a trace gets the others of the same trace before those of other traces. A model has the name that was
     requested and the one that the server returned. Tools and settings of requests are not compared.
     """
 
@@ -90,10 +107,8 @@ class ResponsePool:
         """Number of rollouts that were not read, by reason."""
         self.longest_seconds = 0.0
         """The longest time of a response."""
-        self._by_request: dict[tuple[str, bytes], dict[str | None, _Turns]] = {}
-        """Those to equal requests, by trace; None: of all traces."""
-        self._traces: dict[str, str] = {}
-        """The trace that each rollout has got responses of."""
+        self._by_request: dict[tuple[str, bytes], _EqualRequests] = {}
+        self._rollouts: dict[str, _AskingRollout] = {}
         self._responses: list[RecordedResponse] = []
         self._spans: set[tuple[str, str]] = set()
 
@@ -131,27 +146,20 @@ class ResponsePool:
         key = conversation_key(call.messages)
         for name in {str(span.attributes.get(tr.REQUEST_MODEL) or ""), response.model} - {""}:
             self.models[name] += 1
-            by_trace = self._by_request.setdefault((name, key), {})
-            for trace in (None, response.trace):
-                by_trace.setdefault(trace, _Turns()).add(response)
+            self._by_request.setdefault((name, key), _EqualRequests()).add(response)
 
     def take(self, model: str, conversations: Sequence[bytes], rollout: str | None) -> list[RecordedResponse] | None:
         """A response of ``model`` to each of ``conversations``, by their `conversation_key`; None if one has none.
 
         ``rollout``: the id of the rollout that asks; None if it is not known.
         """
-        found = [self._by_request.get((model, key)) for key in conversations]
-        taken: list[RecordedResponse] = []
-        if None in found:
-            return None
-        for by_trace in found:
-            assert by_trace is not None
-            trace = None if rollout is None else self._traces.get(rollout)
-            response = by_trace.get(trace, by_trace[None]).next()
-            taken.append(response)
-            if rollout is not None:
-                self._traces.setdefault(rollout, response.trace)
-        return taken
+        asking = _AskingRollout() if rollout is None else self._rollouts.setdefault(rollout, _AskingRollout())
+        keys = [(model, key) for key in conversations]
+        return (
+            [self._by_request[key].next(asking) for key in keys]
+            if all(map(self._by_request.__contains__, keys))
+            else None
+        )
 
     def describe_use(self) -> list[str]:
         """Lines about the answers so far: how many there were, which were repeated, and whose tokens are not known."""

@@ -248,6 +248,16 @@ def test_a_rollout_keeps_to_one_trace() -> None:
         assert [ask(rollout, " ".join(said)) for rollout, said in first.items()] == ["done 0", "done 1", "done 0"]
 
 
+def test_a_rollout_gets_each_response_of_its_trace_once() -> None:
+    """Equal requests of one rollout, whose calls are in traces of their own, as those of a program without marks."""
+    pool = ResponsePool()
+    for number in range(4):
+        pool.add([replace(answered(f"a{number}", HI), trace_id=f"{number:032x}")])
+    key = [conversation_key(HI)]
+    taken = [pool.take("m", key, rollout) for rollout in ("1", "1", "2", "2", "1")]
+    assert [found[0].message["content"] for found in taken if found] == ["a0", "a1", "a2", "a3", "a0"]
+
+
 @pytest.mark.parametrize(
     "error",
     [
