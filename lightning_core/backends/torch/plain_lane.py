@@ -23,6 +23,7 @@ from lightning_core.backends.torch.kv_pool import TokenArray
 from lightning_core.backends.torch.prefix_cache import PrefixCache
 from lightning_core.backends.torch.ragged_cache import RaggedBatch, emptied
 from lightning_core.backends.torch.rows import ActiveRow, last_inputs, sample_next
+from lightning_core.backends.torch.waiting_order import WaitingOrder
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.forest import common_prefix
 
@@ -68,6 +69,7 @@ class PlainLane:
         self._batches: list[RaggedBatch] = []
         self._cohorts: list[_Cohort] = []
         self._joining: list[ActiveRow] = []
+        self._order = WaitingOrder()
         self.waiting: deque[ActiveRow] = deque()
         self.remembers = self._support.ragged
         self.prompt_tokens = 0
@@ -87,6 +89,10 @@ class PlainLane:
                 self._prefixes.capacity += cached_tokens * bytes_per_token(self._passes.model, self._cache_name)
 
     def admit(self, *, rows: int, tokens: int) -> None:
+        if not self.waiting:
+            return
+        if self._prefixes.capacity:
+            self._order.arrange(self.waiting, len(self.rows), lambda tokens, name: self._prefixes.find(tokens, name)[0])
         room, computed = rows - len(self.rows), 0
         different: set[tuple[str | None, bytes]] = set()
         admitted: list[ActiveRow] = []
@@ -106,6 +112,7 @@ class PlainLane:
             self._joining = []
         elif admitted:
             self._group(admitted)
+        self._order.started(admitted, waiting=len(self.waiting), running=len(self.rows))
 
     # Rows of any lengths ----------------------------------------------------------------------------------------------
 

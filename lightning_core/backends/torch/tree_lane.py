@@ -20,6 +20,7 @@ from lightning_core.backends.torch.decoding import Cascade
 from lightning_core.backends.torch.kv_pool import KVPool, Node, TokenArray, cached
 from lightning_core.backends.torch.layout import Layout
 from lightning_core.backends.torch.rows import ActiveRow, last_inputs, sample_next
+from lightning_core.backends.torch.waiting_order import WaitingOrder
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.attention import NAME, AttentionState, Geometry, TreeAttention
 from lightning_core.model.compute import decoder_name
@@ -27,10 +28,6 @@ from lightning_core.model.forest import Forest, plan_blocks, plan_runs
 from lightning_core.model.memory import steady_bytes
 
 logger = logging.getLogger(__name__)
-
-_OLDEST_EVERY = 4
-"""One of so many rows that start is the one that was submitted first, even if nothing of it is cached, so that no row waits for long. Fewer
-of them saved hardly any tokens in docs/benchmarks.md."""
 
 
 class TreeLane:
@@ -69,12 +66,7 @@ class TreeLane:
         """Rows that are not admitted yet; any thread may append."""
         self._row_bytes = 0
         self._admissions = 0
-        self._oldest: ActiveRow | None = None
-        """The waiting row that was submitted first."""
-        self._since_oldest = 0
-        """Rows that have started since that one did."""
-        self._ordered = (0, 0)
-        """The numbers of waiting and running rows for which the former are in order."""
+        self._order = WaitingOrder()
         self.preempted = 0
         """How often a running row had to wait again."""
         self.remembers = True
@@ -109,7 +101,7 @@ class TreeLane:
         """
         if not self.waiting:
             return
-        self._order()
+        self._order.arrange(self.waiting, len(self.rows), self._pool.known)
         running, known = len(self.rows), self._pool.tokens
         self._admissions += 1
         ends: list[Node] = []
@@ -148,30 +140,9 @@ class TreeLane:
             added += 1
         self.waiting.extendleft(reversed(self.rows[running + added :]))
         del self.rows[running + added :]
-        self._since_oldest = 0 if self._oldest in self.rows[running:] else self._since_oldest + added
-        self._ordered = (len(self.waiting), len(self.rows))
+        self._order.started(self.rows[running:], waiting=len(self.waiting), running=len(self.rows))
         self._pool.evict()
         self.prompt_tokens_computed += sum(len(node.tokens) for node in new) + added
-
-    def _order(self) -> None:
-        """Move the rows with the longest cached contexts to the front of `waiting`; the others keep their order.
-
-        So conversations end before others begin. In the order of arrival, those that do not fit the cache together would drop each
-        other's contexts between two turns, and all of them would be computed again and again.
-        """
-        numbers = (len(self.waiting), len(self.rows))
-        if len(self.waiting) < 2 or numbers == self._ordered:  # none came or left since the step before
-            return
-        self._ordered = numbers
-        rows = [self.waiting.popleft() for _ in range(len(self.waiting))]  # others may append meanwhile
-        try:
-            rows.sort(key=lambda row: -self._pool.known(row.context()[:-1], row.adapter))
-            self._oldest = min(rows, key=lambda row: row.number)
-            if self._since_oldest >= _OLDEST_EVERY:
-                rows.remove(self._oldest)
-                rows.insert(0, self._oldest)
-        finally:
-            self.waiting.extendleft(reversed(rows))
 
     def _forecast(self, layout: Layout, end: Node, row: ActiveRow) -> Layout | None:
         """``layout`` with ``row``, whose context ends with ``end``; None if the row does not fit."""

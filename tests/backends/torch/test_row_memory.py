@@ -308,11 +308,13 @@ def conversations(found: Watched, *, count: int, turns: int, turn: int) -> list[
     return ends
 
 
-def test_conversations_that_do_not_fit_together_are_not_computed_again(tiny_model: Path) -> None:
+@pytest.mark.parametrize("plain", [False, True])
+def test_conversations_that_do_not_fit_together_are_not_computed_again(tiny_model: Path, plain: bool) -> None:
     """The contexts of half of the conversations fit. In the order of arrival nearly all of them would be dropped before the next turn, and
     twice as many tokens would be computed."""
     count, turns, turn = 16, 5, 60
-    with watched(tiny_model, row_tokens=3 * turns * turn, cached_tokens=count * turns * turn // 2) as found:
+    room: dict[str, Any] = {"plain": True, "max_batch": 3} if plain else {"row_tokens": 3 * turns * turn}
+    with watched(tiny_model, cached_tokens=count * turns * turn // 2, **room) as found:
         ends = conversations(found, count=count, turns=turns, turn=turn)
         computed, least = found.lane.prompt_tokens_computed, count * turns * turn
     assert sorted(ends) == list(range(count))
