@@ -20,6 +20,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 REGISTRIES = {"rewards": REWARD_RULES, "advantage": ADVANTAGE_RULES, "group_by": GROUP_KEYS, "loss": LOSSES}
 ARGUMENTS = {"loss", "loss_args", *CLIPS}
 """Keys of ``algorithm`` that name a loss of the registry, or are its arguments."""
+CAUSES = {"algorithm.updates_per_step", "algorithm.mini_batches", "algorithm.truncated: mask", "credit.judge"}
+"""Settings that a message names because the run has them."""
 OTHERS = {"judge", "judge.rubric", "rollouts.refill", "lightning-rl sft"}
 
 
@@ -92,3 +94,29 @@ def test_a_row_has_a_figure_of_a_page_or_is_untested(row: list[str]) -> None:
     text = "\n".join(linked(DOCS / path, anchor) for path, anchor in links)
     for number in re.findall(r"\d+\.\d+|\d+(?=%)", re.sub(r"\]\([^)]*\)|`[^`]*`", "", figure)):
         assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", text), f"{number} is in none of the linked sections"
+
+
+def test_what_is_not_measured_is_not_advised() -> None:
+    """Monitors, doctor and summaries name no setting whose row says that it is untested."""
+    untested = [
+        name
+        for names, *_, figure in table()
+        if figure.startswith("untested")
+        for name in re.findall(r"`([^`]+)`", names)
+    ]
+    assert "entropy_weight" in untested
+    core = Path(__file__).parents[2] / "lightning_core"
+    advisers = [
+        *(core / "observers/monitors").glob("*.py"),
+        *(core / "tools/doctor").glob("*.py"),
+        core / "tools/cli/summary.py",
+    ]
+    texts = {path.name: " ".join(re.sub(r'"\s+f?"', "", path.read_text(encoding="utf-8")).split()) for path in advisers}
+    spelled = [f"{section}.{name}" for name in untested for section in ("algorithm", "credit", "trainer")]
+    found = {
+        (file, name)
+        for file, text in texts.items()
+        for name in spelled
+        if re.search(rf"{re.escape(name)}(?![\w.])", text)
+    }
+    assert found - {(file, name) for file, name in found if name in CAUSES} == set()
