@@ -18,7 +18,7 @@ import torch
 
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.backends.torch.engine import SampledModel, TorchBackend
-from lightning_core.backends.torch.tree_lane import TreeLane
+from lightning_core.backends.torch.waiting_order import WaitingOrder
 from lightning_core.model.compute import choose_path
 from lightning_core.model.memory import cached_bytes
 from lightning_core.model.source import load_model
@@ -89,10 +89,10 @@ async def _converse(backend: TorchBackend) -> None:
 
 @contextmanager
 def _in_order_of_arrival(yes: bool) -> Iterator[None]:
-    order = TreeLane._order
+    arrange = WaitingOrder.arrange
     if yes:
-        TreeLane._order = lambda self: None  # type: ignore[method-assign]
+        WaitingOrder.arrange = lambda *arguments: None  # type: ignore[method-assign]
     try:
         yield
     finally:
-        TreeLane._order = order  # type: ignore[method-assign]
+        WaitingOrder.arrange = arrange  # type: ignore[method-assign]

@@ -80,7 +80,8 @@ class PlainLane:
     @property
     def rows(self) -> Sequence[ActiveRow]:
         batched = (row for batch in self._batches for row in batch.rows)
-        return [*batched, *(row for cohort in self._cohorts for row in cohort.rows), *self._joining]
+        in_cohorts = (row for cohort in self._cohorts for row in cohort.rows)
+        return list(dict.fromkeys((*batched, *in_cohorts, *self._joining)))
 
     def remember(self, cached_tokens: int) -> None:
         """Raise the number of tokens cached for later prompts by ``cached_tokens``; see `bytes_per_token`."""
@@ -89,13 +90,14 @@ class PlainLane:
                 self._prefixes.capacity += cached_tokens * bytes_per_token(self._passes.model, self._cache_name)
 
     def admit(self, *, rows: int, tokens: int) -> None:
-        if not self.waiting:
+        running = len(self.rows)
+        if not self.waiting or running >= rows:
             return
         if self._prefixes.capacity:
-            self._order.arrange(self.waiting, len(self.rows), lambda tokens, name: self._prefixes.find(tokens, name)[0])
-        room, computed = rows - len(self.rows), 0
+            self._order.arrange(self.waiting, running, self._known)
+        room, computed = rows - running, 0
         different: set[tuple[str | None, bytes]] = set()
-        admitted: list[ActiveRow] = []
+        admitted = self._joining = []  # at once, so a failure reaches them
         while self.waiting and room > 0 and computed < tokens:
             row = self.waiting.popleft()
             if not row.aborted:
@@ -104,15 +106,18 @@ class PlainLane:
                 self.prompt_tokens += len(context)
                 if (key := (row.adapter, context.tobytes())) not in different:
                     different.add(key)
-                    computed += len(context) - self._prefixes.find(context[:-1], row.adapter)[0]
+                    computed += len(context) - self._known(context[:-1], row.adapter)
                 room -= 1
         if self._support.ragged:
-            self._joining = admitted  # before the prefill, so a failure reaches them
             self._join(admitted)
-            self._joining = []
-        elif admitted:
+        else:
             self._group(admitted)
-        self._order.started(admitted, waiting=len(self.waiting), running=len(self.rows))
+        self._joining = []
+        self._order.started(len(admitted))
+
+    def _known(self, tokens: TokenArray, adapter: str | None) -> int:
+        """The length of the longest cached prefix that can be used."""
+        return self._prefixes.find(tokens, adapter, whole=not self._support.extend)[0]
 
     # Rows of any lengths ----------------------------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ class TreeLane:
         At most ``rows`` run together, and as many as fit the memory (`bound`).
         Once ``tokens`` have to be computed, the remaining rows wait for the next step.
         """
-        if not self.waiting:
+        if not self.waiting or len(self.rows) >= rows:
             return
         self._order.arrange(self.waiting, len(self.rows), self._pool.known)
         running, known = len(self.rows), self._pool.tokens
@@ -140,7 +140,7 @@ class TreeLane:
             added += 1
         self.waiting.extendleft(reversed(self.rows[running + added :]))
         del self.rows[running + added :]
-        self._order.started(self.rows[running:], waiting=len(self.waiting), running=len(self.rows))
+        self._order.started(added)
         self._pool.evict()
         self.prompt_tokens_computed += sum(len(node.tokens) for node in new) + added
 
@@ -183,8 +183,11 @@ class TreeLane:
                     *(self._row_bytes / 2**30, len(self.rows)),
                 )
             self.preempted += 1
-            self.waiting.appendleft(newest)
-            self.drop(lambda row, newest=newest: row is newest, remember=True)
+            try:
+                self.drop(lambda row, newest=newest: row is newest, remember=True)
+            finally:  # it is in one of the two, also if memory is missing meanwhile
+                if newest not in self.rows:
+                    self.waiting.appendleft(newest)
             left = True
 
     def drop(self, leaves: Callable[[ActiveRow], bool], *, remember: bool = False) -> None:

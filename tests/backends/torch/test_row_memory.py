@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.torch.engine import SampledModel, TorchBackend
 from lightning_core.backends.torch.kv_pool import cached
+from lightning_core.backends.torch.ragged_cache import RaggedBatch
+from lightning_core.backends.torch.rows import ActiveRow
+from lightning_core.backends.torch.waiting_order import WaitingOrder
 from lightning_core.errors import InfrastructureError
 from lightning_core.model.compute import choose_path, plain_path
 from lightning_core.model.memory import steady_bytes
@@ -257,6 +262,45 @@ def test_only_a_row_that_does_not_fit_alone_fails(tiny_llama: Path, plain: bool)
     assert_same(again, expected[:2])
 
 
+def test_an_allocation_that_fails_while_a_row_is_preempted_changes_no_response(tiny_llama: Path, monkeypatch: Any):
+    prompts = [tokens(number, 5) for number in range(8)]
+    with watched(tiny_llama, row_tokens=800, deterministic=True) as free:
+        expected = free.sample(prompts, max_tokens=200)
+    with watched(tiny_llama, row_tokens=800, deterministic=True) as short:
+        insert, failed = short.lane._pool.insert, list[bool]()
+
+        def fail_once(*arguments: Any) -> None:
+            if not failed and short.lane.preempted and len(short.lane.rows) > 3:
+                failed.append(True)
+                raise MemoryError
+            insert(*arguments)
+
+        monkeypatch.setattr(short.lane._pool, "insert", fail_once)
+        assert_same(short.sample(prompts, max_tokens=200), expected)
+        assert failed
+        assert all(len(set(rows)) == len(rows) for rows in short.steps)
+
+
+def test_an_allocation_that_fails_between_two_batches_changes_no_response(tiny_llama: Path, monkeypatch: Any):
+    prompts = [tokens(0, 1900), *(tokens(number, 5) for number in range(1, 7))]
+    monkeypatch.setattr("lightning_core.backends.torch.plain_lane._PADDED", 0)  # the long one gets a batch of its own
+    with watched(tiny_llama, plain=True, gather_ms=300) as free:
+        expected = free.sample(prompts, max_tokens=20)
+    add, calls = RaggedBatch.add, list[int]()
+
+    def fail_second(*arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise MemoryError
+        add(*arguments)
+
+    with watched(tiny_llama, plain=True, gather_ms=300) as short:
+        monkeypatch.setattr(RaggedBatch, "add", fail_second)
+        assert_same(short.sample(prompts, max_tokens=20), expected)
+        assert len(calls) > 2
+        assert all(len(set(rows)) == len(rows) for rows in short.steps)
+
+
 def test_an_allocation_that_fails_while_a_token_is_drawn_changes_no_response(tiny_llama: Path, monkeypatch: Any):
     from lightning_core.backends.torch import rows
 
@@ -349,4 +393,30 @@ def test_a_request_without_a_cached_context_does_not_wait_forever(tiny_model: Pa
             await asyncio.gather(*busy)
             return others - before
 
-        assert asyncio.run(run()) < 9 * 40
+        assert asyncio.run(run()) < 60
+
+
+def test_one_in_four_rows_that_start_is_the_oldest() -> None:
+    """Also if many start at once. Interrupted responses come first, aborted ones not at all."""
+
+    def row(number: int, cached: int, **state: Any) -> ActiveRow:
+        return ActiveRow(prompt=np.arange(cached + 1), params=SamplingParams(max_tokens=1), number=number, **state)
+
+    def known(tokens: Any, adapter: str | None) -> int:
+        return len(tokens)
+
+    order, waiting = WaitingOrder(), deque([row(number, 0) for number in range(8)])
+    waiting.extend(row(number, number) for number in range(8, 40))
+    waiting.append(row(40, 5, tokens=[1]))
+    waiting.append(row(41, 99, aborted=True))
+    waiting[1].aborted = True
+    started: list[int] = []
+    for size in (1, 16, 3, 12):
+        order.arrange(waiting, 0, known)
+        started += [waiting.popleft().number for _ in range(size)]
+        order.started(size)
+    assert started[0] == 40
+    assert started[3::4] == [0, 2, 3, 4, 5, 6, 7, 8]
+    others = [number for place, number in enumerate(started[1:], 2) if place % 4]
+    assert others == sorted(others, reverse=True)
+    assert not {1, 41} & {*started, *(left.number for left in waiting)}
