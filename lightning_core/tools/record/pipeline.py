@@ -106,16 +106,14 @@ class RecordPipeline:
         return self._continued.get(name, (None, 0))
 
     def _keep_history(self, read: ReadCall, trace: str, size: int) -> None:
-        """Keep the conversation and its ``trace`` for a request that names its response. Instructions are not part of it."""
-        if read.response_id is None or not read.response_id.startswith(RESPONSE_ID_PREFIX) or len(read.responses) != 1:
+        """Keep the conversation and its ``trace`` for a request that names its response."""
+        history = read.request.history
+        if history is None or read.response_id is None or len(read.responses) != 1:
             return
-        messages = [*read.request.messages]
-        if read.request.body.get("instructions") and messages:
-            del messages[0]
         name = read.response_id.removeprefix(RESPONSE_ID_PREFIX)
         size += self._previous(read)[1]
         self._forget(name)
-        self._histories[name] = (*messages, read.responses[0].message)
+        self._histories[name] = (*history, read.responses[0].message)
         self._continued[name] = trace, size
         self._history_bytes += size
         while len(self._histories) > _MOST_HISTORIES or self._history_bytes > _MOST_HISTORY_BYTES:
