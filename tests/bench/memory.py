@@ -8,7 +8,8 @@ Rows share no prefix, so that a micro-batch has its full length. Each case runs 
 during the step minus the resident memory before it. A small first step loads weights and optimiser into memory.
 
 The second part samples ``--running`` responses to private prompts of ``--private`` tokens with a tiny model, without a bound and with
-``--planned-mib`` planned for them. Held are the bytes of their keys, values and masks, at most after a step.
+``--planned-mib`` planned for them, on both paths (docs/models.md). Held are the bytes of their keys, values and masks, at most after a
+step.
 
 ``--agent`` measures a run of a long agent instead; see `tests.bench.agent_memory`.
 """
@@ -33,8 +34,9 @@ from typing import Any
 import torch
 
 from lightning_core.backends.backend import SamplingParams
+from lightning_core.backends.torch.cache_check import bytes_per_token
 from lightning_core.backends.torch.engine import SampledModel, TorchBackend
-from lightning_core.model.compute import choose_path
+from lightning_core.model.compute import choose_path, plain_path
 from lightning_core.model.memory import cached_bytes, steady_bytes
 from lightning_core.model.source import load_model, resolve_model
 from lightning_core.trainers.torch.factory import open_trainer
@@ -88,8 +90,8 @@ def measure_running(arguments: argparse.Namespace, planned: int | None) -> None:
     """Sample ``arguments.running`` responses with ``planned`` bytes for them; None: no bound."""
     with tempfile.TemporaryDirectory() as folder:
         model: Any = load_model(make_tiny_model(Path(folder) / "model", arch="llama"), torch.float32)
-    path = choose_path(model)
-    assert path.geometry is not None
+    path = plain_path(model, "it is measured", attention="sdpa") if arguments.plain else choose_path(model)
+    token = bytes_per_token(model, path.cache) if path.geometry is None else cached_bytes(path.geometry, torch.float32)
     backend = TorchBackend(
         {"policy": SampledModel(model=model, path=path)},
         max_context=arguments.private + arguments.new, max_batch=arguments.running, gather_ms=200, seed=0, cached_tokens=0,
@@ -120,7 +122,6 @@ def measure_running(arguments: argparse.Namespace, planned: int | None) -> None:
     found = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu, "sampled": sampled}
     peak = resident("VmHWM") - before
     backend.close()
-    token = cached_bytes(path.geometry, torch.float32)
     print(
         json.dumps(
             {**found, "token": token, "held": max(held), "rows": max(together), "waited": lane.preempted, "peak": peak}
@@ -130,9 +131,10 @@ def measure_running(arguments: argparse.Namespace, planned: int | None) -> None:
 
 def show_running(arguments: argparse.Namespace) -> None:
     mib = 2**20
-    for planned in (None, int(arguments.planned_mib * mib)):
-        found = run_case("--planned", json.dumps(planned))
-        if planned is None:
+    most = int(arguments.planned_mib * mib)
+    for plain, planned in ((False, None), (False, most), (True, None), (True, most)):
+        found = run_case("--planned", json.dumps(planned), *(["--plain"] if plain else []))
+        if not plain and planned is None:
             needed = arguments.running * (arguments.private + arguments.new) * found["token"] / mib
             print(
                 f"{arguments.running} running responses of {arguments.private:,} private and {arguments.new:,} new tokens, a tiny model of "
@@ -144,7 +146,8 @@ def show_running(arguments: argparse.Namespace) -> None:
             else f"planned {planned / mib:,.0f} MiB, bound {steady_bytes(planned) / mib:,.0f} MiB"
         )
         print(
-            f"  {bound:30s} held {found['held'] / mib:6.1f} MiB   peak +{found['peak'] * 1024:6.1f} MiB   {found['rows']:3d} together   "
+            f"  {'plain' if plain else 'tree'} path, {bound:28s} held {found['held'] / mib:6.1f} MiB   "
+            f"peak +{found['peak'] * 1024:6.1f} MiB   {found['rows']:3d} together   "
             f"{found['waited']:3d} waited again   {found['sampled']:6d} tokens   wall {found['wall']:6.1f} s   cpu {found['cpu']:6.1f} s",
             flush=True,
         )
@@ -168,6 +171,7 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=32)
     parser.add_argument("--planned-mib", type=float, default=96)
     parser.add_argument("--planned", help="measure the running responses in this process: planned bytes, or null")
+    parser.add_argument("--plain", action="store_true", help="measure them on the plain path")
     parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES))
     parser.add_argument(
         "--options", help="measure one case in this process: settings (see tests/trainers/sections.py) as JSON"

@@ -154,7 +154,7 @@ def _ragged_logits(passes: CachedPasses) -> Sequence[_Row]:
     ]
     params = SamplingParams(max_tokens=_STEPS)
     rows = [ActiveRow(prompt=tokens_S.cpu().numpy(), params=params) for tokens_S in tokens]
-    batch = RaggedBatch(caches[0])
+    batch = RaggedBatch(emptied(caches[0]))
     batch.add(rows[:-1], caches[:-1], _CONTEXTS[:-1])
     number = {id(row): index for index, row in enumerate(rows)}
     steps = [0] * len(rows)

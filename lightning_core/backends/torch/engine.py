@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from lightning_core.backends.backend import Delta, SamplingParams, check_request
-from lightning_core.backends.torch.lanes import bound_rows, make_lane
+from lightning_core.backends.torch.lanes import make_lane
 from lightning_core.backends.torch.request import Request, by_age, does_not_fit
 from lightning_core.backends.torch.rows import ActiveRow, Lane
 from lightning_core.backends.torch.step_watch import StepWatch
@@ -115,7 +115,7 @@ class TorchBackend:
             if live or beside is None:
                 lane.remember(cached_tokens)
                 if row_bytes is not None:
-                    bound_rows(lane, row_bytes)
+                    lane.bound(row_bytes)
             if live:
                 self.versions[name] = 0
             self._models[name] = sampled

@@ -34,9 +34,3 @@ def make_lane(
     if deterministic:
         verify(lane, model, adapters)
     return lane
-
-
-def bound_rows(lane: Lane, row_bytes: int) -> None:
-    """Raise the memory of the running rows of ``lane`` by ``row_bytes``. On the plain path they are not bounded."""
-    if isinstance(lane, TreeLane):
-        lane.bound(row_bytes)

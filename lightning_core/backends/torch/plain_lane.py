@@ -3,16 +3,17 @@
 Contexts are computed one by one, without padding, from the longest prefix that is cached. Then one pass decodes all rows of
 an adapter, see `RaggedBatch`; rows that would be mostly padding beside longer ones get a batch of their own. `check_cache`
 finds out whether the model computes this exactly. If not, only rows with contexts of the same length are computed together,
-and nothing is cached for later prompts.
+nothing is cached for later prompts, and the memory of the rows is not bounded.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,24 +23,20 @@ from lightning_core.backends.torch.cache_check import CachedPasses, CacheSupport
 from lightning_core.backends.torch.kv_pool import TokenArray
 from lightning_core.backends.torch.prefix_cache import PrefixCache
 from lightning_core.backends.torch.ragged_cache import RaggedBatch, emptied
-from lightning_core.backends.torch.rows import ActiveRow, last_inputs, sample_next
+from lightning_core.backends.torch.rows import PREEMPTED, ActiveRow, last_inputs, sample_next
 from lightning_core.backends.torch.waiting_order import WaitingOrder
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.forest import common_prefix
+from lightning_core.model.memory import steady_bytes
+
+logger = logging.getLogger(__name__)
 
 _SHARED = 32
 """Minimum number of tokens shared with another context after which a state is cached."""
 _PADDED = 4096
 """Maximum padding of a batch, in tokens, in addition to its number of other tokens."""
-
-
-class _Joining(NamedTuple):
-    """Rows with the same context that are added to a batch."""
-
-    rows: list[ActiveRow]
-    adapter: str | None
-    cache: Any
-    length: int
+_NEW = 128
+"""Tokens that a row must have room for when it starts, unless it samples fewer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,15 +57,21 @@ class PlainLane:
         self._passes = CachedPasses(model, cache)
         self._adapters = adapters
         self._alone = alone
-        with self._adapter(None):
-            self._support = CacheSupport() if alone else check_cache(model, cache)
         self._device: torch.device = model.get_input_embeddings().weight.device
+        with self._adapter(None), torch.inference_mode():
+            self._support = CacheSupport() if alone else check_cache(model, cache)
+            self._empty = emptied(self._passes.run(self._tensor([[0]]), None)[1]) if self._support.ragged else None
+            """The cache before the first token."""
         self._prefixes = PrefixCache()
-        self._empty: Any = None
-        """The cache before the first token."""
         self._batches: list[RaggedBatch] = []
         self._cohorts: list[_Cohort] = []
         self._joining: list[ActiveRow] = []
+        self._places: dict[RaggedBatch, list[ActiveRow]] = {}
+        """The rows of `_joining` by the batch that they are added to."""
+        self._row_bytes: int | None = None
+        self._token_bytes = 0
+        self.preempted = 0
+        """How often a running row had to wait again."""
         self._order = WaitingOrder()
         self.waiting: deque[ActiveRow] = deque()
         self.remembers = self._support.ragged
@@ -89,30 +92,49 @@ class PlainLane:
             with self._adapter(None):
                 self._prefixes.capacity += cached_tokens * bytes_per_token(self._passes.model, self._cache_name)
 
+    def bound(self, row_bytes: int) -> None:
+        """See `Lane.bound`."""
+        if self._support.ragged:
+            self._row_bytes = (self._row_bytes or 0) + row_bytes
+            with self._adapter(None):
+                self._token_bytes = bytes_per_token(self._passes.model, self._cache_name)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that the rows in batches hold."""
+        return sum(batch.nbytes for batch in self._batches)
+
     def admit(self, *, rows: int, tokens: int) -> None:
         running = len(self.rows)
         if not self.waiting or running >= rows:
             return
         if self._prefixes.capacity:
             self._order.arrange(self.waiting, running, self._known)
-        room, computed = rows - running, 0
+        room, computed, copied = rows - running, 0, 0
         different: set[tuple[str | None, bytes]] = set()
         admitted = self._joining = []  # at once, so a failure reaches them
+        self._places = {}
         while self.waiting and room > 0 and computed < tokens:
             row = self.waiting.popleft()
-            if not row.aborted:
-                context = row.context()
-                admitted.append(row)
-                self.prompt_tokens += len(context)
-                if (key := (row.adapter, context.tobytes())) not in different:
-                    different.add(key)
-                    computed += len(context) - self._known(context[:-1], row.adapter)
-                room -= 1
+            if row.aborted:
+                continue
+            context = row.context()
+            admitted.append(row)
+            is_new = (key := (row.adapter, context.tobytes())) not in different
+            copied += len(context) * is_new
+            if self._support.ragged and not self._place(row, len(context) - 1, copied):
+                self.waiting.appendleft(admitted.pop())
+                break
+            self.prompt_tokens += len(context)
+            if is_new:
+                different.add(key)
+                computed += len(context) - self._known(context[:-1], row.adapter)
+            room -= 1
         if self._support.ragged:
             self._join(admitted)
         else:
             self._group(admitted)
-        self._joining = []
+        self._joining, self._places = [], {}
         self._order.started(len(admitted))
 
     def _known(self, tokens: TokenArray, adapter: str | None) -> int:
@@ -121,36 +143,83 @@ class PlainLane:
 
     # Rows of any lengths ----------------------------------------------------------------------------------------------
 
+    def _place(self, row: ActiveRow, length: int, copied: int) -> bool:
+        """Choose a batch for ``row`` with ``length`` cached tokens; False if the memory has no room for it beside other rows.
+
+        ``copied``: tokens of the contexts that exist twice until they are in their batches.
+        """
+        batch = next((b for b in self._batches if b.adapter == row.adapter and self._pads_little(b, length)), None)
+        found = RaggedBatch(self._empty, row.adapter) if batch is None else batch
+        self._places.setdefault(found, []).append(row)
+        if batch is None:
+            self._batches.append(found)
+        is_alone = len(self._joining) == 1 and not any(batch.rows for batch in self._batches)
+        new = min(_NEW, row.params.max_tokens - len(row.tokens))
+        if is_alone or self._fits(new, copied) or (self._compact() and self._fits(new, copied)):
+            return True
+        self._places[found].pop()
+        if batch is None:
+            self._batches.pop()
+        return False
+
+    def _pads_little(self, batch: RaggedBatch, length: int) -> bool:
+        """Whether a row of ``length`` cached tokens can be added to ``batch`` without too much padding."""
+        lengths = [*batch.lengths, *self._lengths(batch), length]
+        padding = max(lengths) * len(lengths) - sum(lengths)
+        return padding <= sum(lengths) + _PADDED
+
+    def _lengths(self, batch: RaggedBatch) -> list[int]:
+        """The numbers of cached tokens of the rows that are added to ``batch``."""
+        return [len(row.prompt) + len(row.tokens) - 1 for row in self._places.get(batch, ())]
+
+    def _fits(self, new: int, copied: int = 0) -> bool:
+        """Whether all rows, those that are added and ``copied`` tokens beside them are within the bound, also after ``new`` steps."""
+        if self._row_bytes is None:
+            return True
+        held = sum(batch.forecast(self._lengths(batch), new) for batch in self._batches)
+        return held <= steady_bytes(self._row_bytes) and held + copied * self._token_bytes <= self._row_bytes
+
+    def _compact(self) -> bool:
+        """Free memory that no row needs; returns whether there was any."""
+        return sum(batch.compact() for batch in self._batches) > 0
+
+    def _preempt(self) -> None:
+        """Move the newest rows back to the front of `waiting` until a step fits. They continue with the same random numbers."""
+        while len(rows := self.rows) > 1 and not self._fits(1):
+            if self._compact():
+                continue
+            newest = max(rows, key=lambda row: row.number)
+            if not self.preempted:
+                logger.warning(PREEMPTED, (self._row_bytes or 0) / 2**30, len(rows))
+            self.preempted += 1
+            try:
+                self.drop(lambda row, newest=newest: row is newest, remember=True)
+            finally:  # it is in one of the two, also if memory is missing meanwhile
+                if newest not in self.rows:
+                    self.waiting.appendleft(newest)
+
     def _join(self, rows: Sequence[ActiveRow]) -> None:
-        """Compute the contexts of ``rows``, and add these to batches."""
-        contexts: dict[tuple[str | None, bytes], tuple[TokenArray, list[ActiveRow]]] = {}
+        """Compute the contexts of ``rows``, and add these to their batches."""
+        contexts: dict[tuple[str | None, bytes], TokenArray] = {}
+        keys: dict[ActiveRow, tuple[str | None, bytes]] = {}
         for row in rows:
             context = row.context()[:-1]
-            contexts.setdefault((row.adapter, context.tobytes()), (context, []))[1].append(row)
-        waiting = [(adapter, context) for (adapter, _), (context, _) in contexts.items()]
-        computed: list[_Joining] = []
-        for number, ((adapter, _), (context, equal)) in enumerate(contexts.items()):
-            others = [other for name, other in waiting[number + 1 :] if name == adapter]
-            computed.append(_Joining(equal, adapter, self._context(context, adapter, others), len(context)))
+            contexts[keys.setdefault(row, (row.adapter, context.tobytes()))] = context
+        waiting = [(adapter, context) for (adapter, _), context in contexts.items()]
+        caches: dict[tuple[str | None, bytes], Any] = {}
+        for number, (key, context) in enumerate(contexts.items()):
+            others = [other for name, other in waiting[number + 1 :] if name == key[0]]
+            caches[key] = self._context(context, key[0], others)
         self.prompt_tokens_computed += len(rows)
-        joining: dict[RaggedBatch, list[_Joining]] = {}
-        for new in sorted(computed, key=lambda new: -new.length):
-            batch = next((batch for batch in self._batches if _fits(new, batch, joining.get(batch, []))), None)
-            if batch is None:
-                batch = RaggedBatch(new.cache, new.adapter)
-                self._batches.append(batch)
-            joining.setdefault(batch, []).append(new)
-        for batch, parts in joining.items():
-            batch.add(
-                [row for part in parts for row in part.rows],
-                [part.cache for part in parts for _ in part.rows],
-                [part.length for part in parts for _ in part.rows],
-            )
+        for batch in [batch for batch, own in self._places.items() if own]:
+            own, lengths = self._places[batch], self._lengths(batch)
+            batch.add(own, [caches[keys[row]] for row in own], lengths)
+            del self._places[batch]
 
     def _context(self, tokens: TokenArray, adapter: str | None, others: Sequence[TokenArray]) -> Any:
         """The cache of ``tokens``. ``others``: further contexts that will be computed."""
         if not len(tokens):
-            return self._before_the_first(adapter)
+            return self._empty
         start, cached = self._prefixes.find(tokens, adapter, whole=not self._support.extend)
         cache = None if cached is None else self._prefixes.use(cached, start)
         stops = [len(tokens)]
@@ -170,12 +239,6 @@ class PlainLane:
             start = stop
         self._prefixes.evict()
         return cache
-
-    def _before_the_first(self, adapter: str | None) -> Any:
-        if self._empty is None:
-            with self._adapter(adapter):
-                self._empty = emptied(self._passes.run(self._tensor([[0]]), None)[1])
-        return self._empty
 
     # Rows of equal lengths --------------------------------------------------------------------------------------------
 
@@ -216,6 +279,8 @@ class PlainLane:
     # All rows ---------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
+        """See `Lane.step`."""
+        self._preempt()
         rows = self.rows
         logits: list[Tensor] = []
         for batch in self._batches:
@@ -251,17 +316,10 @@ class PlainLane:
 
     def clear(self) -> None:
         self._prefixes.clear()
-        self._batches, self._cohorts, self._joining = [], [], []
+        self._batches, self._cohorts, self._joining, self._places = [], [], [], {}
 
     def _adapter(self, name: str | None) -> Any:
         return nullcontext() if self._adapters is None else self._adapters.use(name)
 
     def _tensor(self, values: Any) -> Tensor:
         return torch.as_tensor(values, dtype=torch.int64, device=self._device)
-
-
-def _fits(new: _Joining, batch: RaggedBatch, joining: Sequence[_Joining]) -> bool:
-    """Whether ``new`` can be added to ``batch``, to which ``joining`` will be added, without too much padding."""
-    lengths = [*batch.lengths, *(part.length for part in (*joining, new) for _ in part.rows)]
-    padding = max(lengths) * len(lengths) - sum(lengths)
-    return batch.adapter == new.adapter and padding <= sum(lengths) + _PADDED

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache as remembered
+from math import prod
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor
 from lightning_core.backends.torch.rows import ActiveRow
 
 _STATES = ("conv_states", "recurrent_states")
+_SPARE = 32
+"""Columns that new blocks have room for in addition, at least. A copy of the blocks costs about as much as a step, which reads them."""
 
 
 def has_known_layers(cache: Any) -> bool:
@@ -148,14 +151,49 @@ class RaggedKeys:
         _set_keys(layer, [block[row : row + 1, :, columns].clone() for block in self.blocks], tokens)
         return layer
 
+    def forecast(self, rows: int, longest: int, new: int) -> int:
+        """Bytes of the blocks once there are ``rows`` rows, the longest of ``longest`` tokens, and each of them gets ``new`` tokens."""
+        start = self.end - longest
+        first = start if self.window is None else max(start, self.end - self.window + 1)
+        size, width = self._room(rows, first, self.end + new)
+        return size * width * self._cell_bytes()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks."""
+        return sum(block.nbytes for block in self.blocks)
+
     def reserve(self, rows: int, first: int, end: int) -> None:
         """Make room for ``rows`` rows and the columns from ``first`` to ``end``; those before ``first`` are forgotten."""
-        size, _, width, _ = self.blocks[0].shape
-        if rows <= size and self.base <= first and end <= self.base + width:
-            return
-        size = size if rows <= size else max(8, 1 << (rows - 1).bit_length())
-        if not (self.base <= first and end <= self.base + width):
-            width = end - first + max(32, (end - first) // 2)
+        size, width = self._room(rows, first, end)
+        if size > len(self.blocks[0]) or not self._has_columns(first, end):
+            self._move(size, width, first)
+
+    def compact(self) -> None:
+        """Give up room that the rows do not need for their next tokens."""
+        first = self._first()
+        size, width = self.rows, self.end - first + _SPARE
+        if size * width * self._cell_bytes() < self.nbytes:
+            self._move(size, width, first)
+
+    def _room(self, rows: int, first: int, end: int) -> tuple[int, int]:
+        """The number of rows and of columns of the blocks that `reserve` makes room in."""
+        size, width = self.blocks[0].shape[0], self.blocks[0].shape[2]
+        if rows > size:
+            size = max(rows, size * 5 // 4)
+        if not self._has_columns(first, end):
+            width = end - first + max(_SPARE, (end - first) // 8)
+        return size, width
+
+    def _has_columns(self, first: int, end: int) -> bool:
+        return self.base <= first and end <= self.base + self.blocks[0].shape[2]
+
+    def _cell_bytes(self) -> int:
+        """Bytes of the keys and values of one row and one column."""
+        return sum(block.shape[1] * block.shape[3] * block.itemsize for block in self.blocks)
+
+    def _move(self, size: int, width: int, first: int) -> None:
+        """Copy the rows to blocks of ``size`` rows and ``width`` columns that begin with the column ``first``."""
         old = max(first, self.base)
         blocks: list[Tensor] = []
         for block in self.blocks:
@@ -209,6 +247,28 @@ class RaggedBatch:
                     if state is not None:
                         state[index] = state[last]
                         states[name] = state[:last]
+
+    def forecast(self, lengths: Sequence[int], new: int) -> int:
+        """Bytes of the batch once rows with ``lengths`` cached tokens are added, and each row gets ``new`` tokens."""
+        rows = len(self.lengths) + len(lengths)
+        longest = max((*self.lengths, *lengths), default=0)
+        states = sum(prod(state.shape[1:]) * state.itemsize for state in self._states())
+        return rows * states + sum(layer.forecast(rows, longest, new) for layer in self._keys)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the rows hold, with the room for further ones."""
+        return sum(state.nbytes for state in self._states()) + sum(layer.nbytes for layer in self._keys)
+
+    def _states(self) -> list[Tensor]:
+        return [state for layer in self.cache.layers for state in _states(layer)]
+
+    def compact(self) -> bool:
+        """Give up room that the rows do not need for their next tokens; returns whether that frees memory."""
+        before = self.nbytes
+        for layer in self._keys:
+            layer.compact()
+        return self.nbytes < before
 
     def context(self, index: int) -> tuple[Any, int]:
         """The cache of one row, and the number of its tokens."""

@@ -24,6 +24,12 @@ _VECTOR = 64
 """The vocabulary is padded to a multiple of so many tokens: torch computes what fills no vector with other functions, and with other
 vocabularies this would be another part of each row."""
 
+PREEMPTED = (
+    "the running responses exceed the %.1f GiB planned for them: the newest of %d waits, and its context may be computed again. Lower "
+    "rollouts.concurrency or trainer.cache_gb to avoid this"
+)
+"""The warning of a lane when a running row waits for the first time, with the GiB of `Lane.bound` and the number of running rows."""
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ActiveRow:
@@ -81,15 +87,23 @@ class Lane(Protocol):
         """Raise the number of tokens cached for later prompts by ``cached_tokens``."""
         ...
 
+    def bound(self, row_bytes: int) -> None:
+        """Raise the memory of the running rows by ``row_bytes``; without a call it is not bounded.
+
+        Rows wait, or wait again, if they do not fit. A row that is longer than the bound runs alone.
+        """
+        ...
+
     def admit(self, *, rows: int, tokens: int) -> None:
         """Start rows of `waiting`, and compute the uncached parts of their contexts.
 
-        At most ``rows`` run together. Once ``tokens`` have to be computed, the remaining rows wait for the next step.
+        At most ``rows`` run together, and as many as fit the memory (`bound`). Once ``tokens`` have to be computed, the remaining rows
+        wait for the next step.
         """
         ...
 
     def step(self) -> None:
-        """Sample one token per row."""
+        """Sample one token per row. If that needs more memory than `bound`, the newest rows wait first."""
         ...
 
     def drop(self, leaves: Callable[[ActiveRow], bool], *, remember: bool = False) -> None:

@@ -19,7 +19,7 @@ from lightning_core.backends.torch.batch_invariant import InvariantTree, OwnCont
 from lightning_core.backends.torch.decoding import Cascade
 from lightning_core.backends.torch.kv_pool import KVPool, Node, TokenArray, cached
 from lightning_core.backends.torch.layout import Layout
-from lightning_core.backends.torch.rows import ActiveRow, last_inputs, sample_next
+from lightning_core.backends.torch.rows import PREEMPTED, ActiveRow, last_inputs, sample_next
 from lightning_core.backends.torch.waiting_order import WaitingOrder
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.attention import NAME, AttentionState, Geometry, TreeAttention
@@ -80,10 +80,7 @@ class TreeLane:
         self._pool.capacity += cached_tokens
 
     def bound(self, row_bytes: int) -> None:
-        """Raise the memory of the running rows by ``row_bytes``; without a call it is not bounded.
-
-        Rows wait, or wait again, if they do not fit. A row that is longer than the bound runs alone.
-        """
+        """See `Lane.bound`."""
         self._row_bytes += row_bytes
         self._cascade.most_bytes = steady_bytes(self._row_bytes)
 
@@ -177,11 +174,7 @@ class TreeLane:
                 continue
             newest = max(self.rows, key=lambda row: row.number)
             if not self.preempted:
-                logger.warning(
-                    "the running responses exceed the %.1f GiB planned for them: the newest of %d waits, and its context may be computed "
-                    "again. Lower rollouts.concurrency or trainer.cache_gb to avoid this",
-                    *(self._row_bytes / 2**30, len(self.rows)),
-                )
+                logger.warning(PREEMPTED, self._row_bytes / 2**30, len(self.rows))
             self.preempted += 1
             try:
                 self.drop(lambda row, newest=newest: row is newest, remember=True)

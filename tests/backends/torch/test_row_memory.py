@@ -59,8 +59,7 @@ class Watched:
         def noted() -> None:
             step()
             self.steps.append(sorted(row.number for row in self.lane.rows))
-            if not plain:
-                self.held.append(self.lane.held_bytes)
+            self.held.append(self.lane.held_bytes)
 
         self.lane.step = noted
 
@@ -119,16 +118,19 @@ def mixed_prompts() -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("deterministic", "cached_tokens"),
+    ("path", "cached_tokens"),
     [
-        (False, 16384),
-        (True, 0),
-        pytest.param(False, 0, marks=pytest.mark.long),
-        pytest.param(True, 16384, marks=pytest.mark.long),
+        ("tree", 16384),
+        ("deterministic", 0),
+        ("plain", 16384),
+        ("plain", 0),
+        pytest.param("tree", 0, marks=pytest.mark.long),
+        pytest.param("deterministic", 16384, marks=pytest.mark.long),
     ],
 )
-def test_responses_are_the_same_in_little_memory(tiny_llama: Path, deterministic: bool, cached_tokens: int):
-    options = {"deterministic": deterministic, "cached_tokens": cached_tokens}
+def test_responses_are_the_same_in_little_memory(tiny_llama: Path, path: str, cached_tokens: int):
+    deterministic = path == "deterministic"
+    options = {"deterministic": deterministic, "plain": path == "plain", "cached_tokens": cached_tokens}
     with watched(tiny_llama, **options) as free:
         expected = free.sample(mixed_prompts(), max_tokens=260)
     with watched(tiny_llama, row_tokens=1000, **options) as bound:
@@ -144,41 +146,49 @@ def test_responses_are_the_same_in_little_memory(tiny_llama: Path, deterministic
         assert_same(found, expected)
 
 
-def test_memory_is_used_before_rows_wait(tiny_llama: Path):
-    """Twenty rows of 100 tokens of their own and 10 sampled ones, and room for ten of them."""
-    with watched(tiny_llama, row_tokens=1200, gather_ms=300) as bound:
+@pytest.mark.parametrize("plain", [False, True])
+def test_memory_is_used_before_rows_wait(tiny_llama: Path, plain: bool):
+    """Twenty rows of 100 tokens of their own and 10 sampled ones. The tree path has room for ten of them, the plain path, whose rows have
+    32 columns more, for nine."""
+    with watched(tiny_llama, row_tokens=1200, gather_ms=300, plain=plain) as bound:
         bound.sample([tokens(number, 100) for number in range(20)])
-        assert max(map(len, bound.steps)) == 10
+        assert max(map(len, bound.steps)) == (9 if plain else 10)
         assert not bound.interrupted()
-    with watched(tiny_llama, row_tokens=1200, gather_ms=300) as bound:  # the prompt is kept once
+
+
+def test_a_prompt_of_several_responses_is_kept_once(tiny_llama: Path):
+    with watched(tiny_llama, row_tokens=1200, gather_ms=300) as bound:
         bound.sample([tokens(1, 100)] * 20)
         assert max(map(len, bound.steps)) == 20
 
 
-def test_rows_start_in_the_order_of_their_arrival(tiny_llama: Path):
+@pytest.mark.parametrize("plain", [False, True])
+def test_rows_start_in_the_order_of_their_arrival(tiny_llama: Path, plain: bool):
     """A long row does not fit beside the first ones; short ones after it would, but wait for it."""
     lengths = [200, 200, 700, 10, 10, 10]
-    with watched(tiny_llama, row_tokens=1000) as bound:
+    with watched(tiny_llama, row_tokens=1000, plain=plain) as bound:
         bound.sample([tokens(number, length) for number, length in enumerate(lengths)], max_tokens=30)
         starts = [next(step for step, rows in enumerate(bound.steps) if number in rows) for number in range(6)]
     assert starts == sorted(starts)
     assert starts[1] < starts[2]
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_row_that_is_longer_than_the_bound_runs_alone(tiny_llama: Path, deterministic: bool):
+@pytest.mark.parametrize("path", ["tree", "deterministic", "plain"])
+def test_a_row_that_is_longer_than_the_bound_runs_alone(tiny_llama: Path, path: str):
     prompts = [tokens(number, 900 if number == 3 else 50) for number in range(6)]
-    with watched(tiny_llama, deterministic=deterministic) as free:
+    options = {"deterministic": path == "deterministic", "plain": path == "plain"}
+    with watched(tiny_llama, **options) as free:
         expected = free.sample(prompts)
-    with watched(tiny_llama, row_tokens=600, deterministic=deterministic) as bound:
+    with watched(tiny_llama, row_tokens=600, **options) as bound:
         assert_same(bound.sample(prompts), expected)
         assert [rows for rows in bound.steps if 3 in rows] == [[3]] * 10
         assert max(bound.held) > (bound.most or 0)
         assert max(h for h, rows in zip(bound.held, bound.steps, strict=True) if rows != [3]) <= (bound.most or 0)
 
 
-def test_rows_that_outgrow_the_bound_end_one_after_another(tiny_llama: Path):
-    with watched(tiny_llama, row_tokens=300) as bound:
+@pytest.mark.parametrize("plain", [False, True])
+def test_rows_that_outgrow_the_bound_end_one_after_another(tiny_llama: Path, plain: bool):
+    with watched(tiny_llama, row_tokens=400 if plain else 300, plain=plain) as bound:
         found = bound.sample([tokens(number, 5) for number in range(3)], max_tokens=200)
         assert [len(ids) for ids, _ in found] == [200] * 3
         assert 1 in bound.interrupted()
