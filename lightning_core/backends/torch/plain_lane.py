@@ -69,7 +69,6 @@ class PlainLane:
         self._places: dict[RaggedBatch, list[ActiveRow]] = {}
         """The rows of `_joining` by the batch that they are added to."""
         self._row_bytes: int | None = None
-        self._token_bytes = 0
         self.preempted = 0
         """How often a running row had to wait again."""
         self._order = WaitingOrder()
@@ -96,8 +95,6 @@ class PlainLane:
         """See `Lane.bound`."""
         if self._support.ragged:
             self._row_bytes = (self._row_bytes or 0) + row_bytes
-            with self._adapter(None):
-                self._token_bytes = bytes_per_token(self._passes.model, self._cache_name)
 
     @property
     def held_bytes(self) -> int:
@@ -121,10 +118,11 @@ class PlainLane:
             context = row.context()
             admitted.append(row)
             is_new = (key := (row.adapter, context.tobytes())) not in different
-            copied += len(context) * is_new
-            if self._support.ragged and not self._place(row, len(context) - 1, copied):
-                self.waiting.appendleft(admitted.pop())
-                break
+            if self._support.ragged:
+                copied += self._copied(len(context) - 1) if is_new else 0
+                if not self._place(row, len(context) - 1, copied):
+                    self.waiting.appendleft(admitted.pop())
+                    break
             self.prompt_tokens += len(context)
             if is_new:
                 different.add(key)
@@ -146,7 +144,7 @@ class PlainLane:
     def _place(self, row: ActiveRow, length: int, copied: int) -> bool:
         """Choose a batch for ``row`` with ``length`` cached tokens; False if the memory has no room for it beside other rows.
 
-        ``copied``: tokens of the contexts that exist twice until they are in their batches.
+        ``copied``: bytes of the contexts that exist twice until they are in their batches.
         """
         batch = next((b for b in self._batches if b.adapter == row.adapter and self._pads_little(b, length)), None)
         found = RaggedBatch(self._empty, row.adapter) if batch is None else batch
@@ -162,6 +160,10 @@ class PlainLane:
             self._batches.pop()
         return False
 
+    def _copied(self, length: int) -> int:
+        """Bytes of a context of ``length`` cached tokens; 0 without a bound."""
+        return 0 if self._row_bytes is None else RaggedBatch(self._empty).forecast([length], 0)
+
     def _pads_little(self, batch: RaggedBatch, length: int) -> bool:
         """Whether a row of ``length`` cached tokens can be added to ``batch`` without too much padding."""
         lengths = [*batch.lengths, *self._lengths(batch), length]
@@ -173,11 +175,11 @@ class PlainLane:
         return [len(row.prompt) + len(row.tokens) - 1 for row in self._places.get(batch, ())]
 
     def _fits(self, new: int, copied: int = 0) -> bool:
-        """Whether all rows, those that are added and ``copied`` tokens beside them are within the bound, also after ``new`` steps."""
+        """Whether all rows, those that are added and ``copied`` bytes beside them are within the bound, also after ``new`` steps."""
         if self._row_bytes is None:
             return True
         held = sum(batch.forecast(self._lengths(batch), new) for batch in self._batches)
-        return held <= steady_bytes(self._row_bytes) and held + copied * self._token_bytes <= self._row_bytes
+        return held <= steady_bytes(self._row_bytes) and held + copied <= self._row_bytes
 
     def _compact(self) -> bool:
         """Free memory that no row needs; returns whether there was any."""

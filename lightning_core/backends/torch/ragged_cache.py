@@ -258,7 +258,9 @@ class RaggedBatch:
     @property
     def nbytes(self) -> int:
         """Bytes that the rows hold, with the room for further ones."""
-        return sum(state.nbytes for state in self._states()) + sum(layer.nbytes for layer in self._keys)
+        return sum(state.untyped_storage().nbytes() for state in self._states()) + sum(
+            layer.nbytes for layer in self._keys
+        )
 
     def _states(self) -> list[Tensor]:
         return [state for layer in self.cache.layers for state in _states(layer)]
@@ -266,8 +268,11 @@ class RaggedBatch:
     def compact(self) -> bool:
         """Give up room that the rows do not need for their next tokens; returns whether that frees memory."""
         before = self.nbytes
-        for layer in self._keys:
-            layer.compact()
+        for layer in self.cache.layers:
+            if isinstance(layer, RaggedKeys):
+                layer.compact()
+            for states in _state_dicts(layer):
+                states.update({name: None if state is None else _compact(state) for name, state in states.items()})
         return self.nbytes < before
 
     def context(self, index: int) -> tuple[Any, int]:
