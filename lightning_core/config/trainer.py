@@ -25,7 +25,7 @@ class TrainerSection(Section):
     """End the run after the step in which its steps have taken this long in all, evaluations not counted, also before it was
     resumed. null: no limit."""
     learning_rate: PositiveOrAuto = "auto"
-    """Learning rate of AdamW after warm-up. `auto`: 1e-5 for models of up to 135 million weights, for larger ones
+    """Learning rate of AdamW after warm-up. `auto`: 2e-5 for models of up to 135 million weights, for larger ones
     inversely proportional to their number, but at least 1e-6; 1e-4 with `tuning: lora`. The start of a run prints it."""
     warmup_steps: CountOrZero = 0
     """Number of steps over which the learning rate rises linearly."""

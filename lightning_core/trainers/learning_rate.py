@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-_HIGHEST: Final = 1e-5
+_HIGHEST: Final = 2e-5
 """For models of up to `_MEASURED` weights; docs/decisions/0015-defaults.md compares it with others."""
 _MEASURED: Final = 135e6
 _LOWEST: Final = 1e-6

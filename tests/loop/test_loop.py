@@ -183,7 +183,12 @@ def test_several_policies_of_failure(model: Path, tmp_path: Path):
             raise RuntimeError("t1 never works")
         return value
 
-    result = fit(solve, config=load_config(settings(model, tmp_path, trainer={"steps": 2}, tasks={"eval": None})))
+    result = fit(
+        solve,
+        config=load_config(
+            settings(model, tmp_path, trainer={"steps": 2}, tasks={"eval": None, "sampling": "uniform"})
+        ),
+    )
     assert sum(m["rollouts_failed"] for m in result.metrics) == 8
     assert result.summary.eval is None
 

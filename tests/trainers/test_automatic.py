@@ -14,7 +14,7 @@ from tests.trainers.sections import parts
 
 @pytest.mark.parametrize(
     ("weights", "full"),
-    [(1_000_000, 1e-5), (135_000_000, 1e-5), (494_000_000, 2.73e-6), (1_540_000_000, 1e-6), (70_000_000_000, 1e-6)],
+    [(1_000_000, 2e-5), (135_000_000, 2e-5), (494_000_000, 5.47e-6), (1_540_000_000, 1.75e-6), (70_000_000_000, 1e-6)],
 )
 def test_larger_models_get_smaller_learning_rates_and_adapters_larger_ones(weights: int, full: float) -> None:
     assert learning_rate("auto", weights, "full") == pytest.approx(full, rel=0.03)
@@ -36,9 +36,9 @@ def test_on_a_cpu_half_of_the_layers_are_trained_and_the_run_says_so(tiny_llama:
     assert trainer.model.tuning.layers == (layers + 1) // 2
     assert not [name for name in trainer.model.tuning.parameters if "embed" in name]
     notes = "\n".join(trainer.model.notes)
-    assert "auto: trainer.learning_rate is 1e-05 for " in notes
+    assert "auto: trainer.learning_rate is 2e-05 for " in notes
     assert f"policy.train_layers is the top {(layers + 1) // 2} layers on cpu" in notes
-    assert trainer.model.learning_rate == 1e-5
+    assert trainer.model.learning_rate == 2e-5
 
 
 def test_null_trains_all_weights_and_given_values_need_no_note(tiny_llama: Path) -> None:

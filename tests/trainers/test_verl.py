@@ -185,7 +185,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"trainer": {"token_budget": 100}}, "trainer.token_budget: verl trains until trainer.steps"),
     ({"trainer": {"minutes": 10.0}}, "trainer.minutes: verl trains until trainer.steps"),
     ({"eval": {"every": 5, "early_stop": {"reward": 1.0}}}, "eval.early_stop: verl trains until trainer.steps"),
-    ({"tasks": {"sampling": "curriculum"}}, "tasks.sampling: found 'curriculum', expected 'uniform': verl reads"),
+    (
+        {"tasks": {"sampling": "curriculum"}},
+        "tasks.sampling: found 'curriculum', expected 'uniform' or 'auto': verl reads",
+    ),
+    (
+        {"tasks": {"sampling_floor": 0.2}},
+        "tasks.sampling_floor: goes with sampling: curriculum only, but tasks.sampling is 'auto', which is uniform with trainer.name: verl",
+    ),
     ({"trainer": {"threads": 2}}, "trainer.threads: goes with trainer.name: torch only"),
     ({"trainer": {"name": "torch", "nodes": 2}}, "trainer.nodes: goes with trainer.name: verl only"),
     ({"trainer": {"name": "torch"}, "ray": {"address": "auto"}}, "ray.address: goes with trainer.name: verl"),

@@ -18,30 +18,34 @@ if TYPE_CHECKING:
 class CurriculumKeys(Section):
     """The keys of the curriculum in the section ``tasks``."""
 
-    sampling: Literal["uniform", "curriculum"] = "uniform"
+    sampling: Literal["auto", "uniform", "curriculum"] = "auto"
     """The choice of a step's training tasks. `uniform`: one pass over all tasks after the other, each in a random
     order. `curriculum`: at random, with a probability proportional to p(1 − p), where p is the task's estimated
-    success rate (see `eval.solved`) in its last attempts (2408.15099, 2502.12272)."""
+    success rate (see `eval.solved`) in its last attempts (2408.15099, 2502.12272). `auto`: `curriculum`, but
+    `uniform` with `trainer.name: verl`, which has only that."""
     sampling_floor: Annotated[float, Ge(0), Le(1)] = 0.1
-    """With `curriculum`: the part of the probability that is the same for all tasks, so every task can be drawn."""
+    """With a curriculum: the part of the probability that is the same for all tasks, so every task can be drawn."""
 
 
-def sampling_floor(tasks: Section) -> float | None:
+def sampling_floor(c: Sections) -> float | None:
     """``tasks.sampling_floor``; None without a curriculum."""
-    assert isinstance(tasks, CurriculumKeys)
-    return tasks.sampling_floor if tasks.sampling == "curriculum" else None
+    assert isinstance(c.tasks, CurriculumKeys)
+    chosen = c.tasks.sampling
+    is_curriculum = chosen == "curriculum" or (chosen == "auto" and c.trainer.name != "verl")
+    return c.tasks.sampling_floor if is_curriculum else None
 
 
 def _check(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     assert isinstance(c.tasks, CurriculumKeys)
     default: float = CurriculumKeys.model_fields["sampling_floor"].default
-    if c.tasks.sampling == "uniform" and c.tasks.sampling_floor != default:
-        yield ("tasks", "sampling_floor"), "goes with sampling: curriculum only, but tasks.sampling is 'uniform'"
+    if sampling_floor(c) is None and c.tasks.sampling_floor != default:
+        why = "'uniform'" if c.tasks.sampling == "uniform" else "'auto', which is uniform with trainer.name: verl"
+        yield ("tasks", "sampling_floor"), f"goes with sampling: curriculum only, but tasks.sampling is {why}"
     if c.tasks.sampling == "curriculum" and c.trainer.name == "verl":
         yield (
             ("tasks", "sampling"),
-            "found 'curriculum', expected 'uniform': verl reads the tasks of all steps from a file that is written before training; or "
-            "use trainer.name: torch",
+            "found 'curriculum', expected 'uniform' or 'auto': verl reads the tasks of all steps from a file that is written before "
+            "training; or use trainer.name: torch",
         )
 
 
@@ -51,4 +55,5 @@ SECTION = SignalSection(
     check=_check,
     hidden=("tasks_sampled",),
     means={"tasks_sampled_success": ("tasks_sampled_success_sum", "tasks_sampled")},
+    unrecorded={"sampling": "uniform"},
 )

@@ -40,9 +40,9 @@ class CurriculumSignal(Signal):
 
 
 def open_signal(resources: Resources) -> Signal | None:
-    """The curriculum, with ``tasks.sampling: curriculum``."""
+    """The curriculum, unless ``tasks.sampling`` is uniform."""
     config = resources.config
-    floor = sampling_floor(config.tasks)
+    floor = sampling_floor(config)
     if floor is None:
         return None
     return CurriculumSignal(

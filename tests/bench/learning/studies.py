@@ -16,6 +16,8 @@ from tests.bench.learning.records import EVALUATED
 
 ROOT = Path(__file__).parents[3]
 CHECKPOINT_EVERY = 4
+UNIFORM = "tasks.sampling=uniform"
+"""Of all runs, unless an arm changes it: rules are compared on the same tasks."""
 BROADCAST = "broadcast"
 COUNTERFACTUAL = (
     "rollouts.group_size=4",
@@ -90,7 +92,7 @@ def configured(study: Study, arm: str, seed: int, *, data: Path, work: Path, mod
     name = f"{arm}-{seed}-{settings_digest(study, arm)}".replace(" ", "-")
     run = [f"run.dir={work}", f"run.name={name}", f"run.seed={seed}", f"trainer.checkpoint_every={CHECKPOINT_EVERY}"]
     initial = [] if model is None else [f"policy.model={model}"]
-    return load_config(ROOT / study.config, [*source, *study.overrides(arm), *run, *initial])
+    return load_config(ROOT / study.config, [UNIFORM, *source, *study.overrides(arm), *run, *initial])
 
 
 def located(overrides: Sequence[str], data: Path) -> list[str]:
