@@ -7,7 +7,7 @@ from typing import Any
 
 BASE: dict[str, Any] = {
     "agent": "tests.baselines.agents:solve",
-    "tasks": {"train": "tests.baselines.agents:tasks"},
+    "tasks": {"train": "tests.baselines.agents:tasks", "sampling": "uniform"},
     "agents": {"train": ["planner", "writer"], "frozen": {"reviewer": "base"}},
     "policy": {"model": "no-such-model"},
     "rollouts": {"tasks_per_step": 2, "group_size": 3, "max_tokens": 96, "executor": "task"},

@@ -41,7 +41,8 @@ class NoAgents:
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     """Of a run of one step."""
-    sections = {**SECTIONS, "run": {"dir": str(tmp_path), "name": "run"}}
+    tasks = {**SECTIONS["tasks"], "sampling": "uniform"}  # the order of `pick_tasks`
+    sections = {**SECTIONS, "tasks": tasks, "run": {"dir": str(tmp_path), "name": "run"}}
     run(sections)
     return load_config(sections)
 

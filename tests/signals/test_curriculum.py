@@ -60,6 +60,15 @@ def test_a_step_with_more_tasks_than_there_are_repeats_them_evenly() -> None:
     assert sorted(Counter(task["id"] for task in drawn).values()) == [2, 2, 3, 3]
 
 
+def test_it_is_the_default_where_the_trainer_supports_it(tmp_path: Path) -> None:
+    with Store(tmp_path / "store.db") as store:
+        torch = {"tasks": {"sampling": "auto"}}
+        assert len(open_scripted_signals(config(**torch), ScriptedAgents(), store)) == 1
+        assert len(open_scripted_signals(load_config({"policy": {"model": "m"}}), ScriptedAgents(), store)) == 1
+        assert not open_scripted_signals(config(**torch, trainer={"name": "verl"}), ScriptedAgents(), store)
+        assert not open_scripted_signals(config(tasks={"sampling": "uniform"}), ScriptedAgents(), store)
+
+
 def test_the_picks_depend_on_seed_step_and_attempts_alone(tmp_path: Path) -> None:
     many = [{"id": f"t{i}"} for i in range(50)]
     settings = config(rollouts={"tasks_per_step": 5})

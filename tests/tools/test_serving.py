@@ -41,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serving")
     model = make_tiny_model(folder / "model")
     config = {
-        "tasks": {"train": "tests.bandit:tasks"},
+        "tasks": {"train": "tests.bandit:tasks", "sampling": "uniform"},
         "policy": {"model": str(model), "max_context": 256, "dtype": "float32"},
         "rollouts": {"tasks_per_step": 2, "group_size": 8, "max_tokens": 6, "executor": "task"},
         "trainer": {"steps": 2, "learning_rate": 5e-3, "checkpoint_every": 1},

@@ -23,7 +23,7 @@ from lightning_core.backends.torch.cache_check import CachedPasses, CacheSupport
 from lightning_core.backends.torch.kv_pool import TokenArray
 from lightning_core.backends.torch.prefix_cache import PrefixCache
 from lightning_core.backends.torch.ragged_cache import RaggedBatch, emptied
-from lightning_core.backends.torch.rows import PREEMPTED, ActiveRow, last_inputs, sample_next
+from lightning_core.backends.torch.rows import ActiveRow, last_inputs, sample_next, warn_preempted
 from lightning_core.backends.torch.waiting_order import WaitingOrder
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.forest import common_prefix
@@ -69,6 +69,8 @@ class PlainLane:
         self._places: dict[RaggedBatch, list[ActiveRow]] = {}
         """The rows of `_joining` by the batch that they are added to."""
         self._row_bytes: int | None = None
+        self._single = RaggedBatch(self._empty) if self._support.ragged else None
+        """An empty batch, for the size of one context."""
         self.preempted = 0
         """How often a running row had to wait again."""
         self._order = WaitingOrder()
@@ -115,8 +117,8 @@ class PlainLane:
             row = self.waiting.popleft()
             if row.aborted:
                 continue
-            context = row.context()
             admitted.append(row)
+            context = row.context()
             is_new = (key := (row.adapter, context.tobytes())) not in different
             if self._support.ragged:
                 copied += self._copied(len(context) - 1) if is_new else 0
@@ -146,23 +148,29 @@ class PlainLane:
 
         ``copied``: bytes of the contexts that exist twice until they are in their batches.
         """
-        batch = next((b for b in self._batches if b.adapter == row.adapter and self._pads_little(b, length)), None)
-        found = RaggedBatch(self._empty, row.adapter) if batch is None else batch
-        self._places.setdefault(found, []).append(row)
-        if batch is None:
-            self._batches.append(found)
-        is_alone = len(self._joining) == 1 and not any(batch.rows for batch in self._batches)
-        new = min(_NEW, row.params.max_tokens - len(row.tokens))
-        if is_alone or self._fits(new, copied) or (self._compact() and self._fits(new, copied)):
+        near = next((b for b in self._batches if b.adapter == row.adapter and self._pads_little(b, length)), None)
+        if near is not None and self._add(row, near, copied):
             return True
-        self._places[found].pop()
-        if batch is None:
+        # Beside much longer rows, a short one needs more memory than in a batch of its own.
+        return self._add(row, RaggedBatch(self._empty, row.adapter), copied)
+
+    def _add(self, row: ActiveRow, batch: RaggedBatch, copied: int) -> bool:
+        """Add ``row`` to ``batch``, which may be new, if the memory has room for it; returns whether it has."""
+        is_new = batch not in self._batches
+        if is_new:
+            self._batches.append(batch)
+        self._places.setdefault(batch, []).append(row)
+        is_alone = len(self._joining) == 1 and not any(batch.rows for batch in self._batches)
+        if is_alone or self._fits(_NEW, copied) or (self._compact() and self._fits(_NEW, copied)):
+            return True
+        self._places[batch].pop()
+        if is_new:
             self._batches.pop()
         return False
 
     def _copied(self, length: int) -> int:
         """Bytes of a context of ``length`` cached tokens; 0 without a bound."""
-        return 0 if self._row_bytes is None else RaggedBatch(self._empty).forecast([length], 0)
+        return 0 if self._row_bytes is None or self._single is None else self._single.forecast([length], 0)
 
     def _pads_little(self, batch: RaggedBatch, length: int) -> bool:
         """Whether a row of ``length`` cached tokens can be added to ``batch`` without too much padding."""
@@ -175,11 +183,26 @@ class PlainLane:
         return [len(row.prompt) + len(row.tokens) - 1 for row in self._places.get(batch, ())]
 
     def _fits(self, new: int, copied: int = 0) -> bool:
-        """Whether all rows, those that are added and ``copied`` bytes beside them are within the bound, also after ``new`` steps."""
+        """Whether all rows, those that are added and ``copied`` bytes beside them are within the bound, also after ``new`` steps.
+
+        If they are only with as little spare room as possible, new blocks get no more.
+        """
         if self._row_bytes is None:
             return True
-        held = sum(batch.forecast(self._lengths(batch), new) for batch in self._batches)
-        return held <= steady_bytes(self._row_bytes) and held + copied <= self._row_bytes
+        for tight in (False, True):
+            held = 0
+            for batch in self._batches:
+                batch.tighten(tight)
+                held += batch.forecast(self._lengths(batch), self._growth(batch, new))
+            if held <= steady_bytes(self._row_bytes) and held + copied <= self._row_bytes:
+                return True
+        return False
+
+    def _growth(self, batch: RaggedBatch, new: int) -> int:
+        """By how many tokens the longest context of ``batch`` is longer after ``new`` steps; rows end before if they may."""
+        rows, lengths = [*batch.rows, *self._places.get(batch, ())], [*batch.lengths, *self._lengths(batch)]
+        ends = [n + min(new, row.params.max_tokens - len(row.tokens)) for row, n in zip(rows, lengths, strict=True)]
+        return max(ends, default=0) - max(lengths, default=0)
 
     def _compact(self) -> bool:
         """Free memory that no row needs; returns whether there was any."""
@@ -192,7 +215,7 @@ class PlainLane:
                 continue
             newest = max(rows, key=lambda row: row.number)
             if not self.preempted:
-                logger.warning(PREEMPTED, (self._row_bytes or 0) / 2**30, len(rows))
+                warn_preempted(logger, self._row_bytes or 0, len(rows))
             self.preempted += 1
             try:
                 self.drop(lambda row, newest=newest: row is newest, remember=True)

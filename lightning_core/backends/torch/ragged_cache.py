@@ -18,8 +18,9 @@ from torch import Tensor
 from lightning_core.backends.torch.rows import ActiveRow
 
 _STATES = ("conv_states", "recurrent_states")
-_SPARE = 32
-"""Columns that new blocks have room for in addition, at least. A copy of the blocks costs about as much as a step, which reads them."""
+_SPARE, _TIGHT_SPARE = 32, 8
+"""Columns that new blocks have room for in addition, at least, and in little memory. A copy of the blocks costs about as much as a step,
+which reads them."""
 
 
 def has_known_layers(cache: Any) -> bool:
@@ -99,12 +100,15 @@ class RaggedKeys:
     """The column of the first place in ``blocks``."""
     blocks: list[Tensor]
     """Keys and values [rows, K, columns, D], with room for more rows and columns."""
+    tight: bool
+    """Whether new blocks have as little room as possible."""
 
     def begin(self, template: Any) -> None:
         """Make this an empty batch of layers like ``template``."""
         self.template = template
         self.window = getattr(template, "sliding_window", None)
         self.rows = self.start = self.end = self.base = 0
+        self.tight = False
         self.blocks = [tensor.new_zeros(0, *tensor.shape[1:-2], 0, tensor.shape[-1]) for tensor in _keys(template)]
         _set_keys(template, self.blocks, 0)  # the template's tensors would stay in memory
         self.keys = self.values = None
@@ -166,23 +170,23 @@ class RaggedKeys:
     def reserve(self, rows: int, first: int, end: int) -> None:
         """Make room for ``rows`` rows and the columns from ``first`` to ``end``; those before ``first`` are forgotten."""
         size, width = self._room(rows, first, end)
-        if size > len(self.blocks[0]) or not self._has_columns(first, end):
+        if rows > len(self.blocks[0]) or not self._has_columns(first, end):
             self._move(size, width, first)
 
     def compact(self) -> None:
         """Give up room that the rows do not need for their next tokens."""
         first = self._first()
-        size, width = self.rows, self.end - first + _SPARE
+        size, width = self.rows, self.end - first + (_TIGHT_SPARE if self.tight else _SPARE)
         if size * width * self._cell_bytes() < self.nbytes:
             self._move(size, width, first)
 
     def _room(self, rows: int, first: int, end: int) -> tuple[int, int]:
         """The number of rows and of columns of the blocks that `reserve` makes room in."""
         size, width = self.blocks[0].shape[0], self.blocks[0].shape[2]
+        if not self._has_columns(first, end):  # all is copied, so rows that have left need no room any more
+            return rows, end - first + (_TIGHT_SPARE if self.tight else max(_SPARE, (end - first) // 8))
         if rows > size:
-            size = max(rows, size * 5 // 4)
-        if not self._has_columns(first, end):
-            width = end - first + max(_SPARE, (end - first) // 8)
+            size = rows if self.tight else max(rows, size * 5 // 4)
         return size, width
 
     def _has_columns(self, first: int, end: int) -> bool:
@@ -252,8 +256,17 @@ class RaggedBatch:
         """Bytes of the batch once rows with ``lengths`` cached tokens are added, and each row gets ``new`` tokens."""
         rows = len(self.lengths) + len(lengths)
         longest = max((*self.lengths, *lengths), default=0)
-        states = sum(prod(state.shape[1:]) * state.itemsize for state in self._states())
-        return rows * states + sum(layer.forecast(rows, longest, new) for layer in self._keys)
+        states = 0
+        for state in self._states():
+            needed = rows * prod(state.shape[1:]) * state.itemsize
+            # Rows that have left keep their part until others are added, which copies all.
+            states += needed if lengths else max(needed, state.untyped_storage().nbytes())
+        return states + sum(layer.forecast(rows, longest, new) for layer in self._keys)
+
+    def tighten(self, tight: bool) -> None:
+        """``tight``: new blocks have as little room for further rows and tokens as possible."""
+        for layer in self._keys:
+            layer.tight = tight
 
     @property
     def nbytes(self) -> int:

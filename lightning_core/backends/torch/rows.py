@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections import deque
@@ -23,12 +24,6 @@ from lightning_core.model.constraint import Walk
 _VECTOR = 64
 """The vocabulary is padded to a multiple of so many tokens: torch computes what fills no vector with other functions, and with other
 vocabularies this would be another part of each row."""
-
-PREEMPTED = (
-    "the running responses exceed the %.1f GiB planned for them: the newest of %d waits, and its context may be computed again. Lower "
-    "rollouts.concurrency or trainer.cache_gb to avoid this"
-)
-"""The warning of a lane when a running row waits for the first time, with the GiB of `Lane.bound` and the number of running rows."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -120,6 +115,16 @@ class Lane(Protocol):
     def clear(self) -> None:
         """Drop all rows and cached contexts and free their memory."""
         ...
+
+
+def warn_preempted(logger: logging.Logger, row_bytes: int, rows: int) -> None:
+    """Warn that a row waits again for the first time. ``row_bytes``: of `Lane.bound`; ``rows``: number of running ones."""
+    logger.warning(
+        "the running responses exceed the %.1f GiB planned for them: the newest of %d waits, and its context may be computed again. Lower "
+        "rollouts.concurrency or trainer.cache_gb to avoid this",
+        row_bytes / 2**30,
+        rows,
+    )
 
 
 def last_inputs(rows: Sequence[ActiveRow]) -> tuple[list[int], list[int]]:

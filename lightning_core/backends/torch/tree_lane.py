@@ -19,7 +19,7 @@ from lightning_core.backends.torch.batch_invariant import InvariantTree, OwnCont
 from lightning_core.backends.torch.decoding import Cascade
 from lightning_core.backends.torch.kv_pool import KVPool, Node, TokenArray, cached
 from lightning_core.backends.torch.layout import Layout
-from lightning_core.backends.torch.rows import PREEMPTED, ActiveRow, last_inputs, sample_next
+from lightning_core.backends.torch.rows import ActiveRow, last_inputs, sample_next, warn_preempted
 from lightning_core.backends.torch.waiting_order import WaitingOrder
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.attention import NAME, AttentionState, Geometry, TreeAttention
@@ -174,7 +174,7 @@ class TreeLane:
                 continue
             newest = max(self.rows, key=lambda row: row.number)
             if not self.preempted:
-                logger.warning(PREEMPTED, self._row_bytes / 2**30, len(self.rows))
+                warn_preempted(logger, self._row_bytes, len(self.rows))
             self.preempted += 1
             try:
                 self.drop(lambda row, newest=newest: row is newest, remember=True)

@@ -148,11 +148,10 @@ def test_responses_are_the_same_in_little_memory(tiny_llama: Path, path: str, ca
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_memory_is_used_before_rows_wait(tiny_llama: Path, plain: bool):
-    """Twenty rows of 100 tokens of their own and 10 sampled ones. The tree path has room for ten of them, the plain path, whose rows have
-    32 columns more, for nine."""
+    """Twenty rows of 100 tokens of their own and 10 sampled ones, and room for ten of them."""
     with watched(tiny_llama, row_tokens=1200, gather_ms=300, plain=plain) as bound:
         bound.sample([tokens(number, 100) for number in range(20)])
-        assert max(map(len, bound.steps)) == (9 if plain else 10)
+        assert max(map(len, bound.steps)) == 10
         assert not bound.interrupted()
 
 
@@ -272,12 +271,17 @@ def test_only_a_row_that_does_not_fit_alone_fails(tiny_llama: Path, plain: bool)
     assert_same(again, expected[:2])
 
 
-def test_an_allocation_that_fails_while_a_row_is_preempted_changes_no_response(tiny_llama: Path, monkeypatch: Any):
+@pytest.mark.parametrize("plain", [False, True])
+def test_an_allocation_that_fails_while_a_row_is_preempted_changes_no_response(
+    tiny_llama: Path, plain: bool, monkeypatch: Any
+):
     prompts = [tokens(number, 5) for number in range(8)]
-    with watched(tiny_llama, row_tokens=800, deterministic=True) as free:
+    options = {"plain": True} if plain else {"deterministic": True}
+    with watched(tiny_llama, row_tokens=800, **options) as free:
         expected = free.sample(prompts, max_tokens=200)
-    with watched(tiny_llama, row_tokens=800, deterministic=True) as short:
-        insert, failed = short.lane._pool.insert, list[bool]()
+    with watched(tiny_llama, row_tokens=800, **options) as short:
+        cache, keep = (short.lane._prefixes, "add") if plain else (short.lane._pool, "insert")
+        insert, failed = getattr(cache, keep), list[bool]()
 
         def fail_once(*arguments: Any) -> None:
             if not failed and short.lane.preempted and len(short.lane.rows) > 3:
@@ -285,10 +289,25 @@ def test_an_allocation_that_fails_while_a_row_is_preempted_changes_no_response(t
                 raise MemoryError
             insert(*arguments)
 
-        monkeypatch.setattr(short.lane._pool, "insert", fail_once)
+        monkeypatch.setattr(cache, keep, fail_once)
         assert_same(short.sample(prompts, max_tokens=200), expected)
         assert failed
         assert all(len(set(rows)) == len(rows) for rows in short.steps)
+
+
+def test_a_context_for_which_memory_is_missing_leaves_no_request_behind(tiny_llama: Path, monkeypatch: Any):
+    context, calls = ActiveRow.context, list[int]()
+
+    def fail_once(row: ActiveRow) -> Any:
+        if row.number == 2 and not calls:
+            calls.append(1)
+            raise MemoryError
+        return context(row)
+
+    monkeypatch.setattr(ActiveRow, "context", fail_once)
+    with watched(tiny_llama, plain=True, gather_ms=300, cached_tokens=0) as short:
+        assert len(short.sample([tokens(number, 5) for number in range(4)])) == 4
+        assert calls
 
 
 def test_an_allocation_that_fails_between_two_batches_changes_no_response(tiny_llama: Path, monkeypatch: Any):
