@@ -273,12 +273,14 @@ def _first_layers(model: Any) -> Generator[None]:
 
 def _difference(own: _Computed, tree: _Computed, dtype: torch.dtype) -> str | None:
     """Numbers that differ by more than rounding explains, or None. ``dtype``: of the weights."""
-    for what, found, expected in (
-        ("logits", tree.logits_SV, own.logits_SV),
-        ("hidden states of long rows", tree.long_SH, own.long_SH),
+    # The last norm rounds hidden states to the type of the weights. In a narrow model a few of a row's are rounded to a neighbor.
+    rounded = max(_TOLERANCE, torch.finfo(dtype).eps / 2)
+    for what, found, expected, most in (
+        ("logits", tree.logits_SV, own.logits_SV, _TOLERANCE),
+        ("hidden states of long rows", tree.long_SH, own.long_SH, rounded),
     ):
         error = float((found - expected).abs().mean(-1).max() / expected.std())
-        if not error < _TOLERANCE:
+        if not error < most:
             return f"it gives other {what} with tree attention (relative error {error:.2g})"
     noise = _NOISE * max(float(gradient.norm()) for gradient in own.gradients.values())
     # A gradient has the type of its weight, to which the parts of the two rows are rounded one by one.
