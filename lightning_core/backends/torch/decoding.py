@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lightning_core.backends.torch.kv_pool import KVPool, Node, cached
 from lightning_core.backends.torch.layout import Layout, resized
+from lightning_core.backends.torch.rows import GROWTH
 from lightning_core.model.attention import Geometry
 
 OWN_COST = 4
@@ -29,8 +30,6 @@ On a CPU this value sampled faster than either extreme in all two-turn workloads
 
 
 _KEPT_BYTES = 2**30
-_GROWTH = 128
-"""Tokens that each row can sample before a row that is added now may have to leave."""
 _LESS_GROWTH = 32
 """Tokens that each row can sample after others have left."""
 
@@ -299,7 +298,7 @@ class Cascade:
 
     def layout(self) -> Layout:
         """The sizes that the rows need, with room for a number of further tokens."""
-        return Layout(rows=self.rows, own=self._grown_width(_GROWTH), columns=self.columns)
+        return Layout(rows=self.rows, own=self._grown_width(GROWTH), columns=self.columns)
 
     def forecast(self, layout: Layout, path: Sequence[Node], new: int, room: int) -> Layout | None:
         """``layout`` with one more row; None if it does not fit.
@@ -322,7 +321,7 @@ class Cascade:
         return [(0, new), (new, 0)]
 
     def _with_row(self, layout: Layout, *, own: int, columns: int, room: int) -> Layout:
-        width = self._rounded(own + max(1, min(room, _GROWTH)))
+        width = self._rounded(own + max(1, min(room, GROWTH)))
         return Layout(rows=layout.rows + 1, own=max(layout.own, width), columns=columns)
 
     def _grown_width(self, growth: int) -> int:

@@ -8,7 +8,6 @@ nothing is cached for later prompts, and the memory of the rows is not bounded.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -23,20 +22,16 @@ from lightning_core.backends.torch.cache_check import CachedPasses, CacheSupport
 from lightning_core.backends.torch.kv_pool import TokenArray
 from lightning_core.backends.torch.prefix_cache import PrefixCache
 from lightning_core.backends.torch.ragged_cache import RaggedBatch, emptied
-from lightning_core.backends.torch.rows import ActiveRow, last_inputs, sample_next, warn_preempted
+from lightning_core.backends.torch.rows import GROWTH, ActiveRow, last_inputs, preempt_newest, sample_next
 from lightning_core.backends.torch.waiting_order import WaitingOrder
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.forest import common_prefix
 from lightning_core.model.memory import steady_bytes
 
-logger = logging.getLogger(__name__)
-
 _SHARED = 32
 """Minimum number of tokens shared with another context after which a state is cached."""
 _PADDED = 4096
 """Maximum padding of a batch, in tokens, in addition to its number of other tokens."""
-_NEW = 128
-"""Tokens that a row must have room for when it starts, unless it samples fewer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -161,7 +156,7 @@ class PlainLane:
             self._batches.append(batch)
         self._places.setdefault(batch, []).append(row)
         is_alone = len(self._joining) == 1 and not any(batch.rows for batch in self._batches)
-        if is_alone or self._fits(_NEW, copied) or (self._compact() and self._fits(_NEW, copied)):
+        if is_alone or self._fits(GROWTH, copied) or (self._compact() and self._fits(GROWTH, copied)):
             return True
         self._places[batch].pop()
         if is_new:
@@ -209,19 +204,11 @@ class PlainLane:
         return sum(batch.compact() for batch in self._batches) > 0
 
     def _preempt(self) -> None:
-        """Move the newest rows back to the front of `waiting` until a step fits. They continue with the same random numbers."""
-        while len(rows := self.rows) > 1 and not self._fits(1):
+        """Let the newest rows wait again until a step fits."""
+        while len(self.rows) > 1 and not self._fits(1):
             if self._compact():
                 continue
-            newest = max(rows, key=lambda row: row.number)
-            if not self.preempted:
-                warn_preempted(logger, self._row_bytes or 0, len(rows))
-            self.preempted += 1
-            try:
-                self.drop(lambda row, newest=newest: row is newest, remember=True)
-            finally:  # it is in one of the two, also if memory is missing meanwhile
-                if newest not in self.rows:
-                    self.waiting.appendleft(newest)
+            preempt_newest(self, self._row_bytes or 0)
 
     def _join(self, rows: Sequence[ActiveRow]) -> None:
         """Compute the contexts of ``rows``, and add these to their batches."""

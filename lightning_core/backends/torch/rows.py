@@ -21,6 +21,10 @@ from lightning_core.backends.torch.sampling import sample_tokens
 from lightning_core.errors import ConstraintError, TrainingError
 from lightning_core.model.constraint import Walk
 
+logger = logging.getLogger(__name__)
+
+GROWTH = 128
+"""Tokens that each row can sample before a row that is added now may have to leave."""
 _VECTOR = 64
 """The vocabulary is padded to a multiple of so many tokens: torch computes what fills no vector with other functions, and with other
 vocabularies this would be another part of each row."""
@@ -68,6 +72,8 @@ class Lane(Protocol):
     """Rows that are not admitted yet; any thread may append."""
     remembers: bool
     """Whether contexts can be cached for later prompts."""
+    preempted: int
+    """How often a running row had to wait again."""
     prompt_tokens: int
     prompt_tokens_computed: int
     sampled_tokens: int
@@ -117,14 +123,25 @@ class Lane(Protocol):
         ...
 
 
-def warn_preempted(logger: logging.Logger, row_bytes: int, rows: int) -> None:
-    """Warn that a row waits again for the first time. ``row_bytes``: of `Lane.bound`; ``rows``: number of running ones."""
-    logger.warning(
-        "the running responses exceed the %.1f GiB planned for them: the newest of %d waits, and its context may be computed again. Lower "
-        "rollouts.concurrency or trainer.cache_gb to avoid this",
-        row_bytes / 2**30,
-        rows,
-    )
+def preempt_newest(lane: Lane, row_bytes: int) -> None:
+    """Move the newest row back to the front of ``lane.waiting``. It continues with the same random numbers. Warns the first time.
+
+    ``row_bytes``: of `Lane.bound`.
+    """
+    if not lane.preempted:
+        logger.warning(
+            "the running responses exceed the %.1f GiB planned for them: the newest of %d waits, and its context may be computed again. "
+            "Lower rollouts.concurrency or trainer.cache_gb to avoid this",
+            row_bytes / 2**30,
+            len(lane.rows),
+        )
+    lane.preempted += 1
+    newest = max(lane.rows, key=lambda row: row.number)
+    try:
+        lane.drop(lambda row: row is newest, remember=True)
+    finally:  # it is in one of the two, also if memory is missing meanwhile
+        if newest not in lane.rows:
+            lane.waiting.appendleft(newest)
 
 
 def last_inputs(rows: Sequence[ActiveRow]) -> tuple[list[int], list[int]]:

@@ -5,7 +5,6 @@ Rows of different adapters run in the same passes but share no keys and values.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -19,15 +18,13 @@ from lightning_core.backends.torch.batch_invariant import InvariantTree, OwnCont
 from lightning_core.backends.torch.decoding import Cascade
 from lightning_core.backends.torch.kv_pool import KVPool, Node, TokenArray, cached
 from lightning_core.backends.torch.layout import Layout
-from lightning_core.backends.torch.rows import ActiveRow, last_inputs, sample_next, warn_preempted
+from lightning_core.backends.torch.rows import ActiveRow, last_inputs, preempt_newest, sample_next
 from lightning_core.backends.torch.waiting_order import WaitingOrder
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.attention import NAME, AttentionState, Geometry, TreeAttention
 from lightning_core.model.compute import decoder_name
 from lightning_core.model.forest import Forest, plan_blocks, plan_runs
 from lightning_core.model.memory import steady_bytes
-
-logger = logging.getLogger(__name__)
 
 
 class TreeLane:
@@ -167,20 +164,12 @@ class TreeLane:
         self.decode_steps += 1
 
     def _preempt(self) -> None:
-        """Move the newest rows back to the front of `waiting` until a step fits. They continue with the same random numbers."""
+        """Let the newest rows wait again until a step fits."""
         left = False
         while len(self.rows) > 1 and not self._cascade.fits_step(rows_left=left):
             if self._cascade.compact(self._pool, all_unused=True):
                 continue
-            newest = max(self.rows, key=lambda row: row.number)
-            if not self.preempted:
-                warn_preempted(logger, self._row_bytes, len(self.rows))
-            self.preempted += 1
-            try:
-                self.drop(lambda row, newest=newest: row is newest, remember=True)
-            finally:  # it is in one of the two, also if memory is missing meanwhile
-                if newest not in self.rows:
-                    self.waiting.appendleft(newest)
+            preempt_newest(self, self._row_bytes)
             left = True
 
     def drop(self, leaves: Callable[[ActiveRow], bool], *, remember: bool = False) -> None:
