@@ -180,7 +180,7 @@ class Adapters:
         if isinstance(chosen, Tensor):
             down_KI, up_OK = self._joined.get(layer) or self._join(layer)
             hidden_SK = F.linear(inputs[0].flatten(0, -2), down_KI) * chosen
-            return torch.addmm(output.flatten(0, -2), hidden_SK, up_OK.t()).view_as(output)
+            return output + F.linear(hidden_SK, up_OK).view_as(output)
         if chosen is _UNDECIDED:
             if len(self._adapters) > 1:
                 raise TrainingError(

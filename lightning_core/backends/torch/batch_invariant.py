@@ -3,8 +3,8 @@
 Floating-point sums depend on their order, and libraries choose the order of a matrix product by its shape. Here every sum that reaches
 a token has the same shape and order in each pass:
 
-- A pass has at least ``rows`` rows: the products of libraries depend on the number of rows only below a limit, which is
-  measured at the start (`measure`).
+- Linear layers are computed in parts of the same number of rows, the last one padded (`FixedRows`): libraries choose the kernel of a
+  product, and the parts of its sums, by its number of rows.
 - A query attends to the keys of its context in the order of their positions, in chunks of constant width (`attend`), in prefill as
   in decoding. Masked columns add exact zeros.
 
@@ -23,11 +23,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from lightning_core.backends.torch.decoding import Cascade
 from lightning_core.backends.torch.kv_pool import Node
 from lightning_core.errors import TrainingError
-from lightning_core.model.attention import AttentionState, Geometry, TreeAttention
+from lightning_core.model.attention import Geometry, TreeAttention
 from lightning_core.model.forest import Block
 
 WIDTH = 64
@@ -36,19 +37,21 @@ _CHUNK = 128
 """Keys per product with the values. Libraries cut longer sums into parts, by their length."""
 _LIMITS = (1, 4, 8, 16, 32, 64, 128)
 _PROBED = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 15, 16, 17, 23, 31, 32, 33, 48, 63, 64, 65, 127, 128, 129, 160)
-_PROBED_OUTPUT = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 31, 33, 64)
-"""Of layers with many outputs, where more rows would take seconds."""
+_ROWS = (32, 64, 128)
+"""Rows of a product. Fewer make prompts slow, more make single tokens slow."""
+_SHIFTS = 8
+"""Of layers with many outputs, where all shifts would take seconds."""
 _LARGE = 1 << 23
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLimits:
-    """The least numbers of rows from which the bits of a product do not depend on their number."""
+    """The numbers of rows with which the bits of a row do not depend on other rows."""
 
     rows: int
-    """In linear layers."""
+    """Of a product in a linear layer, exactly."""
     queries: int
-    """In attention."""
+    """In attention, at least."""
 
 
 @torch.inference_mode()
@@ -64,17 +67,32 @@ def measure(model: Any, geometry: Geometry) -> RowLimits:
             layers.setdefault(kind, module)
     weight: Tensor = model.get_input_embeddings().weight
     generator = torch.Generator(weight.device).manual_seed(0)
-    rows = 1
-    for layer in layers.values():
-        counts = _PROBED if layer.weight.numel() < _LARGE else _PROBED_OUTPUT
-        inputs = torch.randn(counts[-1], layer.in_features, generator=generator, device=weight.device).to(layer.weight)
-        rows = max(rows, _limit(lambda n, layer=layer, x=inputs: F.linear(x[:n], layer.weight, layer.bias), counts))
+    rows = _fixed_rows(lambda rows: all(_same_at_every_place(layer, rows, generator) for layer in layers.values()))
     shape = (geometry.kv_heads, 2 * _CHUNK, geometry.width)
     keys, values = (torch.randn(shape, generator=generator, device=weight.device) for _ in "kv")
     query = torch.randn(geometry.kv_heads, _PROBED[-1], geometry.width, generator=generator, device=weight.device)
     visible = torch.zeros(1, 1, device=weight.device)
     queries = _limit(lambda n: attend(query[:, :n].contiguous(), keys, values, visible).transpose(0, 1), _PROBED)
     return RowLimits(rows=rows, queries=queries)
+
+
+def _fixed_rows(holds: Callable[[int], bool]) -> int:
+    """The least number of rows of a product for which ``holds`` is true."""
+    found = next(filter(holds, _ROWS), None)
+    if found is None:
+        raise varies(f"in products of {', '.join(map(str, _ROWS))} rows, the bits of a row depend on its place")
+    return found
+
+
+def _same_at_every_place(layer: torch.nn.Linear, rows: int, generator: torch.Generator) -> bool:
+    """Whether a row of a product of ``layer`` has the same bits wherever it is among ``rows`` rows."""
+    inputs = torch.randn(rows, layer.in_features, generator=generator, device=layer.weight.device).to(layer.weight)
+    step = 1 if layer.weight.numel() < _LARGE else rows // _SHIFTS
+    expected = F.linear(inputs, layer.weight, layer.bias)
+    return all(
+        torch.equal(F.linear(inputs.roll(shift, 0), layer.weight, layer.bias), expected.roll(shift, 0))
+        for shift in range(1, rows, step)
+    )
 
 
 def _limit(product: Callable[[int], Tensor], counts: Sequence[int]) -> int:
@@ -168,16 +186,21 @@ class OwnContexts(Cascade):
         return output.reshape(rows, heads, width)
 
 
-class Padded:
-    """``state`` in a pass with further rows at the end, whose output is 0."""
+class FixedRows(TorchFunctionMode):
+    """While it is entered, each linear layer is computed in products of ``rows`` rows."""
 
-    def __init__(self, state: AttentionState, rows: int) -> None:
-        self._state = state
+    def __init__(self, rows: int) -> None:
+        super().__init__()
         self._rows = rows
 
-    def attend(
-        self, layer: int, query_HSD: Tensor, key_KSD: Tensor, value_KSD: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
-        rows = self._rows
-        output = self._state.attend(layer, query_HSD[:, :rows], key_KSD[:, :rows], value_KSD[:, :rows], scaling, window)
-        return F.pad(output, (0, 0, 0, 0, 0, query_HSD.shape[1] - rows))
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return (self._linear if func is F.linear else func)(*args, **(kwargs or {}))
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        flat_SI = input.flatten(0, -2)
+        padded_SI = F.pad(flat_SI, (0, 0, 0, -len(flat_SI) % self._rows))
+        parts = [F.linear(part_RI, weight, bias) for part_RI in padded_SI.split(self._rows)]
+        output_SO = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return output_SO[: len(flat_SI)].view(*input.shape[:-1], -1)

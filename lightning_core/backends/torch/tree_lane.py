@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_core.backends.torch.batch_invariant import InvariantTree, OwnContexts, Padded, measure
+from lightning_core.backends.torch.batch_invariant import FixedRows, InvariantTree, OwnContexts, measure
 from lightning_core.backends.torch.decoding import Cascade
 from lightning_core.backends.torch.kv_pool import KVPool, Node, TokenArray, cached
 from lightning_core.backends.torch.layout import Layout
@@ -154,12 +154,9 @@ class TreeLane:
         inputs, positions = last_inputs(self.rows)
         self._cascade.begin()
         adapters = [row.adapter for row in self.rows]
-        logits_RV: Tensor = self._run(
-            self._model, inputs, positions, self._cascade, adapters, [1] * len(adapters)
-        ).logits
-        logits_RV = logits_RV[0, : len(adapters)]
+        outputs = self._run(self._model, inputs, positions, self._cascade, adapters, [1] * len(adapters))
         self._cascade.end()
-        sample_next(self.rows, logits_RV)
+        sample_next(self.rows, outputs.logits[0])
         self.sampled_tokens += len(self.rows)
         self.decode_steps += 1
 
@@ -279,14 +276,8 @@ class TreeLane:
     ) -> Any:
         """A pass of token runs with these ``adapters`` and ``lengths``."""
         exact = self._limits is not None
-        if self._limits is not None and (missing := self._limits.rows - len(tokens)) > 0:
-            state = Padded(state, len(tokens))
-            tokens, positions = (
-                np.pad(np.asarray(values), (0, missing), mode="edge") for values in (tokens, positions)
-            )
-            lengths = [*lengths[:-1], lengths[-1] + missing]
         mixed = nullcontext() if self._adapters is None else self._adapters.mix(adapters, lengths, uniform=exact)
-        with mixed:
+        with mixed, nullcontext() if self._limits is None else FixedRows(self._limits.rows):
             return model(
                 input_ids=self._tensor(tokens)[None],
                 position_ids=self._tensor(positions)[None],

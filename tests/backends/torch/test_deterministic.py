@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lightning_core.backends.backend import SamplingParams
-from lightning_core.backends.torch.batch_invariant import _limit
+from lightning_core.backends.torch.batch_invariant import _fixed_rows, _limit
 from lightning_core.backends.torch.engine import SampledModel, TorchBackend
 from lightning_core.backends.torch.lanes import make_lane
 from lightning_core.errors import TrainingError
@@ -152,3 +152,6 @@ def test_a_machine_whose_products_always_depend_on_their_rows_is_refused():
     with pytest.raises(TrainingError, match=r"up to 129 rows, with \d+ threads.*trainer.threads: 1"):
         _limit(lambda rows: torch.full((rows, 2), float(rows)), (1, 8, 64, 129, 160))
     assert _limit(lambda rows: torch.full((rows, 2), float(rows > 5)), (1, 4, 5, 6, 7, 8, 64)) == 8
+    assert _fixed_rows(lambda rows: rows > 40) == 64
+    with pytest.raises(TrainingError, match=r"products of 32, 64, 128 rows.*trainer.threads: 1"):
+        _fixed_rows(lambda rows: False)
