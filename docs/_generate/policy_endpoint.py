@@ -18,7 +18,7 @@ from lightning_core.chat.formats.base import ToolCall
 from lightning_core.chat.tool_formats import FORMATS
 from lightning_core.dialects import ALL_DIALECTS
 from lightning_core.dialects.fields import UnsupportedField
-from lightning_core.endpoint.limits import Limits
+from lightning_core.endpoint.transport.limits import Limits
 from tests.chat.chat_families import FAMILIES
 from tests.chat.native_templates import FORMATS as NATIVE
 from tests.chat.native_templates import LOCAL

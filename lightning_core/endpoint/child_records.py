@@ -20,11 +20,11 @@ from lightning_core.capture import ActiveRollout, find_rollout
 from lightning_core.capture.signatures import SIGNATURE, is_record_signed
 from lightning_core.capture.spans import deliver, export
 from lightning_core.dialects import openai_chat as chat_completions
-from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.otlp_receiver import MAX_SPANS
-from lightning_core.endpoint.receive import read_body, read_json
 from lightning_core.endpoint.refusals import error_response
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session, Sessions
+from lightning_core.endpoint.transport.limits import Limits
+from lightning_core.endpoint.transport.receive import read_body, read_json
 from lightning_core.errors import PolicyRequestError
 from lightning_core.propagation.children.sender import PATH as RELATIVE_PATH
 from lightning_core.trace import SpanRecord

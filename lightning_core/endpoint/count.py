@@ -16,11 +16,11 @@ from lightning_core.dialects import anthropic_messages as messages
 from lightning_core.dialects import gemini
 from lightning_core.dialects import openai_responses as responses
 from lightning_core.dialects.dialect import Dialect
-from lightning_core.endpoint.forward import Forwarder
+from lightning_core.endpoint.forwarding.forward import Forwarder
+from lightning_core.endpoint.forwarding.upstream import Remote
 from lightning_core.endpoint.record import AuxiliarySpan
 from lightning_core.endpoint.request import IncomingRequest
 from lightning_core.endpoint.respond import Responder
-from lightning_core.endpoint.upstream import Remote
 from lightning_core.errors import PolicyRequestError, UpstreamRefusal
 from lightning_core.trace import COUNT
 

@@ -12,9 +12,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from lightning_core.dialects import gemini
-from lightning_core.endpoint.limits import Limits
 from lightning_core.endpoint.request import IncomingRequest, RequestHandler
 from lightning_core.endpoint.sessions import Sessions
+from lightning_core.endpoint.transport.limits import Limits
 from lightning_core.trace import COUNT
 
 Respond = Callable[[IncomingRequest], Awaitable[Response]]

@@ -6,9 +6,9 @@ from typing import Protocol
 
 from lightning_core.capture.address import Address
 from lightning_core.endpoint.activity import Silence
-from lightning_core.endpoint.known_agents import Verdict
+from lightning_core.endpoint.agents.known_agents import Verdict
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.endpoint.recorded import RecordedResponses
-from lightning_core.endpoint.routing import Routing
 
 
 class Endpoint(Protocol):

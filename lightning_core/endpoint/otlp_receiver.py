@@ -18,11 +18,11 @@ from lightning_core.capture import find_rollout
 from lightning_core.capture.address import Address
 from lightning_core.capture.spans import deliver
 from lightning_core.chat.json_text import kind_of
-from lightning_core.endpoint.large_work import UNKNOWN
-from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.receive import plain_body, read_body, read_json
 from lightning_core.endpoint.refusals import credentials
 from lightning_core.endpoint.sessions import Sessions
+from lightning_core.endpoint.transport.large_work import UNKNOWN
+from lightning_core.endpoint.transport.limits import Limits
+from lightning_core.endpoint.transport.receive import plain_body, read_body, read_json
 from lightning_core.errors import MissingExtra, PolicyRequestError
 from lightning_core.otel import join_spans, spans_from_otlp, spans_from_protobuf
 from lightning_core.trace import OPERATION, SpanRecord

@@ -14,8 +14,8 @@ from lightning_core.capture.address import Address
 from lightning_core.capture.call_spans import OpenCallSpan
 from lightning_core.chat.chat import RenderedPrompt
 from lightning_core.dialects.exchange import ChatRequest, Choice, UpstreamResponse
+from lightning_core.endpoint.forwarding.upstream import Remote
 from lightning_core.endpoint.request_body import refused_call
-from lightning_core.endpoint.upstream import Remote
 from lightning_core.errors import OverloadError, PolicyRequestError, describe
 from lightning_core.propagation.providers import host_of
 from lightning_core.trace import pack

@@ -19,10 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from lightning_core.capture import find_rollout
 from lightning_core.capture.address import Address
 from lightning_core.dialects.dialect import Dialect
-from lightning_core.endpoint.event_stream import EventStream, disconnected
-from lightning_core.endpoint.large_work import UNKNOWN, T
-from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.receive import check_strings, check_values, plain_body, read_body, read_json
+from lightning_core.endpoint.agents.signed_origin import trusted_headers
 from lightning_core.endpoint.record import ModelSpan
 from lightning_core.endpoint.refusals import (
     address_of,
@@ -34,7 +31,10 @@ from lightning_core.endpoint.refusals import (
     status_of,
 )
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, RequestKey, Session, Sessions, abort
-from lightning_core.endpoint.signed_origin import trusted_headers
+from lightning_core.endpoint.transport.event_stream import EventStream, disconnected
+from lightning_core.endpoint.transport.large_work import UNKNOWN, T
+from lightning_core.endpoint.transport.limits import Limits
+from lightning_core.endpoint.transport.receive import check_strings, check_values, plain_body, read_body, read_json
 from lightning_core.errors import (
     HostedToolError,
     OverloadError,

@@ -16,20 +16,20 @@ from lightning_core.content.shared_content import KeptText
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.exchange import ChatRequest, ResponseContext, model_name
 from lightning_core.dialects.fields import collect_notes
-from lightning_core.endpoint.event_stream import EventStream
-from lightning_core.endpoint.forward import Forwarder, answer_recorded
-from lightning_core.endpoint.known_agents import Decision, KnownAgents
-from lightning_core.endpoint.large_work import BYTES_OF_TOKEN
-from lightning_core.endpoint.limits import Limits
+from lightning_core.endpoint.agents.known_agents import Decision, KnownAgents
+from lightning_core.endpoint.agents.roles import RoleOfCall
+from lightning_core.endpoint.agents.routing import DEFAULT_AGENT
+from lightning_core.endpoint.forwarding.forward import Forwarder, answer_recorded
+from lightning_core.endpoint.forwarding.upstream import Remote
 from lightning_core.endpoint.prompts import note_unknown_variables, render_prompts, warn_of_hosted_tools
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.refusals import unserved_model
 from lightning_core.endpoint.request import IncomingRequest
-from lightning_core.endpoint.roles import RoleOfCall
-from lightning_core.endpoint.routing import DEFAULT_AGENT
 from lightning_core.endpoint.sample import Sampler, SamplingJob, seeded
 from lightning_core.endpoint.sessions import Session
-from lightning_core.endpoint.upstream import Remote
+from lightning_core.endpoint.transport.event_stream import EventStream
+from lightning_core.endpoint.transport.large_work import BYTES_OF_TOKEN
+from lightning_core.endpoint.transport.limits import Limits
 from lightning_core.trace import POLICY
 
 

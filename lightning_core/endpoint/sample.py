@@ -17,11 +17,11 @@ from lightning_core.chat.messages import Message
 from lightning_core.dialects.dialect import StreamWriter
 from lightning_core.dialects.exchange import ChatRequest, Choice
 from lightning_core.endpoint.constraints import constrain, explain
-from lightning_core.endpoint.large_work import BYTES_OF_TOKEN
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.recorded import recorded_deltas
 from lightning_core.endpoint.sessions import Session
 from lightning_core.endpoint.streaming import StopSearch, cut, hold
+from lightning_core.endpoint.transport.large_work import BYTES_OF_TOKEN
 from lightning_core.errors import ConstraintError, ContextOverflowError
 from lightning_core.trace import Call, pack
 

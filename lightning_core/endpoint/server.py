@@ -38,17 +38,15 @@ from lightning_core.dialects import openai_responses as responses
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.endpoint import child_records, otlp_receiver
 from lightning_core.endpoint.activity import Silence, calls_of, silence_of, waited_by
-from lightning_core.endpoint.agent_urls import AddressedApp
+from lightning_core.endpoint.agents.agent_urls import AddressedApp
+from lightning_core.endpoint.agents.known_agents import KnownAgents, Verdict
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.endpoint.child_records import ChildRecords
 from lightning_core.endpoint.count import COMPACT, COUNTS, GEMINI, compact, count_tokens
-from lightning_core.endpoint.direct_routes import DirectRoutes
-from lightning_core.endpoint.forward import EMBEDDINGS, Forwarder
+from lightning_core.endpoint.forwarding.forward import EMBEDDINGS, Forwarder
+from lightning_core.endpoint.forwarding.passthrough import Passthrough
+from lightning_core.endpoint.forwarding.upstream import UpstreamServer
 from lightning_core.endpoint.google import google_routes
-from lightning_core.endpoint.guard import Guard, Protection, dialect_of, is_anthropic
-from lightning_core.endpoint.known_agents import KnownAgents, Verdict
-from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.listening import ServerThread, listen
-from lightning_core.endpoint.passthrough import Passthrough
 from lightning_core.endpoint.recorded import RecordedResponses
 from lightning_core.endpoint.refusals import (
     address_of,
@@ -59,9 +57,11 @@ from lightning_core.endpoint.refusals import (
 )
 from lightning_core.endpoint.request import RequestHandler
 from lightning_core.endpoint.respond import Responder
-from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session, Sessions, stop
-from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.endpoint.transport.direct_routes import DirectRoutes
+from lightning_core.endpoint.transport.guard import Guard, Protection, dialect_of, is_anthropic
+from lightning_core.endpoint.transport.limits import Limits
+from lightning_core.endpoint.transport.listening import ServerThread, listen
 from lightning_core.errors import InfrastructureError, PolicyRequestError, describe
 from lightning_core.trace import COUNT
 

@@ -15,11 +15,11 @@ from lightning_core.capture.address import Address
 from lightning_core.chat.chat import Memory
 from lightning_core.chat.conversations import Conversations, SampledConversations
 from lightning_core.chat.messages import Message
-from lightning_core.endpoint.large_work import LargeWork
-from lightning_core.endpoint.limits import Limits
+from lightning_core.endpoint.agents.roles import Roles
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.endpoint.recorded import RecordedResponses
-from lightning_core.endpoint.roles import Roles
-from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.transport.large_work import LargeWork
+from lightning_core.endpoint.transport.limits import Limits
 from lightning_core.endpoint.waiting import LoopLag, WaitingTime
 from lightning_core.errors import CallLimitError, ConfigError, OverloadError, PolicyRequestError, Repeats
 from lightning_core.propagation.providers import KEY_HEADERS

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lightning_core.capture.run import ToolRunner
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.endpoint.recorded import RecordedResponses
-from lightning_core.endpoint.routing import Routing
 from lightning_core.records.store import LEFT_OUT, Status
 from lightning_core.trace import SpanRecord, Trace
 

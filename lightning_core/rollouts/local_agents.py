@@ -14,13 +14,13 @@ from lightning_core.backends.gate import SharedBackend
 from lightning_core.capture.integration import installed
 from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
+from lightning_core.endpoint.agents.routing import Routing
+from lightning_core.endpoint.forwarding.upstream import upstream_target
 from lightning_core.endpoint.interface import Endpoint
-from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
-from lightning_core.endpoint.shard_messages import ChatSettings
-from lightning_core.endpoint.sharded import ShardedEndpoint
-from lightning_core.endpoint.upstream import upstream_target
+from lightning_core.endpoint.transport.limits import Limits
+from lightning_core.endpoint.workers.messages import ChatSettings
+from lightning_core.endpoint.workers.sharded import ShardedEndpoint
 from lightning_core.otel import exporting
 from lightning_core.propagation.process_patches import process_patches
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout

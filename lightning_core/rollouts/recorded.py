@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.config import Config
-from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.records.commit import commit_changed
 from lightning_core.records.configs import changed_settings
 from lightning_core.records.store import LEFT_OUT, Phase, RolloutRecord, Store

@@ -27,9 +27,9 @@ from lightning_core.capture.folders import remove_folders
 from lightning_core.capture.mark import get_mark
 from lightning_core.config.sections import Rollouts
 from lightning_core.content.shared_content import without
+from lightning_core.endpoint.agents.known_agents import Verdict
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.endpoint.interface import Endpoint
-from lightning_core.endpoint.known_agents import Verdict
-from lightning_core.endpoint.routing import Routing
 from lightning_core.errors import ConfigError, InfrastructureError, MissingRewardError, RewardError, describe, show
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.concurrency import ConcurrencyLimit, Slot

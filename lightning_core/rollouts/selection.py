@@ -18,8 +18,8 @@ from lightning_core.config.command import CommandSection
 from lightning_core.config.prompts import make_prompts
 from lightning_core.config.resolve import agents_policies
 from lightning_core.credit import Episode
-from lightning_core.endpoint.known_agents import misspelt_names, unknown_names, unknown_selectors
-from lightning_core.endpoint.routing import DEFAULT_AGENT, AuxiliaryCalls, NamedCalls, Routing
+from lightning_core.endpoint.agents.known_agents import misspelt_names, unknown_names, unknown_selectors
+from lightning_core.endpoint.agents.routing import DEFAULT_AGENT, AuxiliaryCalls, NamedCalls, Routing
 from lightning_core.errors import ConfigError, TrainingError, did_you_mean, plural
 from lightning_core.propagation.providers import is_listed
 from lightning_core.records.agent_paths import ambiguous_paths

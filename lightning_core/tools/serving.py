@@ -23,12 +23,12 @@ from lightning_core.config import Config
 from lightning_core.config.prompts import make_prompts
 from lightning_core.content.shared_content import SharedContent
 from lightning_core.dialects.exchange import Message
-from lightning_core.endpoint.guard import Protection, Tls
-from lightning_core.endpoint.large_work import LargeWork
-from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.routing import DEFAULT_AGENT, Routing
+from lightning_core.endpoint.agents.routing import DEFAULT_AGENT, Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.sessions import Session, Sessions, keys_of
+from lightning_core.endpoint.transport.guard import Protection, Tls
+from lightning_core.endpoint.transport.large_work import LargeWork
+from lightning_core.endpoint.transport.limits import Limits
 from lightning_core.errors import ConfigError
 from lightning_core.propagation.providers import is_loopback
 from lightning_core.trace import SpanRecord

@@ -23,7 +23,7 @@ from typing import Any
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.config.sections import Rollouts
-from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.local_agents import patched

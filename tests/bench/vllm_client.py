@@ -14,7 +14,7 @@ import time
 
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.backends.vllm.backend import VllmBackend
-from lightning_core.endpoint.event_loop import new_event_loop
+from lightning_core.endpoint.transport.event_loop import new_event_loop
 from tests.bench.null_model import tokens
 
 STREAMS = 64

@@ -26,10 +26,10 @@ from lightning_core import rollout
 from lightning_core.backends.vllm.api import ServerInfo
 from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.chat.chat import Chat
-from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
-from lightning_core.endpoint.shard_messages import ChatSettings
-from lightning_core.endpoint.sharded import ShardedEndpoint
+from lightning_core.endpoint.workers.messages import ChatSettings
+from lightning_core.endpoint.workers.sharded import ShardedEndpoint
 from tests.bench.endpoint import WORDS
 from tests.bench.http_load import UNIQUE, Order
 from tests.bench.our_gateway import load_tokenizer

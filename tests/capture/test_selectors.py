@@ -12,7 +12,7 @@ from lightning_core import load_config, rollout
 from lightning_core.capture import scope
 from lightning_core.capture.selectors import find_selector, is_known, matches, may_overlap
 from lightning_core.credit.grouping import agent_family
-from lightning_core.endpoint.routing import AuxiliaryCalls, Routing
+from lightning_core.endpoint.agents.routing import AuxiliaryCalls, Routing
 from lightning_core.errors import ConfigError
 from lightning_core.records.ledger import routes
 from lightning_core.rollouts.selection import routing_of, trained_agents

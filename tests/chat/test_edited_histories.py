@@ -18,8 +18,8 @@ from lightning_core.chat.chat import Memory, RenderedPrompt
 from lightning_core.chat.conversations import CHANGES, cause_of
 from lightning_core.chat.tool_formats import FORMATS, ToolCall
 from lightning_core.dialects import openai_chat
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.endpoint.prompts import render_prompts
-from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.sessions import Session
 from tests.chat.chat_families import FAMILIES, Family, encode, make_chat, make_tokenizer
 

@@ -15,8 +15,8 @@ from lightning_core.chat.chat import Memory
 from lightning_core.chat.reasoning import THINK
 from lightning_core.dialects.exchange import ChatRequest
 from lightning_core.dialects.requirements import OutputRequirements
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.endpoint.constraints import constrain
-from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.sessions import Session
 from lightning_core.endpoint.streaming import HeldText, cut
 from tests.chat.chat_families import FAMILIES, Family, FamilyBackend, encode, make_chat

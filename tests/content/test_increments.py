@@ -10,7 +10,7 @@ import numpy as np
 from lightning_core import trace as tr
 from lightning_core.content.increments import Increments
 from lightning_core.content.shared_content import SharedAttributes, SharedContent
-from lightning_core.endpoint.shard_messages import SentSpan, decode, encode
+from lightning_core.endpoint.workers.messages import SentSpan, decode, encode
 from tests.content.test_shared_content import conversation
 
 

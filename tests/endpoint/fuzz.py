@@ -22,9 +22,9 @@ from lightning_core.dialects import chat_completions, completions, gemini, messa
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.unknown import OtherFormat
 from lightning_core.endpoint.count import COMPACT, COUNTS
-from lightning_core.endpoint.forward import EMBEDDINGS
+from lightning_core.endpoint.forwarding.forward import EMBEDDINGS
+from lightning_core.endpoint.forwarding.upstream import UpstreamServer
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
-from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.propagation.shapes import ORIGIN_PATH
 from lightning_core.tools.serving import ServingEndpoint
 from tests.endpoint.fuzz_bodies import ARGUMENTS, Bodies, clone

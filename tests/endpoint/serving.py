@@ -13,8 +13,8 @@ from lightning_core import Call, rollout, trace_to_transitions, transitions_to_r
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import ActiveRollout, current_address, scope
 from lightning_core.chat.chat import Chat
+from lightning_core.endpoint.forwarding.upstream import UpstreamServer
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
-from lightning_core.endpoint.upstream import UpstreamServer
 
 TRAINED = Routing(trained=frozenset({"writer"}), temperature=0.7, max_tokens=64)
 WRITER = Routing(trained=frozenset({"writer"}))

@@ -22,7 +22,7 @@ from langchain_openai.chat_models import _client_utils
 from pydantic import SecretStr
 
 from lightning_core.capture.address import Address
-from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.testing import open_playground
 from tests.endpoint.serving import serve

@@ -17,8 +17,8 @@ from lightning_core import rollout, trace_to_transitions
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import current_address, scope
 from lightning_core.capture.signatures import sign_origin
+from lightning_core.endpoint.forwarding.upstream import UpstreamServer
 from lightning_core.endpoint.server import Routing
-from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.testing.recording_server import RecordingServer, recording_server
 from tests.endpoint.serving import HI, TRAINED, client_in_scope, serve, serve_backend, serve_upstream
 

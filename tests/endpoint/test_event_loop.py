@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 
-from lightning_core.endpoint.event_loop import new_event_loop
+from lightning_core.endpoint.transport.event_loop import new_event_loop
 
 
 def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be():

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
-from lightning_core.endpoint.guard import RateLimit, Tls
 from lightning_core.endpoint.server import Routing
+from lightning_core.endpoint.transport.guard import RateLimit, Tls
 from lightning_core.errors import ConfigError
 from lightning_core.tools.serving import ServingEndpoint
 from tests.dialects.test_fields import LEAST

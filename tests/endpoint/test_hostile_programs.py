@@ -23,9 +23,9 @@ from lightning_core.capture.signatures import (
     sign_record,
 )
 from lightning_core.endpoint import child_records
-from lightning_core.endpoint.event_stream import EventStream
-from lightning_core.endpoint.large_work import SMALL
 from lightning_core.endpoint.server import PolicyEndpoint
+from lightning_core.endpoint.transport.event_stream import EventStream
+from lightning_core.endpoint.transport.large_work import SMALL
 from lightning_core.propagation import endpoint_environment
 from lightning_core.propagation.children.keys import KeyAddress, bind_key
 from lightning_core.testing.recording_server import RecordingServer

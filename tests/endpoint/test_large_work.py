@@ -23,10 +23,10 @@ from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import ActiveRollout
 from lightning_core.capture.signatures import SIGNATURE, sign_record
 from lightning_core.chat.turns import squeeze
-from lightning_core.endpoint.large_work import LONG, SMALL, LargeWork
-from lightning_core.endpoint.receive import read_json
-from lightning_core.endpoint.routing import NamedCalls, Routing
+from lightning_core.endpoint.agents.routing import NamedCalls, Routing
 from lightning_core.endpoint.server import PolicyEndpoint
+from lightning_core.endpoint.transport.large_work import LONG, SMALL, LargeWork
+from lightning_core.endpoint.transport.receive import read_json
 from lightning_core.errors import PolicyRequestError
 from lightning_core.testing.recording_server import RecordingServer
 from tests.dialects.test_fields import LEAST

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_core.endpoint.roles import RoleOfCall, Roles
-from lightning_core.endpoint.routing import NamedCalls, Routing
+from lightning_core.endpoint.agents.roles import RoleOfCall, Roles
+from lightning_core.endpoint.agents.routing import NamedCalls, Routing
 
 Body = dict[str, Any]
 QUESTION = "What is the capital of France?"

@@ -21,8 +21,8 @@ from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.dialects import DIALECTS
 from lightning_core.dialects import anthropic_messages as messages
 from lightning_core.dialects.dialect import Dialect
-from lightning_core.endpoint.receive import check_values
 from lightning_core.endpoint.server import Limits, PolicyEndpoint
+from lightning_core.endpoint.transport.receive import check_values
 from lightning_core.errors import PolicyRequestError
 from tests.dialects.test_fields import LEAST
 from tests.endpoint.serving import (

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from lightning_core.endpoint import server_client
-from lightning_core.endpoint.routing import Routing
-from lightning_core.endpoint.server_client import ServerClient
+from lightning_core.endpoint.agents.routing import Routing
+from lightning_core.endpoint.transport import server_client
+from lightning_core.endpoint.transport.server_client import ServerClient
 from tests.endpoint.closing_server import Behaviour, closing_server
 from tests.endpoint.serving import HI, client_in_rollout, serve
 

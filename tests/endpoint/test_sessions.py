@@ -9,9 +9,9 @@ from collections.abc import Generator
 import pytest
 
 from lightning_core.capture.address import Address
-from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.endpoint.sessions import Session, Sessions
+from lightning_core.endpoint.transport.limits import Limits
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from lightning_core.endpoint.routing import Routing
-from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.endpoint.agents.routing import Routing
+from lightning_core.endpoint.forwarding.upstream import UpstreamServer
 from tests.endpoint.serving import HI, client_in_rollout, serve
 
 ANSWER = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "far"}, "finish_reason": "stop"}]}

@@ -25,16 +25,16 @@ from lightning_core.backends.vllm.backend import VllmBackend
 from lightning_core.capture import scope
 from lightning_core.capture.address import Address
 from lightning_core.chat.chat import Chat
-from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.agents.routing import Routing
+from lightning_core.endpoint.forwarding.upstream import UpstreamServer
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.sessions import Session
-from lightning_core.endpoint.shard import Shard
-from lightning_core.endpoint.shard_memory import ShardMemory
-from lightning_core.endpoint.shard_messages import load
-from lightning_core.endpoint.shard_process import ShardSessions
-from lightning_core.endpoint.sharded import ShardedEndpoint
-from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.endpoint.transport.limits import Limits
+from lightning_core.endpoint.workers.memory import ShardMemory
+from lightning_core.endpoint.workers.messages import load
+from lightning_core.endpoint.workers.process import ShardSessions
+from lightning_core.endpoint.workers.shard import Shard
+from lightning_core.endpoint.workers.sharded import ShardedEndpoint
 from lightning_core.errors import ConfigError, InfrastructureError, OverloadError
 from lightning_core.propagation.children.keys import KeyAddress, bind_key
 from lightning_core.rollouts.attempt import Attempt, Rollout
@@ -211,7 +211,7 @@ def test_a_worker_is_replaced_until_one_works(
 def test_an_interrupt_ends_workers_that_start(
     served: tuple[ModelServer, VllmBackend, ShardedEndpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightning_core.endpoint.shard.command", lambda *_: ["sleep", "600"])
+    monkeypatch.setattr("lightning_core.endpoint.workers.shard.command", lambda *_: ["sleep", "600"])
     upstream = UpstreamServer(base_url="http://127.0.0.1:1/v1", connections=5)
     endpoint = ShardedEndpoint(served[1], {}, workers=2, upstream=upstream)
     divided = load(endpoint._settings)[1][0].upstream

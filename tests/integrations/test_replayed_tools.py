@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.rollouts.runner import Runner

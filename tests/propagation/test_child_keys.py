@@ -12,7 +12,7 @@ import pytest
 
 from lightning_core.capture import ActiveRollout, outside_rollout
 from lightning_core.capture.signatures import sign
-from lightning_core.endpoint.agent_urls import name_agent, split_path
+from lightning_core.endpoint.agents.agent_urls import name_agent, split_path
 from lightning_core.propagation.children.keys import (
     KeyAddress,
     bind_key,

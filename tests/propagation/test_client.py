@@ -21,7 +21,7 @@ from lightning_core.capture import ActiveRollout, bind, current_address, outside
 from lightning_core.capture.address import Address
 from lightning_core.capture.context import is_capturing
 from lightning_core.capture.patching import Patches
-from lightning_core.endpoint.upstream import upstream_target
+from lightning_core.endpoint.forwarding.upstream import upstream_target
 from lightning_core.errors import ConfigError, StrayCallError
 from lightning_core.propagation.clients import install_client
 from lightning_core.testing.recording_server import RecordingServer

@@ -33,7 +33,7 @@ from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import scope
 from lightning_core.chat.chat import Chat
 from lightning_core.config.sections import Rollouts
-from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.testing.recording_server import serve_app
 

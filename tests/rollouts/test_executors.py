@@ -182,7 +182,7 @@ PROGRAM = """
     from lightning_core.backends.scripted import ScriptedBackend
     from lightning_core.chat.chat import Chat
     from lightning_core.config.sections import Rollouts
-    from lightning_core.endpoint.routing import Routing
+    from lightning_core.endpoint.agents.routing import Routing
     from lightning_core.endpoint.server import PolicyEndpoint
     from lightning_core.rollouts.attempt import Job
     from lightning_core.rollouts.runner import Runner

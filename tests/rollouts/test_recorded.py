@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from lightning_core import Config, load_config
-from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.records.store import RolloutRecord, Store
 from lightning_core.rollouts.attempt import Attempt, Job, Record, Rollout
 from lightning_core.rollouts.jobs import make_jobs, pick_tasks

@@ -15,9 +15,9 @@ from lightning_core import Call, trace_to_transitions, transitions_to_rows
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.config.sections import Rollouts
-from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.agents.routing import Routing
+from lightning_core.endpoint.forwarding.upstream import UpstreamServer
 from lightning_core.endpoint.server import PolicyEndpoint
-from lightning_core.endpoint.upstream import UpstreamServer
 from lightning_core.rollouts.attempt import Job, Rollout
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.rollouts.runner import Runner

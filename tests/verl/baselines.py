@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from verl.workers.rollout.replica import TokenOutput
 
 from lightning_core.chat.chat import Chat
-from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.model.source import load_tokenizer
 from lightning_core.records.store import Store
 from lightning_core.tools.serving import ServingEndpoint

@@ -11,7 +11,7 @@ from lightning_core.config.prompts import PromptSections
 from lightning_core.config.signal_sections import SignalSection, StreamKind
 from lightning_core.config.source import KeyPath
 from lightning_core.config.types import CallableName, Count, Names, Positive, Section
-from lightning_core.endpoint.api_key import read_api_key
+from lightning_core.endpoint.transport.api_key import read_api_key
 from lightning_core.trace import BASE, POLICY
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import httpx
 import numpy as np
 
-from lightning_core.endpoint.api_key import read_api_key
+from lightning_core.endpoint.transport.api_key import read_api_key
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError, describe
 from lightning_core.signals.distill.section import Distill
 from lightning_core.trace import Floats

@@ -19,8 +19,8 @@ import httpx
 
 from lightning_core.capture import ActiveRollout, current_address, rollout, scope
 from lightning_core.credit import Episode
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.endpoint.interface import Endpoint
-from lightning_core.endpoint.routing import Routing
 from lightning_core.errors import InfrastructureError, describe
 from lightning_core.records.store import RolloutRecord, step_of
 from lightning_core.signals.judge.section import JUDGE, Criterion, Judge

@@ -19,7 +19,7 @@ from lightning_core.tools.cli.messages import say
 from lightning_core.tools.cli.numbers import port, whole
 
 if TYPE_CHECKING:
-    from lightning_core.endpoint.guard import Tls
+    from lightning_core.endpoint.transport.guard import Tls
     from lightning_core.tools.serving import ServingEndpoint
 
 API_KEY_ENV = "LIGHTNING_API_KEY"
@@ -167,7 +167,7 @@ def _api_key(options: argparse.Namespace) -> str | None:
 
 
 def _tls(options: argparse.Namespace) -> Tls | None:
-    from lightning_core.endpoint.guard import Tls
+    from lightning_core.endpoint.transport.guard import Tls
 
     return None if options.tls_cert is None else Tls(certificate=Path(options.tls_cert), key=Path(options.tls_key))
 

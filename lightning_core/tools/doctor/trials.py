@@ -16,7 +16,7 @@ from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
 from lightning_core.config.resolve import policy_settings
 from lightning_core.config.sections import Otlp, UpstreamSection
-from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.errors import LightningError, plural
 from lightning_core.observers.open import make_display
 from lightning_core.observers.progress import Progress

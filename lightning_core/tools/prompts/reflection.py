@@ -11,7 +11,7 @@ import httpx
 
 from lightning_core.capture.context import outside_rollout
 from lightning_core.config import Config
-from lightning_core.endpoint.api_key import read_api_key
+from lightning_core.endpoint.transport.api_key import read_api_key
 from lightning_core.errors import ConfigError, InfrastructureError, fold
 from lightning_core.tools.interchange.retries import NoAnswer, request_object
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_core.endpoint.routing import NamedCalls
+    from lightning_core.endpoint.agents.routing import NamedCalls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,9 @@ class CallNames:
 
     @cached_property
     def _named(self) -> Sequence[NamedCalls]:
-        from lightning_core.endpoint.routing import NamedCalls  # not before the first call: its import takes long
+        from lightning_core.endpoint.agents.routing import (
+            NamedCalls,
+        )  # not before the first call: its import takes long
 
         return [NamedCalls(**fields) for fields in self.rules]
 

@@ -23,11 +23,11 @@ from lightning_core.config.sections import UpstreamSection
 from lightning_core.dialects import DIALECTS, chat_completions, gemini, messages, responses
 from lightning_core.dialects.dialect import Dialect
 from lightning_core.dialects.exchange import ChatRequest, ResponseCounts
-from lightning_core.endpoint.known_response import known_choice, write_known
-from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.listening import ServerThread, listen
-from lightning_core.endpoint.receive import read_body, read_json
+from lightning_core.endpoint.forwarding.known_response import known_choice, write_known
 from lightning_core.endpoint.refusals import error_response
+from lightning_core.endpoint.transport.limits import Limits
+from lightning_core.endpoint.transport.listening import ServerThread, listen
+from lightning_core.endpoint.transport.receive import read_body, read_json
 from lightning_core.errors import PolicyRequestError, fold, plural
 from lightning_core.tools.replay.responses import RecordedResponse, ResponsePool, conversation_key
 from lightning_core.tools.serving import RecentResponses

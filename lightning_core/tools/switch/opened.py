@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
-from lightning_core.endpoint.api_key import read_api_key
-from lightning_core.endpoint.guard import Tls
+from lightning_core.endpoint.transport.api_key import read_api_key
+from lightning_core.endpoint.transport.guard import Tls
 from lightning_core.errors import ConfigError
 from lightning_core.propagation.providers import is_loopback
 from lightning_core.tools.served_model import resolve_served

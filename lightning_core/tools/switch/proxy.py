@@ -20,14 +20,14 @@ from starlette.types import Receive, Scope, Send
 
 from lightning_core.capture.address import AGENT_HEADER
 from lightning_core.chat.json_text import show_json
-from lightning_core.endpoint.agent_urls import split_path
-from lightning_core.endpoint.event_stream import disconnected
-from lightning_core.endpoint.guard import dialect_of
-from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.receive import check_strings, check_values, plain_body, read_body, read_json
+from lightning_core.endpoint.agents.agent_urls import split_path
 from lightning_core.endpoint.refusals import credentials, error_response
-from lightning_core.endpoint.server_client import ServerClient
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Sessions
+from lightning_core.endpoint.transport.event_stream import disconnected
+from lightning_core.endpoint.transport.guard import dialect_of
+from lightning_core.endpoint.transport.limits import Limits
+from lightning_core.endpoint.transport.receive import check_strings, check_values, plain_body, read_body, read_json
+from lightning_core.endpoint.transport.server_client import ServerClient
 from lightning_core.errors import COUNTED, PolicyRequestError, Repeats, describe
 from lightning_core.tools.record.naming import CallNames
 from lightning_core.tools.record.observed import ObservedCall

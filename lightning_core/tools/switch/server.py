@@ -20,13 +20,13 @@ from starlette.routing import Route
 from lightning_core.capture.address import Address
 from lightning_core.chat.json_text import show_json
 from lightning_core.dialects import openai_chat
-from lightning_core.endpoint.guard import Guard, Protection, Tls
-from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.listening import ServerThread, listen
-from lightning_core.endpoint.receive import read_body, read_json
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.endpoint.refusals import credentials, error_response
-from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.sessions import UNKNOWN_KEY, Session
+from lightning_core.endpoint.transport.guard import Guard, Protection, Tls
+from lightning_core.endpoint.transport.limits import Limits
+from lightning_core.endpoint.transport.listening import ServerThread, listen
+from lightning_core.endpoint.transport.receive import read_body, read_json
 from lightning_core.errors import ConfigError, LightningError, PolicyRequestError, describe
 from lightning_core.tools.serving import SingleSession, check_access
 from lightning_core.tools.switch.arm import Arm

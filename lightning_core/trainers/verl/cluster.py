@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from lightning_core.config import Config
-from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.records.store import Store
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.collect import Collector

@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning_core.backends.verl import LLMClient, VerlBackend
 from lightning_core.config import Config
-from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.model.constraint import Constraints
 from lightning_core.rollouts.attempt import Attempt, Job
 from lightning_core.rollouts.entry_points import load_agent, load_reward

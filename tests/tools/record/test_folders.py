@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
-from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.otel import read_traces
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.serving import ServingEndpoint

@@ -24,7 +24,7 @@ from lightning_core import trace as tr
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import outside_rollout
 from lightning_core.chat.chat import Chat
-from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.errors import ConfigError
 from lightning_core.otel import read_traces
 from lightning_core.otel.otlp import spans_from_otlp

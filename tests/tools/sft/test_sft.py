@@ -15,7 +15,7 @@ import yaml
 from lightning_core import Row, evaluate, fit, load_config
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
-from lightning_core.endpoint.routing import Routing
+from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.errors import ConfigError
 from lightning_core.model.source import load_model
 from lightning_core.observers.progress import SilentProgress

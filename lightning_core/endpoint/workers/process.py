@@ -25,12 +25,12 @@ from lightning_core.capture.run import ActiveRollout
 from lightning_core.content.increments import Increments
 from lightning_core.content.shared_content import SharedAttributes
 from lightning_core.endpoint.activity import to_state
-from lightning_core.endpoint.known_agents import Facts
-from lightning_core.endpoint.limits import Limits
+from lightning_core.endpoint.agents.known_agents import Facts
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.sessions import Session, Sessions, stop
-from lightning_core.endpoint.shard_memory import ShardMemory
-from lightning_core.endpoint.shard_messages import OpenMessage, SentSpan, ShardSettings, encode, load
+from lightning_core.endpoint.transport.limits import Limits
+from lightning_core.endpoint.workers.memory import ShardMemory
+from lightning_core.endpoint.workers.messages import OpenMessage, SentSpan, ShardSettings, encode, load
 from lightning_core.errors import ConfigError, describe
 from lightning_core.propagation.children.frames import Channel, framed, receive_bytes
 from lightning_core.trace import SpanRecord

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from lightning_core.chat.messages import Message
 from lightning_core.dialects.dialect import Dialect, StreamWriter
 from lightning_core.dialects.exchange import ChatRequest, Choice, ResponseContext, ResponseCounts
-from lightning_core.endpoint.event_stream import EventStream
+from lightning_core.endpoint.transport.event_stream import EventStream
 
 
 def known_choice(message: Message | None, finish_reason: str | None) -> Choice:

@@ -18,14 +18,14 @@ from starlette.types import Receive, Scope, Send
 from lightning_core.capture.address import AGENT_HEADER, MARK_HEADER
 from lightning_core.capture.signatures import ORIGIN, ORIGIN_AUTHORIZATION, SIGNATURE
 from lightning_core.dialects.unknown import SUPPORTED, OtherFormat
-from lightning_core.endpoint.event_stream import EventStream
-from lightning_core.endpoint.forward import Forwarder
-from lightning_core.endpoint.limits import Limits
+from lightning_core.endpoint.forwarding.forward import Forwarder
+from lightning_core.endpoint.forwarding.upstream import Remote, check_status
 from lightning_core.endpoint.record import CallSpan
 from lightning_core.endpoint.request import IncomingRequest, RequestHandler
 from lightning_core.endpoint.respond import Responder
 from lightning_core.endpoint.sessions import Sessions
-from lightning_core.endpoint.upstream import Remote, check_status
+from lightning_core.endpoint.transport.event_stream import EventStream
+from lightning_core.endpoint.transport.limits import Limits
 from lightning_core.errors import PolicyRequestError, UpstreamRefusal
 from lightning_core.propagation.shapes import ORIGIN_PATH
 

@@ -12,10 +12,10 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from lightning_core.endpoint.event_loop import new_event_loop
-from lightning_core.endpoint.guard import Tls
-from lightning_core.endpoint.limits import Limits
-from lightning_core.endpoint.receive import connection_class
+from lightning_core.endpoint.transport.event_loop import new_event_loop
+from lightning_core.endpoint.transport.guard import Tls
+from lightning_core.endpoint.transport.limits import Limits
+from lightning_core.endpoint.transport.receive import connection_class
 from lightning_core.errors import ConfigError, InfrastructureError
 
 _IDLE_SECONDS = 3600

@@ -23,11 +23,8 @@ from lightning_core.dialects.exchange import (
     model_name,
     stream_error,
 )
-from lightning_core.endpoint.event_stream import EventStream
-from lightning_core.endpoint.known_response import known_choice, write_known
-from lightning_core.endpoint.record import CallSpan, EmbeddingsSpan
-from lightning_core.endpoint.request import IncomingRequest
-from lightning_core.endpoint.upstream import (
+from lightning_core.endpoint.forwarding.known_response import known_choice, write_known
+from lightning_core.endpoint.forwarding.upstream import (
     Remote,
     UpstreamClient,
     UpstreamServer,
@@ -36,6 +33,9 @@ from lightning_core.endpoint.upstream import (
     read_event,
     with_headers,
 )
+from lightning_core.endpoint.record import CallSpan, EmbeddingsSpan
+from lightning_core.endpoint.request import IncomingRequest
+from lightning_core.endpoint.transport.event_stream import EventStream
 from lightning_core.errors import PolicyRequestError, UpstreamError, UpstreamRefusal, UpstreamStreamError, fold
 
 EMBEDDINGS = "/embeddings"

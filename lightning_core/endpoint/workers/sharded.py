@@ -24,18 +24,18 @@ from lightning_core.capture.run import ActiveRollout
 from lightning_core.capture.spans import deliver, export
 from lightning_core.content.shared_content import SharedContent
 from lightning_core.endpoint.activity import Silence, calls_of, restore, silence_of, waited_by
-from lightning_core.endpoint.known_agents import KnownAgents, Verdict
-from lightning_core.endpoint.limits import Limits
+from lightning_core.endpoint.agents.known_agents import KnownAgents, Verdict
+from lightning_core.endpoint.agents.roles import Roles
+from lightning_core.endpoint.agents.routing import Routing
+from lightning_core.endpoint.forwarding.upstream import UpstreamServer
 from lightning_core.endpoint.otlp_receiver import join_received
 from lightning_core.endpoint.recorded import RecordedResponses
-from lightning_core.endpoint.roles import Roles
-from lightning_core.endpoint.routing import Routing
 from lightning_core.endpoint.sessions import Session, Sessions
-from lightning_core.endpoint.shard import Shard, ShardMirror
-from lightning_core.endpoint.shard_memory import ShardMemory
-from lightning_core.endpoint.shard_messages import ChatSettings, OpenMessage, SentSpan, ShardSettings, dump
-from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.endpoint.transport.limits import Limits
 from lightning_core.endpoint.waiting import WaitingTime
+from lightning_core.endpoint.workers.memory import ShardMemory
+from lightning_core.endpoint.workers.messages import ChatSettings, OpenMessage, SentSpan, ShardSettings, dump
+from lightning_core.endpoint.workers.shard import Shard, ShardMirror
 from lightning_core.errors import COUNTED, ConfigError, InfrastructureError, describe
 from lightning_core.trace import SpanRecord
 

@@ -17,10 +17,10 @@ from lightning_core.capture.address import Address
 from lightning_core.chat.chat import Chat
 from lightning_core.content.increments import Increment, extend
 from lightning_core.content.shared_content import NOTHING, References, SharedAttributes, SharedContent
-from lightning_core.endpoint.limits import Limits
+from lightning_core.endpoint.agents.routing import Routing
+from lightning_core.endpoint.forwarding.upstream import UpstreamServer
 from lightning_core.endpoint.recorded import RecordedResponses
-from lightning_core.endpoint.routing import Routing
-from lightning_core.endpoint.upstream import UpstreamServer
+from lightning_core.endpoint.transport.limits import Limits
 from lightning_core.trace import SpanRecord
 
 _SIZE = struct.Struct("!I")

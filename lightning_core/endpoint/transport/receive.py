@@ -17,7 +17,7 @@ from starlette.requests import Request
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from lightning_core.chat.json_text import show_json
-from lightning_core.endpoint.limits import Limits
+from lightning_core.endpoint.transport.limits import Limits
 from lightning_core.errors import COUNTED, PolicyRequestError, Repeats
 from lightning_core.propagation.compression import SUPPORTED, decompress, encodings
 

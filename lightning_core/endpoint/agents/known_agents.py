@@ -25,8 +25,8 @@ from lightning_core.capture import find_rollout
 from lightning_core.capture.address import Address
 from lightning_core.capture.marks import mark_of, marked_agents
 from lightning_core.capture.selectors import as_yaml, is_known, matches
-from lightning_core.endpoint.roles import describe_call
-from lightning_core.endpoint.routing import DEFAULT_AGENT, Routing
+from lightning_core.endpoint.agents.roles import describe_call
+from lightning_core.endpoint.agents.routing import DEFAULT_AGENT, Routing
 from lightning_core.endpoint.sessions import Session
 from lightning_core.errors import ConfigError, PolicyRequestError, did_you_mean
 from lightning_core.trace import POLICY, REWARD_FUNCTION

@@ -14,13 +14,13 @@ from contextlib import suppress
 from typing import Any
 
 from lightning_core.backends.gate import GateState
-from lightning_core.endpoint.shard_messages import SentSpan, decode, dump
+from lightning_core.endpoint.workers.messages import SentSpan, decode, dump
 from lightning_core.errors import ConfigError, InfrastructureError
 from lightning_core.propagation.children.frames import Channel, command, framed, receive_bytes
 
 logger = logging.getLogger(__name__)
 
-_MODULE = "lightning_core.endpoint.shard_process"
+_MODULE = "lightning_core.endpoint.workers.process"
 _START_SECONDS = 120.0
 _END_SECONDS = 10.0
 _USUAL_LAG = 0.2

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from lightning_core.dialects.dialect import EVENT_END, event_data
-from lightning_core.endpoint.api_key import read_api_key
-from lightning_core.endpoint.server_client import ServerClient
+from lightning_core.endpoint.transport.api_key import read_api_key
+from lightning_core.endpoint.transport.server_client import ServerClient
 from lightning_core.errors import UpstreamError, UpstreamRefusal, describe, fold
 from lightning_core.propagation.providers import GOOGLE_KEY, KEY_HEADERS, host_of, is_loopback, without_key
 

@@ -1,0 +1,1 @@
+"""Which agent sent a request, and which model it gets."""

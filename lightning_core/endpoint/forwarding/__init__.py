@@ -1,0 +1,1 @@
+"""Model calls that other servers answer."""

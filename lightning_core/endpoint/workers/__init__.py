@@ -1,0 +1,1 @@
+"""The endpoint in several processes."""
