@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from lightning_core.chat.formats.base import ToolCall
-from lightning_core.chat.tool_formats import FORMATS
+from lightning_core.chat.tool_calls.formats.base import ToolCall
+from lightning_core.chat.tool_calls.tool_formats import FORMATS
 from lightning_core.dialects import ALL_DIALECTS
 from lightning_core.dialects.fields import UnsupportedField
 from lightning_core.endpoint.transport.limits import Limits

@@ -27,17 +27,17 @@ from typing import Any, cast
 import numpy as np
 
 from lightning_core.chat.encoding import Encoder
+from lightning_core.chat.history.outline import Context, Outline, Outlines, context_of
+from lightning_core.chat.history.places import Memory as Memory
+from lightning_core.chat.history.places import Place
+from lightning_core.chat.history.turns import Turn
 from lightning_core.chat.messages import Message, check_message, extend_system
-from lightning_core.chat.outline import Context, Outline, Outlines, context_of
 from lightning_core.chat.output_grammar import AllowedCalls, output_grammar
-from lightning_core.chat.places import Memory as Memory
-from lightning_core.chat.places import Place
 from lightning_core.chat.quoting import Quoting, mark_span, take_spans
-from lightning_core.chat.teacher_response import continuation
-from lightning_core.chat.template import ChatTemplate
-from lightning_core.chat.template import Tokenizer as Tokenizer
-from lightning_core.chat.tool_formats import ToolFormat, read_message
-from lightning_core.chat.turns import Turn
+from lightning_core.chat.templates.teacher_response import continuation
+from lightning_core.chat.templates.template import ChatTemplate
+from lightning_core.chat.templates.template import Tokenizer as Tokenizer
+from lightning_core.chat.tool_calls.tool_formats import ToolFormat, read_message
 from lightning_core.content.packed_ids import PackedIds
 from lightning_core.content.shared_content import KeptText
 from lightning_core.errors import PolicyRequestError

@@ -12,7 +12,7 @@ from typing import Any
 
 from lightning_core.chat.cuts import Cuts
 from lightning_core.chat.quoting import Quoting
-from lightning_core.chat.raw_template import Tokenizer
+from lightning_core.chat.templates.raw_template import Tokenizer
 from lightning_core.content.packed_ids import PackedIds
 
 

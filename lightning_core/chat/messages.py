@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_core.chat.json_text import show_json
-from lightning_core.chat.nesting import read_arguments
+from lightning_core.chat.tool_calls.nesting import read_arguments
 from lightning_core.errors import PolicyRequestError
 
 Message = Mapping[str, Any]

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_core.chat.call_ids import IdStyle
-from lightning_core.chat.call_syntax import CallSyntax, ParameterSyntax
-from lightning_core.chat.formats.base import ToolFormat
-from lightning_core.chat.reasoning import Thought
-from lightning_core.chat.schemas import Schema, alternatives, kinds_of
-from lightning_core.chat.template import ChatTemplate
+from lightning_core.chat.templates.reasoning import Thought
+from lightning_core.chat.templates.template import ChatTemplate
+from lightning_core.chat.tool_calls.call_ids import IdStyle
+from lightning_core.chat.tool_calls.call_syntax import CallSyntax, ParameterSyntax
+from lightning_core.chat.tool_calls.formats.base import ToolFormat
+from lightning_core.chat.tool_calls.schemas import Schema, alternatives, kinds_of
 from lightning_core.errors import ConstraintError
 
 COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lightning_core.chat.chat import Chat, RenderedPrompt
-from lightning_core.chat.conversations import ADVICE, cause_of
+from lightning_core.chat.history.conversations import ADVICE, cause_of
 from lightning_core.content.shared_content import KeptText
 from lightning_core.dialects.exchange import ChatRequest
 from lightning_core.dialects.fields import NO_SEARCH, note

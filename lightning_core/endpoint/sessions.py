@@ -13,7 +13,7 @@ from typing import Any
 
 from lightning_core.capture.address import Address
 from lightning_core.chat.chat import Memory
-from lightning_core.chat.conversations import Conversations, SampledConversations
+from lightning_core.chat.history.conversations import Conversations, SampledConversations
 from lightning_core.chat.messages import Message
 from lightning_core.endpoint.agents.roles import Roles
 from lightning_core.endpoint.agents.routing import Routing

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from lightning_core.chat.chat import Chat
-from lightning_core.chat.formats.base import ToolFormat
+from lightning_core.chat.tool_calls.formats.base import ToolFormat
 from lightning_core.dialects.exchange import ChatRequest
 
 _RUN = 16

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from lightning_core.chat.nesting import valid_unicode
+from lightning_core.chat.tool_calls.nesting import valid_unicode
 from lightning_core.trace import SpanRecord
 
 

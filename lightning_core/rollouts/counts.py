@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from lightning_core.chat.conversations import CHANGES, cause_of
+from lightning_core.chat.history.conversations import CHANGES, cause_of
 from lightning_core.config import Config
 from lightning_core.config.signal_sections import hidden_counts, signal_sections
 from lightning_core.credit import Credit, Episode

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lightning_core.chat.turns import squeeze
+from lightning_core.chat.history.turns import squeeze
 from lightning_core.errors import ContextOverflowError
 from lightning_core.trace import Call
 

@@ -15,7 +15,7 @@ from lightning_core.backends.backend import Backend
 from lightning_core.backends.scripted import EveryModel, ScriptedBackend
 from lightning_core.capture import ActiveRollout, rollout
 from lightning_core.chat.chat import Chat
-from lightning_core.chat.tool_formats import HERMES, ToolCall
+from lightning_core.chat.tool_calls.tool_formats import HERMES, ToolCall
 from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.rollouts.local_agents import patched

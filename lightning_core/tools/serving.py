@@ -18,7 +18,7 @@ from lightning_core.capture.address import Address
 from lightning_core.capture.selectors import matches
 from lightning_core.capture.spans import listen, stop_listening
 from lightning_core.chat.chat import Chat
-from lightning_core.chat.places import Memory, Place
+from lightning_core.chat.history.places import Memory, Place
 from lightning_core.config import Config
 from lightning_core.config.prompts import make_prompts
 from lightning_core.content.shared_content import SharedContent

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lightning_core.chat.arguments import parameters_of, typed
-from lightning_core.chat.formats.base import ToolCall
+from lightning_core.chat.tool_calls.arguments import parameters_of, typed
+from lightning_core.chat.tool_calls.formats.base import ToolCall
 
 ROOT: dict[str, Any] = {"$defs": {"City": {"type": "object", "properties": {}}, "Self": {"$ref": "#/$defs/Self"}}}
 

@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lightning_core.backends.scripted import ByteTokenizer
 from lightning_core.chat.chat import Chat, Memory
-from lightning_core.chat.tool_formats import HERMES, read_message
+from lightning_core.chat.tool_calls.tool_formats import HERMES, read_message
 from lightning_core.errors import PolicyRequestError
 
 USER = {"role": "user", "content": "hi"}

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from lightning_core.chat.reasoning import KNOWN, THINK, Delimiters
-from lightning_core.chat.tool_formats import FORMATS, ToolFormat, read_message
+from lightning_core.chat.templates.reasoning import KNOWN, THINK, Delimiters
+from lightning_core.chat.tool_calls.tool_formats import FORMATS, ToolFormat, read_message
 
 BY_NAME = {form.name: form for form in FORMATS}
 BY_CLOSE = {one.close: one for one in KNOWN}

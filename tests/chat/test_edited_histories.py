@@ -15,8 +15,8 @@ import pytest
 
 from lightning_core.capture.address import Address
 from lightning_core.chat.chat import Memory, RenderedPrompt
-from lightning_core.chat.conversations import CHANGES, cause_of
-from lightning_core.chat.tool_formats import FORMATS, ToolCall
+from lightning_core.chat.history.conversations import CHANGES, cause_of
+from lightning_core.chat.tool_calls.tool_formats import FORMATS, ToolCall
 from lightning_core.dialects import openai_chat
 from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.endpoint.prompts import render_prompts

@@ -9,7 +9,7 @@ import pytest
 
 from lightning_core.chat.chat import Memory
 from lightning_core.chat.messages import functions_of, text_of
-from lightning_core.chat.teacher_response import continuation
+from lightning_core.chat.templates.teacher_response import continuation
 from lightning_core.errors import PolicyRequestError
 from tests.chat.chat_families import FAMILIES, Family, make_chat, make_tokenizer
 from tests.chat.native_templates import FORMATS, LOCAL, OTHERS, family, folder

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from lightning_core.chat.formats.base import ToolCall, ToolFormat
-from lightning_core.chat.tool_formats import FORMATS
+from lightning_core.chat.tool_calls.formats.base import ToolCall, ToolFormat
+from lightning_core.chat.tool_calls.tool_formats import FORMATS
 from lightning_core.endpoint.streaming import HeldText
 
 SIZE = 20_000

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
-from lightning_core.chat.template_probe import after_prompt
+from lightning_core.chat.templates.template_probe import after_prompt
 from lightning_core.endpoint.streaming import HeldText
 from tests.chat.chat_families import Family, encode, make_chat, make_tokenizer
 from tests.chat.native_templates import FORMATS, LOCAL, MADE, OTHERS, each_with_some, family, folder

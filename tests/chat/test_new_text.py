@@ -11,8 +11,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
-from lightning_core.chat.conversations import cause_of
-from lightning_core.chat.tool_formats import ToolCall
+from lightning_core.chat.history.conversations import cause_of
+from lightning_core.chat.tool_calls.tool_formats import ToolCall
 from lightning_core.errors import PolicyRequestError
 from tests.chat.chat_families import Family, encode, make_tokenizer
 from tests.chat.conversation_shapes import TOOLS

@@ -12,7 +12,7 @@ from anthropic import Anthropic
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.capture.address import Address
 from lightning_core.chat.chat import Memory
-from lightning_core.chat.reasoning import THINK
+from lightning_core.chat.templates.reasoning import THINK
 from lightning_core.dialects.exchange import ChatRequest
 from lightning_core.dialects.requirements import OutputRequirements
 from lightning_core.endpoint.agents.routing import Routing

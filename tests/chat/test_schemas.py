@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from lightning_core.chat.schemas import alternatives
+from lightning_core.chat.tool_calls.schemas import alternatives
 
 TEXT = {"type": "string"}
 NUMBER = {"type": "integer"}

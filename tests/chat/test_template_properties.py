@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lightning_core.chat.chat import Chat, Memory
-from lightning_core.chat.tool_formats import FORMATS, ToolCall
+from lightning_core.chat.tool_calls.tool_formats import FORMATS, ToolCall
 from tests.chat.chat_families import FAMILIES, Family, encode, make_chat, make_tokenizer
 
 BY_FORMAT = {form.name: form for form in FORMATS}

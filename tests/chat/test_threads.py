@@ -17,8 +17,8 @@ import pytest
 
 from lightning_core.capture.address import Address
 from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
-from lightning_core.chat.conversations import Conversations
-from lightning_core.chat.turns import TextPrint, Turn
+from lightning_core.chat.history.conversations import Conversations
+from lightning_core.chat.history.turns import TextPrint, Turn
 from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.endpoint.sample import _seed  # pyright: ignore[reportPrivateUsage]
 from lightning_core.endpoint.sessions import Session

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_core.chat.call_ids import IdStyle
-from lightning_core.chat.tool_formats import FORMATS, ToolCall, ToolFormat, read_message
+from lightning_core.chat.tool_calls.call_ids import IdStyle
+from lightning_core.chat.tool_calls.tool_formats import FORMATS, ToolCall, ToolFormat, read_message
 
 BY_NAME = {form.name: form for form in FORMATS}
 DS = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>%s\n```json\n%s\n```<｜tool▁call▁end｜>"

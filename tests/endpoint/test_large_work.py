@@ -22,7 +22,7 @@ from lightning_core.backends.backend import SamplingParams
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import ActiveRollout
 from lightning_core.capture.signatures import SIGNATURE, sign_record
-from lightning_core.chat.turns import squeeze
+from lightning_core.chat.history.turns import squeeze
 from lightning_core.endpoint.agents.routing import NamedCalls, Routing
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.endpoint.transport.large_work import LONG, SMALL, LargeWork

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.chat.nesting import MOST_LEVELS
+from lightning_core.chat.tool_calls.nesting import MOST_LEVELS
 from tests.endpoint.serving import answered, client_in_rollout, serve
 
 CHAT, RESPONSES, MESSAGES, GEMINI = (

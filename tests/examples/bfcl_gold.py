@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from examples.bfcl.wheel import entries, function_docs, gold
-from lightning_core.chat.tool_formats import HERMES, ToolCall
+from lightning_core.chat.tool_calls.tool_formats import HERMES, ToolCall
 from lightning_core.testing import tool_call
 
 Call = tuple[str, dict[str, Any]]

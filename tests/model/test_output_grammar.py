@@ -14,9 +14,9 @@ from jsonschema import validate
 from pydantic import BaseModel, Field, JsonValue, RootModel
 
 from lightning_core.backends.backend import SamplingParams
-from lightning_core.chat.call_syntax import find_syntax
 from lightning_core.chat.chat import Chat, Memory, RenderedPrompt
 from lightning_core.chat.output_grammar import AllowedCalls
+from lightning_core.chat.tool_calls.call_syntax import find_syntax
 from lightning_core.errors import PolicyRequestError
 from tests.chat.chat_families import encode, make_chat
 from tests.chat.grammar_walk import Walker

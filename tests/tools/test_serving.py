@@ -21,7 +21,7 @@ from lightning_core import fit, load_config
 from lightning_core.backends.scripted import ByteTokenizer, ScriptedBackend
 from lightning_core.capture.signatures import ORIGIN
 from lightning_core.chat.chat import Chat
-from lightning_core.chat.places import Place
+from lightning_core.chat.history.places import Place
 from lightning_core.endpoint.server import Routing
 from lightning_core.errors import ConfigError
 from lightning_core.otel import read_traces

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmap import mmap
 
-from lightning_core.chat.conversations import SampledConversations
+from lightning_core.chat.history.conversations import SampledConversations
 
 _COUNT_SIZE = 8
 

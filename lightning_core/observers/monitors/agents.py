@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_core.chat.conversations import ADVICE, CHANGES
+from lightning_core.chat.history.conversations import ADVICE, CHANGES
 from lightning_core.config.monitor_registry import HeldOut, History, Share, Steps, monitor
 from lightning_core.observers.monitors.reading import last, mean, period, share, total
 

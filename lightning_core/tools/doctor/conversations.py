@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from lightning_core.chat.conversations import ADVICE, Cause, cause_of
+from lightning_core.chat.history.conversations import ADVICE, Cause, cause_of
 from lightning_core.errors import plural
 from lightning_core.records.shared_state import SharedState
 from lightning_core.tools.doctor.finding import Checks, Observed

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from lightning_core import trace as tr
-from lightning_core.chat.message_key import other_parts, plain_text
+from lightning_core.chat.history.message_key import other_parts, plain_text
 from lightning_core.tools.interchange.atif import OWN
 from lightning_core.tools.interchange.conversations import CallChain, call_chains
 from lightning_core.tools.interchange.target_format import ExportedRollout, TargetFormat

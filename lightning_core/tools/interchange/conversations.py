@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_core.chat.message_key import message_key
+from lightning_core.chat.history.message_key import message_key
 from lightning_core.trace import Call
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from lightning_core.chat.message_key import other_parts, plain_text
+from lightning_core.chat.history.message_key import other_parts, plain_text
 from lightning_core.tools.interchange.conversations import CallChain, call_chains, is_same
 from lightning_core.tools.interchange.target_format import ExportedRollout, TargetFormat
 from lightning_core.trace import Call

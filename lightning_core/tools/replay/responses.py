@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lightning_core import trace as tr
-from lightning_core.chat.message_key import call_key, other_parts, plain_text
+from lightning_core.chat.history.message_key import call_key, other_parts, plain_text
 from lightning_core.chat.messages import Message
 from lightning_core.errors import ConfigError, RecordError, plural
 from lightning_core.propagation.providers import is_listed

@@ -16,8 +16,8 @@ from starlette.routing import Mount, Route
 
 from lightning_core.capture.address import Address
 from lightning_core.capture.span_ids import new_span_id
+from lightning_core.chat.history.message_key import plain_text
 from lightning_core.chat.json_text import show_json
-from lightning_core.chat.message_key import plain_text
 from lightning_core.config import Config
 from lightning_core.config.sections import UpstreamSection
 from lightning_core.dialects import DIALECTS, chat_completions, gemini, messages, responses

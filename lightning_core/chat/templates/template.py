@@ -13,19 +13,19 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from lightning_core.chat.call_ids import IdStyle
-from lightning_core.chat.call_results import arrange_results
-from lightning_core.chat.call_syntax import CallSyntax, find_syntax
 from lightning_core.chat.messages import extend_system
-from lightning_core.chat.raw_template import RawTemplate
-from lightning_core.chat.raw_template import Tokenizer as Tokenizer
-from lightning_core.chat.reasoning import Delimiters
-from lightning_core.chat.roles import fold_system, order_roles, write_names, write_systems, written
-from lightning_core.chat.shapes import find_loss, shapes
-from lightning_core.chat.teacher_response import continuation
-from lightning_core.chat.template_probe import TOOL, CallStyle, Traits
-from lightning_core.chat.tool_definitions import in_forms
-from lightning_core.chat.tool_formats import HERMES, ToolCall, ToolFormat
+from lightning_core.chat.templates.raw_template import RawTemplate
+from lightning_core.chat.templates.raw_template import Tokenizer as Tokenizer
+from lightning_core.chat.templates.reasoning import Delimiters
+from lightning_core.chat.templates.roles import fold_system, order_roles, write_names, write_systems, written
+from lightning_core.chat.templates.shapes import find_loss, shapes
+from lightning_core.chat.templates.teacher_response import continuation
+from lightning_core.chat.templates.template_probe import TOOL, CallStyle, Traits
+from lightning_core.chat.tool_calls.call_ids import IdStyle
+from lightning_core.chat.tool_calls.call_results import arrange_results
+from lightning_core.chat.tool_calls.call_syntax import CallSyntax, find_syntax
+from lightning_core.chat.tool_calls.tool_definitions import in_forms
+from lightning_core.chat.tool_calls.tool_formats import HERMES, ToolCall, ToolFormat
 from lightning_core.errors import ConfigError, PolicyRequestError
 
 _TOOLS_PROMPT = (

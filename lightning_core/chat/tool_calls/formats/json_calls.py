@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-from lightning_core.chat.formats.base import (
+from lightning_core.chat.tool_calls.formats.base import (
     CallBlock,
     Reading,
     ToolCall,

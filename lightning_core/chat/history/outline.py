@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from lightning_core.chat.encoding import Encoder
-from lightning_core.chat.locality import Locality, Window
+from lightning_core.chat.history.locality import Locality, Window
+from lightning_core.chat.history.places import PromptMessage
+from lightning_core.chat.history.turns import TextPrint, Turn, squeeze
 from lightning_core.chat.messages import Message, excerpt, functions_of, text_of, with_calls
-from lightning_core.chat.places import PromptMessage
 from lightning_core.chat.quoting import has_mark, mark
-from lightning_core.chat.template import ChatTemplate, Tokenizer
-from lightning_core.chat.turns import TextPrint, Turn, squeeze
+from lightning_core.chat.templates.template import ChatTemplate, Tokenizer
 from lightning_core.errors import PolicyRequestError
 
 Context = Literal["new", "clean", "realigned", "forked"]

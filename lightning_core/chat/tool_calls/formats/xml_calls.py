@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from lightning_core.chat.formats.base import (
+from lightning_core.chat.tool_calls.formats.base import (
     CallBlock,
     Reading,
     ToolCall,

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from lightning_core.chat.history.turns import Turn, text_bytes
 from lightning_core.chat.messages import Message, check_message, compared, thought_of
-from lightning_core.chat.turns import Turn, text_bytes
 from lightning_core.content.packing import write
 from lightning_core.content.shared_content import KeptText, SharedContent
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from lightning_core.chat.formats.base import (
+from lightning_core.chat.tool_calls.formats.base import (
     CallBlock,
     Reading,
     ToolCall,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning_core.chat.formats.base import ToolCall, read_json
-from lightning_core.chat.schemas import TYPES, alternatives, kinds_of
+from lightning_core.chat.tool_calls.formats.base import ToolCall, read_json
+from lightning_core.chat.tool_calls.schemas import TYPES, alternatives, kinds_of
 
 _WORDS = {"true": True, "True": True, "false": False, "False": False}
 _NULL = ("null", "None")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from lightning_core.chat.formats.base import read_json
+from lightning_core.chat.tool_calls.formats.base import read_json
 
 Write = Callable[[Sequence[Mapping[str, Any]]], str]
 """Returns the text of a response with these calls, without the token that ends it."""

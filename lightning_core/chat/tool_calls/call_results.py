@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from lightning_core.chat.call_ids import IdStyle
+from lightning_core.chat.tool_calls.call_ids import IdStyle
 
 NO_RESULT = "[no result]"
 """The result of a call that has none, before one that has."""

@@ -14,8 +14,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from datetime import date
 from typing import Any, NamedTuple
 
-from lightning_core.chat.places import PromptMessage
-from lightning_core.chat.template import ChatTemplate
+from lightning_core.chat.history.places import PromptMessage
+from lightning_core.chat.templates.template import ChatTemplate
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_core.chat.formats.base import (
+from lightning_core.chat.tool_calls.formats.base import (
     Reading,
     ToolCall,
     ToolFormat,

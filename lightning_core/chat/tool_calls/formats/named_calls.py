@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from lightning_core.chat.formats.base import (
+from lightning_core.chat.tool_calls.formats.base import (
     CallBlock,
     Reading,
     ToolCall,

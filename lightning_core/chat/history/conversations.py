@@ -16,6 +16,7 @@ from mmap import mmap
 from typing import Any, Literal, get_args
 
 from lightning_core.chat.chat import RenderedPrompt
+from lightning_core.chat.history.places import Place
 from lightning_core.chat.messages import (
     EXCERPT_AFTER,
     Message,
@@ -25,7 +26,6 @@ from lightning_core.chat.messages import (
     thought_of,
     with_calls,
 )
-from lightning_core.chat.places import Place
 
 Cause = Literal[
     "clock", "tools", "roles", "shortened", "rewritten", "results", "ids", "reasoning", "stopped", "handoff", "leaked", "examples",

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import takewhile
 from typing import Any
 
-from lightning_core.chat.raw_template import in_order
+from lightning_core.chat.templates.raw_template import in_order
 
 _Message = dict[str, Any]
 

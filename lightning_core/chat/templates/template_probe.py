@@ -12,12 +12,12 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, Literal
 
-from lightning_core.chat.call_ids import IdStyle
-from lightning_core.chat.raw_template import RawTemplate
-from lightning_core.chat.reasoning import KNOWN, Delimiters, find_delimiters
-from lightning_core.chat.roles import RoleOrders, find_roles
-from lightning_core.chat.tool_definitions import find_forms
-from lightning_core.chat.tool_formats import FORMATS, ToolFormat
+from lightning_core.chat.templates.raw_template import RawTemplate
+from lightning_core.chat.templates.reasoning import KNOWN, Delimiters, find_delimiters
+from lightning_core.chat.templates.roles import RoleOrders, find_roles
+from lightning_core.chat.tool_calls.call_ids import IdStyle
+from lightning_core.chat.tool_calls.tool_definitions import find_forms
+from lightning_core.chat.tool_calls.tool_formats import FORMATS, ToolFormat
 from lightning_core.errors import ConfigError
 
 _USER: dict[str, Any] = {"role": "user", "content": "x"}

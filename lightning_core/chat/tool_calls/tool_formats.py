@@ -11,15 +11,15 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_core.chat.arguments import parameters_of, typed
-from lightning_core.chat.call_ids import IdStyle
-from lightning_core.chat.formats.base import ToolCall, ToolFormat
-from lightning_core.chat.formats.harmony import HARMONY
-from lightning_core.chat.formats.json_calls import HERMES, LLAMA, MISTRAL, PHI
-from lightning_core.chat.formats.literal_calls import GEMMA, LFM, PYTHONIC
-from lightning_core.chat.formats.named_calls import DEEPSEEK, KIMI
-from lightning_core.chat.formats.xml_calls import DSML, FUNCTIONS, MINIMAX, PAIRS
-from lightning_core.chat.nesting import is_too_deep, valid_unicode
+from lightning_core.chat.tool_calls.arguments import parameters_of, typed
+from lightning_core.chat.tool_calls.call_ids import IdStyle
+from lightning_core.chat.tool_calls.formats.base import ToolCall, ToolFormat
+from lightning_core.chat.tool_calls.formats.harmony import HARMONY
+from lightning_core.chat.tool_calls.formats.json_calls import HERMES, LLAMA, MISTRAL, PHI
+from lightning_core.chat.tool_calls.formats.literal_calls import GEMMA, LFM, PYTHONIC
+from lightning_core.chat.tool_calls.formats.named_calls import DEEPSEEK, KIMI
+from lightning_core.chat.tool_calls.formats.xml_calls import DSML, FUNCTIONS, MINIMAX, PAIRS
+from lightning_core.chat.tool_calls.nesting import is_too_deep, valid_unicode
 
 FORMATS: tuple[ToolFormat, ...] = (
     HERMES, PHI, MISTRAL, DEEPSEEK, FUNCTIONS, PAIRS, KIMI, MINIMAX, *DSML, GEMMA, LFM, HARMONY, LLAMA, PYTHONIC,
