@@ -13,9 +13,9 @@ from pathlib import Path
 
 from lightning_core.config import Config
 from lightning_core.observers.open import Progress, make_display, make_observers
-from lightning_core.records.folder import open_run_folder, record_resume
-from lightning_core.records.remove import started
 from lightning_core.records.results import Evaluation, Result, finish
+from lightning_core.records.run_folder.folder import open_run_folder, record_resume
+from lightning_core.records.run_folder.remove import started
 from lightning_core.rollouts.interrupts import uninterrupted
 from lightning_core.rollouts.prepare import RewardFunction, Solve, Task, prepare_evaluation, prepare_training
 from lightning_core.rollouts.rows import to_rows

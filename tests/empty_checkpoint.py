@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lightning_core.records.manifest import write_manifest
+from lightning_core.records.run_folder.manifest import write_manifest
 
 
 def make_empty_checkpoint(folder: Path, step: int) -> Path:

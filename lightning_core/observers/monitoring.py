@@ -10,12 +10,12 @@ from typing import Any
 from lightning_core.config import Config
 from lightning_core.config.monitors import configured_monitors, stopping_monitors
 from lightning_core.observers.monitors import Alert, HeldOut, alerts, raised
-from lightning_core.records.held_out import held_out_by_task
 from lightning_core.records.observer import ObservedRun, Observer
 from lightning_core.records.report import Summary
 from lightning_core.records.results import Evaluation, Recorded
+from lightning_core.records.statistics.held_out import held_out_by_task
+from lightning_core.records.statistics.summary import RaisedMonitor
 from lightning_core.records.store import Phase
-from lightning_core.records.summary import RaisedMonitor
 
 
 class Monitoring(Observer):

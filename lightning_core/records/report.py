@@ -16,12 +16,12 @@ from typing import Any
 from lightning_core.capture.integration import discover, requirements_of_extra
 from lightning_core.errors import MissingExtra, RecordError
 from lightning_core.records.atomic import write_atomically
-from lightning_core.records.constant_answer import ConstantAnswer, DistinctAnswers
-from lightning_core.records.intervals import Comparison, Estimate
 from lightning_core.records.json_file import read_json
-from lightning_core.records.measured import EvaluationSummary, read_evaluation
-from lightning_core.records.pass_rates import PassRate
-from lightning_core.records.summary import Answers, RaisedMonitor, SolvedTasks
+from lightning_core.records.statistics.constant_answer import ConstantAnswer, DistinctAnswers
+from lightning_core.records.statistics.intervals import Comparison, Estimate
+from lightning_core.records.statistics.measured import EvaluationSummary, read_evaluation
+from lightning_core.records.statistics.pass_rates import PassRate
+from lightning_core.records.statistics.summary import Answers, RaisedMonitor, SolvedTasks
 
 logger = logging.getLogger(__name__)
 

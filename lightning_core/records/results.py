@@ -11,14 +11,26 @@ from typing import Any, NamedTuple
 from lightning_core.config import Config
 from lightning_core.config.command import CommandSection
 from lightning_core.errors import html_table
-from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step, checkpoints
-from lightning_core.records.constant_answer import AnswersOfRun, Score, compare_answers, given_answers, reward_problem
-from lightning_core.records.held_out import EVALUATIONS
-from lightning_core.records.intervals import Comparison, compare, compare_splits, confidence_interval
-from lightning_core.records.pass_rates import common_pass_rates
 from lightning_core.records.report import Summary, draw_curve, read_metrics
+from lightning_core.records.run_folder.checkpoints import best_checkpoint, checkpoint_step, checkpoints
+from lightning_core.records.statistics.constant_answer import (
+    AnswersOfRun,
+    Score,
+    compare_answers,
+    given_answers,
+    reward_problem,
+)
+from lightning_core.records.statistics.held_out import EVALUATIONS
+from lightning_core.records.statistics.intervals import Comparison, compare, compare_splits, confidence_interval
+from lightning_core.records.statistics.pass_rates import common_pass_rates
+from lightning_core.records.statistics.summary import (
+    first_errors,
+    replaced_groups,
+    sample_answers,
+    solved_tasks,
+    wasted_groups,
+)
 from lightning_core.records.store import LEFT_OUT, Phase, RolloutRecord, Store
-from lightning_core.records.summary import first_errors, replaced_groups, sample_answers, solved_tasks, wasted_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

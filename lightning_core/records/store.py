@@ -19,12 +19,12 @@ from types import TracebackType
 from typing import Any, Literal, get_args
 
 from lightning_core.errors import RecordError
-from lightning_core.records.database import open_database, transaction
 from lightning_core.records.failures import StoreErrors
-from lightning_core.records.group_commit import GroupCommit
 from lightning_core.records.ledger import Ledger, call_entries, event_entry
-from lightning_core.records.span_rows import OUTPUT_TOKENS_PATH, AttributeReader, SpanRows, plain_rows, to_rows
-from lightning_core.records.values import storable
+from lightning_core.records.sqlite.database import open_database, transaction
+from lightning_core.records.sqlite.group_commit import GroupCommit
+from lightning_core.records.sqlite.span_rows import OUTPUT_TOKENS_PATH, AttributeReader, SpanRows, plain_rows, to_rows
+from lightning_core.records.sqlite.values import storable
 from lightning_core.trace import (
     CREDENTIALS,
     DROPPED,

@@ -13,7 +13,7 @@ from lightning_core.chat.history.conversations import CHANGES, cause_of
 from lightning_core.config import Config
 from lightning_core.config.signal_sections import hidden_counts, signal_sections
 from lightning_core.credit import Credit, Episode
-from lightning_core.records.solved import is_solved
+from lightning_core.records.statistics.solved import is_solved
 from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.attempt import Group, Rollout
 from lightning_core.transitions import Row, Transition, discarded_calls

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_core.config import Config
-from lightning_core.records.held_out import check_held_out
 from lightning_core.records.observer import Observers
 from lightning_core.records.results import Evaluation, to_evaluation
+from lightning_core.records.statistics.held_out import check_held_out
 from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.attempt import Task
 from lightning_core.rollouts.background import BackgroundLoop

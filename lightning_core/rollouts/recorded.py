@@ -10,8 +10,8 @@ from typing import Any
 
 from lightning_core.config import Config
 from lightning_core.endpoint.agents.routing import Routing
-from lightning_core.records.commit import commit_changed
-from lightning_core.records.configs import changed_settings
+from lightning_core.records.run_folder.commit import commit_changed
+from lightning_core.records.run_folder.configs import changed_settings
 from lightning_core.records.store import LEFT_OUT, Phase, RolloutRecord, Store
 from lightning_core.rollouts.attempt import AgentPool, Attempt, Job, Record, Rollout
 from lightning_core.trace import SEED, TASK, TASK_ID, spans_to_trace

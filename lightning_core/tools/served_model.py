@@ -22,8 +22,8 @@ def resolve_served(model: str, checkpoint: str | None, overrides: Sequence[str])
 
     folder = Path(model)
     if (folder / "config.yaml").is_file():
-        from lightning_core.records.checkpoints import checkpoint_step, choose_checkpoint
-        from lightning_core.records.configs import config_of_step
+        from lightning_core.records.run_folder.checkpoints import checkpoint_step, choose_checkpoint
+        from lightning_core.records.run_folder.configs import config_of_step
         from lightning_core.trainers.own_model import sampling_config
 
         chosen = choose_checkpoint(folder, checkpoint)
@@ -49,6 +49,6 @@ def resolve_served(model: str, checkpoint: str | None, overrides: Sequence[str])
 
 
 def _has_runs(folder: Path) -> bool:
-    from lightning_core.records.runs import run_folders
+    from lightning_core.records.run_folder.runs import run_folders
 
     return folder != Path() and folder.is_dir() and next(run_folders(folder), None) is not None

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from lightning_core.config.trainer import TrainerSection
 from lightning_core.errors import InfrastructureError, describe
-from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step, delete_old, mark_best
 from lightning_core.records.results import held_out_rewards
+from lightning_core.records.run_folder.checkpoints import best_checkpoint, checkpoint_step, delete_old, mark_best
 from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import Interrupted, uninterrupted
 from lightning_core.trainers import Learner

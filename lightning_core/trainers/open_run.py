@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from lightning_core.errors import ConfigError
-from lightning_core.records.checkpoints import checkpoint_step
+from lightning_core.records.run_folder.checkpoints import checkpoint_step
 from lightning_core.records.store import Store
 from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.background import BackgroundLoop, background_loop

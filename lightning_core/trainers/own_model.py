@@ -10,7 +10,7 @@ from lightning_core.config.resolve import PolicySettings, policy_settings
 from lightning_core.config.trainer import Ray, TrainerSection
 from lightning_core.errors import ConfigError
 from lightning_core.model.source import is_demo_model, resolve_model
-from lightning_core.records.configs import read_settings
+from lightning_core.records.run_folder.configs import read_settings
 from lightning_core.trace import POLICY
 from lightning_core.trainers.verl.export import exported_model
 

@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from lightning_core.records.intervals import MIN_TASKS, Estimate
+from lightning_core.records.statistics.intervals import MIN_TASKS, Estimate
 
 _RESAMPLES = 10_000
 _SEED = 20_150

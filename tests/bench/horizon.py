@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_core.records.intervals import Estimate
+from lightning_core.records.statistics.intervals import Estimate
 from tests.bench.bootstrap import over_seeds
 
 TASKS_PER_STEP = 3

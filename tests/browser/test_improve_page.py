@@ -7,7 +7,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, expect
 
-from lightning_core.records.lock import running
+from lightning_core.records.run_folder.lock import running
 from lightning_core.tools.view.server import open_view
 from tests.browser.conftest import Tab
 from tests.tools.view.made_improvement import COMMAND, make_improvement

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from lightning_core.records import lock
 from lightning_core.records.report import MetricsLog
+from lightning_core.records.run_folder import lock
 from lightning_core.tools.cli.view import page_to
 from lightning_core.tools.view.server import open_view
 from tests.browser.conftest import Tab, violations

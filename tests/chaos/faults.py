@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from lightning_core.records.checkpoints import checkpoints
+from lightning_core.records.run_folder.checkpoints import checkpoints
 from tests.chaos.agents import DISTURBANCES
 from tests.chaos.runs import Ended, Trial, children, cut, finish, flip, locked
 from tests.warm import Warm

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from lightning_core.records.checkpoints import checkpoints
+from lightning_core.records.run_folder.checkpoints import checkpoints
 from lightning_core.records.store import LEFT_OUT, Store
 from tests import warm
 from tests.bandit_runs import settings

@@ -30,7 +30,7 @@ from lightning_core.content.shared_content import References, SharedAttributes, 
 from lightning_core.content.token_tree import TokenTree
 from lightning_core.dialects.exchange import ChatRequest, Choice
 from lightning_core.endpoint.record import CallSpan
-from lightning_core.records.span_rows import to_rows
+from lightning_core.records.sqlite.span_rows import to_rows
 from lightning_core.records.store import Store
 from lightning_core.trace import SpanRecord, TokenIds, spans_to_trace
 from lightning_core.transitions import trace_to_transitions

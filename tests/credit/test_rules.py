@@ -28,7 +28,7 @@ from lightning_core.credit import (
 from lightning_core.credit.registry import LOSSES, REWARD_RULES
 from lightning_core.errors import ConfigError, CreditError
 from lightning_core.observers.monitors import MONITORS
-from lightning_core.records.folder import open_run_folder
+from lightning_core.records.run_folder.folder import open_run_folder
 from tests.credit import own_rules
 from tests.credit.episodes import episode
 

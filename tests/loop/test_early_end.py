@@ -17,7 +17,7 @@ from lightning_core.config import dump_config
 from lightning_core.errors import ConfigError, RewardError
 from lightning_core.loop import evaluate
 from lightning_core.observers.progress import SilentProgress
-from lightning_core.records.checkpoints import best_checkpoint, checkpoints
+from lightning_core.records.run_folder.checkpoints import best_checkpoint, checkpoints
 from lightning_core.records.store import Store
 from tests import bandit, warm
 from tests.bandit_runs import settings

@@ -21,7 +21,7 @@ from lightning_core.capture import reward
 from lightning_core.errors import InfrastructureError, RewardError, TrainingError
 from lightning_core.loop import evaluate
 from lightning_core.observers.progress import SilentProgress
-from lightning_core.records.checkpoints import checkpoints
+from lightning_core.records.run_folder.checkpoints import checkpoints
 from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import Interrupted, interruptible, uninterrupted
 from lightning_core.tools.cli.main import main

@@ -20,10 +20,10 @@ from lightning_core import fit, load_config
 from lightning_core.config import dump_config
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.observers.progress import SilentProgress
-from lightning_core.records.checkpoints import checkpoints, choose_checkpoint
 from lightning_core.records.failures import check_writable
-from lightning_core.records.folder import open_run_folder
-from lightning_core.records.manifest import MANIFEST, OPTIMIZER, RUN_ID
+from lightning_core.records.run_folder.checkpoints import checkpoints, choose_checkpoint
+from lightning_core.records.run_folder.folder import open_run_folder
+from lightning_core.records.run_folder.manifest import MANIFEST, OPTIMIZER, RUN_ID
 from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import Interrupted, end_if_asked, interruptible
 from lightning_core.tools.cli.main import main

@@ -11,7 +11,7 @@ from lightning_core import fit, load_config
 from lightning_core.errors import MissingExtra
 from lightning_core.loop import evaluate
 from lightning_core.observers.trackers import wandb
-from lightning_core.records.runs import read_run
+from lightning_core.records.run_folder.runs import read_run
 from tests.bandit_runs import settings
 from tests.observers.recording_tracker import reported
 from tests.tiny_model import make_tiny_model

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import transformers  # noqa: F401 - see test_models
 
-from lightning_core.records.intervals import MIN_TASKS
+from lightning_core.records.statistics.intervals import MIN_TASKS
 from lightning_core.tools.cli.main import main
 from tests.mistakes.conftest import AGENT
 from tests.mistakes.try_command import Try, write

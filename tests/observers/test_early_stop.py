@@ -11,7 +11,7 @@ from lightning_core.config.sections import EarlyStop
 from lightning_core.config.trainer import TrainerSection
 from lightning_core.errors import ConfigError
 from lightning_core.observers.early_stop import budget_stop, expected_steps, stop_reason
-from lightning_core.records.checkpoints import best_checkpoint, checkpoints, choose_checkpoint, mark_best
+from lightning_core.records.run_folder.checkpoints import best_checkpoint, checkpoints, choose_checkpoint, mark_best
 from tests.empty_checkpoint import make_empty_checkpoint
 
 TARGET = EarlyStop(reward=0.8)

@@ -8,9 +8,9 @@ import numpy as np
 from openai import OpenAI
 
 from lightning_core.capture import rollout, scope
-from lightning_core.records.intervals import compare
 from lightning_core.records.report import Summary
 from lightning_core.records.results import Result
+from lightning_core.records.statistics.intervals import compare
 from lightning_core.testing.playground import playground
 from lightning_core.transitions import trace_to_transitions, transitions_to_rows
 from tests.tools.cli.recorded import call

@@ -12,8 +12,8 @@ import pytest
 
 from lightning_core.errors import ConfigError
 from lightning_core.records.atomic import link_atomically, write_atomically
-from lightning_core.records.checkpoints import checkpoints, newest_sound, set_aside_newer
-from lightning_core.records.manifest import MANIFEST, RUN_ID, write_manifest, write_run_id
+from lightning_core.records.run_folder.checkpoints import checkpoints, newest_sound, set_aside_newer
+from lightning_core.records.run_folder.manifest import MANIFEST, RUN_ID, write_manifest, write_run_id
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lightning_core import load_config
-from lightning_core.records.commit import commit_changed, record_commit, recorded_commits
-from lightning_core.records.folder import open_run_folder, record_resume
+from lightning_core.records.run_folder.commit import commit_changed, record_commit, recorded_commits
+from lightning_core.records.run_folder.folder import open_run_folder, record_resume
 from tests.empty_checkpoint import make_empty_checkpoint
 
 

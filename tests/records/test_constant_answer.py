@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from lightning_core import trace as tr
-from lightning_core.records import constant_answer
-from lightning_core.records.constant_answer import AnswersOfRun, GivenAnswer, compare_answers, reward_problem
+from lightning_core.records.statistics import constant_answer
+from lightning_core.records.statistics.constant_answer import AnswersOfRun, GivenAnswer, compare_answers, reward_problem
 from lightning_core.records.store import Store
 from tests.records.test_ledger import record, spans
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightning_core.errors import ConfigError
-from lightning_core.records.folder import create_folder
+from lightning_core.records.run_folder.folder import create_folder
 
 
 def test_a_folder_without_anything_in_place_is_created_again(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lightning_core.records.intervals import (
+from lightning_core.records.statistics.intervals import (
     MIN_TASKS,
     Estimate,
     compare,

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from lightning_core.records.pass_rates import pass_rates
+from lightning_core.records.statistics.pass_rates import pass_rates
 
 
 def test_the_rates_are_those_of_all_subsets() -> None:

@@ -22,8 +22,6 @@ from lightning_core.observers.progress import (
     format_seconds,
     show_progress,
 )
-from lightning_core.records.constant_answer import ConstantAnswer, DistinctAnswers
-from lightning_core.records.intervals import Estimate, compare, compare_splits
 from lightning_core.records.report import (
     MetricsLog,
     Summary,
@@ -31,7 +29,9 @@ from lightning_core.records.report import (
     read_metrics,
     read_summary,
 )
-from lightning_core.records.summary import Answers, RaisedMonitor, SolvedTasks
+from lightning_core.records.statistics.constant_answer import ConstantAnswer, DistinctAnswers
+from lightning_core.records.statistics.intervals import Estimate, compare, compare_splits
+from lightning_core.records.statistics.summary import Answers, RaisedMonitor, SolvedTasks
 from lightning_core.tools.cli.console import show
 from lightning_core.tools.cli.summary import make_summary
 from tests.tools.cli.terminal import on_terminal

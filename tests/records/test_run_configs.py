@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from lightning_core import load_config
-from lightning_core.records.configs import config_of_step, load_recorded
-from lightning_core.records.folder import open_run_folder, record_resume
-from lightning_core.records.runs import list_runs
+from lightning_core.records.run_folder.configs import config_of_step, load_recorded
+from lightning_core.records.run_folder.folder import open_run_folder, record_resume
+from lightning_core.records.run_folder.runs import list_runs
 from lightning_core.signals.air.keys import air_of
 from tests.empty_checkpoint import make_empty_checkpoint
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from lightning_core.errors import ConfigError
-from lightning_core.records.lock import is_running, running
-from lightning_core.records.remove import started
 from lightning_core.records.report import MetricsLog, Summary
-from lightning_core.records.runs import list_runs
+from lightning_core.records.run_folder.lock import is_running, running
+from lightning_core.records.run_folder.remove import started
+from lightning_core.records.run_folder.runs import list_runs
 from lightning_core.records.store import Store
 from tests.records.test_store import record
 
@@ -88,7 +88,7 @@ def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
 def test_a_run_is_running_while_a_process_trains_it_even_if_that_is_killed(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     program = (
-        "import sys, time, pathlib; from lightning_core.records.lock import running\n"
+        "import sys, time, pathlib; from lightning_core.records.run_folder.lock import running\n"
         "with running(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     )
     assert not is_running(folder)
@@ -111,7 +111,7 @@ def test_a_child_that_outlives_a_killed_run_does_not_keep_it_running(tmp_path: P
     """An agent forked it."""
     folder = make_run(tmp_path / "run")
     program = (
-        "import os, sys, time, pathlib; from lightning_core.records.lock import running\n"
+        "import os, sys, time, pathlib; from lightning_core.records.run_folder.lock import running\n"
         "with running(pathlib.Path(sys.argv[1])):\n"
         "    child = os.fork()\n"
         "    if child: print(child, flush=True)\n"

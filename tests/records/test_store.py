@@ -20,8 +20,8 @@ from lightning_core import trace as tr
 from lightning_core.capture import current_address
 from lightning_core.capture.spans import start_span
 from lightning_core.errors import ConfigError, RecordError
-from lightning_core.records.schema import CONTENTS, SCHEMA
-from lightning_core.records.span_rows import SHARED
+from lightning_core.records.sqlite.schema import CONTENTS, SCHEMA
+from lightning_core.records.sqlite.span_rows import SHARED
 from lightning_core.records.store import CallCredit, RolloutRecord, Store
 from lightning_core.tools.runs.browse import RolloutFilter, find_rollouts
 from lightning_core.trace import SpanRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lightning_core.records.report import MetricsLog
-from lightning_core.records.tail import MetricsTail, NewLines
+from lightning_core.records.run_folder.tail import MetricsTail, NewLines
 
 
 def test_only_new_complete_lines_are_read(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lightning_core import Config, load_config
+from lightning_core.records.statistics.task_history import Tried, recent_attempts
 from lightning_core.records.store import Phase, RolloutRecord, Status, Store
-from lightning_core.records.task_history import Tried, recent_attempts
 from lightning_core.rollouts.tasks import Task
 from lightning_core.signals.curriculum.sampling import draw_tasks, sampling_probabilities, success_rate
 from tests.rollouts.collected import Collected, ScriptedAgents, collect_step, open_scripted_signals

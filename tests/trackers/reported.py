@@ -8,10 +8,10 @@ from pathlib import Path
 from lightning_core import load_config
 from lightning_core.config import dump_config
 from lightning_core.observers.trackers.reporting import Trackers
-from lightning_core.records.intervals import compare
 from lightning_core.records.observer import Observers
 from lightning_core.records.report import Summary, draw_curve
 from lightning_core.records.results import Evaluation, Result
+from lightning_core.records.statistics.intervals import compare
 
 BEFORE = Evaluation(rewards={f"t{n}": [n % 2] for n in range(8)}, left_out=1)
 AFTER = Evaluation(rewards={f"t{n}": [1.0] for n in range(8)}, left_out=0)

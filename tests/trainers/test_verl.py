@@ -21,8 +21,8 @@ from lightning_core.config.build_rules import check_rules, policy_rules
 from lightning_core.credit import loss as declare_loss
 from lightning_core.errors import ConfigError, ConstraintError, MissingExtra, ProofError, RewardError, TrainingError
 from lightning_core.model.constraint import Constraints
-from lightning_core.records.checkpoints import checkpoints, newest_sound
-from lightning_core.records.manifest import VERL_TRACKER
+from lightning_core.records.run_folder.checkpoints import checkpoints, newest_sound
+from lightning_core.records.run_folder.manifest import VERL_TRACKER
 from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.counts import add_counts

@@ -14,9 +14,9 @@ from lightning_core.errors import describe
 from lightning_core.observers.trackers.registry import TrackerFactory, tracker_factories
 from lightning_core.observers.trackers.tracker import TrackedRun, Tracker
 from lightning_core.observers.trackers.values import without_credentials
-from lightning_core.records.checkpoints import checkpoint_step
 from lightning_core.records.observer import ObservedRun, Observer, RunState
 from lightning_core.records.results import Evaluation, Result
+from lightning_core.records.run_folder.checkpoints import checkpoint_step
 from lightning_core.records.store import Phase
 
 logger = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from statistics import fmean
 from typing import Any
 
 from lightning_core.errors import redact_urls
-from lightning_core.records.configs import leaves
-from lightning_core.records.intervals import confidence_interval
-from lightning_core.records.manifest import OPTIMIZER
 from lightning_core.records.results import Evaluation, Result
+from lightning_core.records.run_folder.configs import leaves
+from lightning_core.records.run_folder.manifest import OPTIMIZER
+from lightning_core.records.statistics.intervals import confidence_interval
 
 PROJECT = "lightning-rl"
 """The project, or experiment, of runs whose tracker names no other."""

@@ -17,7 +17,7 @@ from lightning_core.config.signal_sections import signal_rewards
 from lightning_core.config.types import Section
 from lightning_core.credit.episode import Episode
 from lightning_core.credit.precision import are_close, sum_of
-from lightning_core.records.solved import is_solved
+from lightning_core.records.statistics.solved import is_solved
 from lightning_core.signals.air.keys import Air, CallReward, air_of, import_rules
 from lightning_core.signals.air.tool_outcomes import ToolOutcome, tool_outcomes
 from lightning_core.trace import Call, Reward, check_reward

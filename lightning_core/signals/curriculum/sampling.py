@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 
-from lightning_core.records.task_history import Tried
+from lightning_core.records.statistics.task_history import Tried
 from lightning_core.rollouts.attempt import Task
 
 _PRIOR = 0.5

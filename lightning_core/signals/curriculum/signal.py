@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lightning_core.records.statistics.task_history import recent_attempts
 from lightning_core.records.store import Store
-from lightning_core.records.task_history import recent_attempts
 from lightning_core.rollouts.attempt import Task
 from lightning_core.rollouts.signal import Resources, Signal
 from lightning_core.signals.curriculum.sampling import count_picked, draw_tasks, sampling_probabilities

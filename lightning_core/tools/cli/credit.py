@@ -45,7 +45,7 @@ def credit(options: argparse.Namespace) -> int:
             f"{unsupported!r}: recorded rollouts cannot be reconfigured; expected settings under credit, or rollouts.forks=null for rules "
             "without forks"
         )
-    from lightning_core.records.configs import config_of_step, load_recorded
+    from lightning_core.records.run_folder.configs import config_of_step, load_recorded
 
     _rules(load_recorded(folder / "config.yaml", overrides))
     from lightning_core.records.store import Store

@@ -74,13 +74,13 @@ def _evaluate(options: argparse.Namespace, recorded: Sequence[str] = ()) -> int:
     from lightning_core.config import dump_config, load_config
     from lightning_core.loop import evaluate
     from lightning_core.observers.progress import show_progress
-    from lightning_core.records.checkpoints import checkpoint_step, choose_checkpoint
-    from lightning_core.records.configs import config_of_step
-    from lightning_core.records.folder import create_folder
-    from lightning_core.records.measured import measure
-    from lightning_core.records.prices import read_prices
-    from lightning_core.records.remove import removed_if_unused
     from lightning_core.records.report import Summary
+    from lightning_core.records.run_folder.checkpoints import checkpoint_step, choose_checkpoint
+    from lightning_core.records.run_folder.configs import config_of_step
+    from lightning_core.records.run_folder.folder import create_folder
+    from lightning_core.records.run_folder.remove import removed_if_unused
+    from lightning_core.records.statistics.measured import measure
+    from lightning_core.records.statistics.prices import read_prices
     from lightning_core.records.store import Store
     from lightning_core.tools.cli.console import show
     from lightning_core.tools.cli.ledger import format_ledger
@@ -160,7 +160,7 @@ def _evaluate(options: argparse.Namespace, recorded: Sequence[str] = ()) -> int:
 
 def _show_endings(store: Store, result: Evaluation, before: int) -> None:
     """Print the numbers of rollouts that failed or were left out, with their first errors. ``before``: the last earlier rollout."""
-    from lightning_core.records.summary import ENDINGS, count_statuses, first_error
+    from lightning_core.records.statistics.summary import ENDINGS, count_statuses, first_error
 
     for number, what, name in (
         (result.failed, "failed", "failed"),

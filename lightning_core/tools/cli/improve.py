@@ -58,8 +58,8 @@ def improve(options: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
     from lightning_core.config import load_config
     from lightning_core.records.atomic import write_atomically
-    from lightning_core.records.lock import running
-    from lightning_core.records.prices import read_prices
+    from lightning_core.records.run_folder.lock import running
+    from lightning_core.records.statistics.prices import read_prices
     from lightning_core.rollouts.interrupts import interruptible
     from lightning_core.tools.improve.pipeline import ImprovementLimits, ImprovementPipeline
     from lightning_core.tools.improve.report import improvement_of, report_text
@@ -131,7 +131,7 @@ def improve(options: argparse.Namespace) -> int:
 
 def _check_tasks(config: Config) -> None:
     """Raise `ConfigError` if tasks cannot be read, or are too few to compare stages by: before a stage takes time and money."""
-    from lightning_core.records.intervals import MIN_TASKS
+    from lightning_core.records.statistics.intervals import MIN_TASKS
     from lightning_core.rollouts.tasks import held_out_tasks, training_tasks
 
     training_tasks(config)

@@ -271,7 +271,7 @@ def _train(options: argparse.Namespace) -> int:
 
 def _enough_tasks(config: Config) -> Sequence[Task]:
     """The held-out tasks. Raises `ConfigError` if there are too few for an interval, and so for a significant improvement."""
-    from lightning_core.records.intervals import MIN_TASKS
+    from lightning_core.records.statistics.intervals import MIN_TASKS
     from lightning_core.rollouts.tasks import held_out_tasks
 
     tasks = held_out_tasks(config)
@@ -307,7 +307,7 @@ def _print_verl_config(config: Config) -> int:
 
 
 def _how_to_resume(folder: Path, config: Config, options: argparse.Namespace) -> str:
-    from lightning_core.records.checkpoints import checkpoints
+    from lightning_core.records.run_folder.checkpoints import checkpoints
 
     resumable = checkpoints(folder)
     kept = [text for text in options.overrides if not text.startswith(("run.name=", "run.resume="))]

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Group, RenderableType
 
 from lightning_core.errors import plural
-from lightning_core.records.intervals import format_mean
-from lightning_core.records.measured import EvaluationSummary
-from lightning_core.records.pass_rates import PassRate
-from lightning_core.records.usage import ModelUsage, Usage, format_usd
+from lightning_core.records.statistics.intervals import format_mean
+from lightning_core.records.statistics.measured import EvaluationSummary
+from lightning_core.records.statistics.pass_rates import PassRate
+from lightning_core.records.statistics.usage import ModelUsage, Usage, format_usd
 from lightning_core.tools.cli.console import Column, make_table
 
 _NOTHING = "–"

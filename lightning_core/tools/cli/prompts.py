@@ -15,7 +15,7 @@ from lightning_core.tools.prompts import BUDGET, DEMONSTRATIONS, SETS
 
 if TYPE_CHECKING:
     from lightning_core.prompts.file import PromptFile
-    from lightning_core.records.intervals import Comparison
+    from lightning_core.records.statistics.intervals import Comparison
     from lightning_core.tools.prompts.find import FoundPrompts
 
 
@@ -63,9 +63,9 @@ def prompts(options: argparse.Namespace) -> int:
     from lightning_core.observers.progress import show_progress
     from lightning_core.prompts.file import prompt_file_text
     from lightning_core.records.atomic import write_atomically
-    from lightning_core.records.folder import create_folder
-    from lightning_core.records.remove import removed_if_unused
     from lightning_core.records.report import Summary
+    from lightning_core.records.run_folder.folder import create_folder
+    from lightning_core.records.run_folder.remove import removed_if_unused
     from lightning_core.records.store import Store
     from lightning_core.tools.prompts.find import add_version, find_prompts
     from lightning_core.tools.prompts.reflection import open_reflection
@@ -164,7 +164,7 @@ def _show(found: FoundPrompts) -> None:
 
 
 def _line(c: Comparison) -> str:
-    from lightning_core.records.intervals import format_mean
+    from lightning_core.records.statistics.intervals import format_mean
 
     before = format_mean(c.eval_reward_before, c.eval_ci95_before)
     after = format_mean(c.eval_reward_after, c.eval_ci95_after)

@@ -12,11 +12,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from lightning_core.errors import ConfigError, RecordError, plural, shorten, visible
-from lightning_core.records.configs import config_differences
-from lightning_core.records.intervals import MIN_TASKS, format_mean
-from lightning_core.records.measured import EvaluationSummary
-from lightning_core.records.prices import Prices
-from lightning_core.records.runs import RunInfo
+from lightning_core.records.run_folder.configs import config_differences
+from lightning_core.records.run_folder.runs import RunInfo
+from lightning_core.records.statistics.intervals import MIN_TASKS, format_mean
+from lightning_core.records.statistics.measured import EvaluationSummary
+from lightning_core.records.statistics.prices import Prices
 from lightning_core.tools.cli.console import Column, FirstThatFits, make_table
 from lightning_core.tools.cli.measured import EVALUATION_ROWS
 from lightning_core.tools.runs.compare import (

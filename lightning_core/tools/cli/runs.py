@@ -15,7 +15,7 @@ from lightning_core.tools.cli.messages import say
 from lightning_core.tools.cli.numbers import whole
 
 if TYPE_CHECKING:
-    from lightning_core.records.runs import RunInfo
+    from lightning_core.records.run_folder.runs import RunInfo
 
 _ACTIONS = ("list", "compare", "remove")
 
@@ -70,7 +70,7 @@ def runs(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from lightning_core.records.runs import list_runs
+    from lightning_core.records.run_folder.runs import list_runs
     from lightning_core.tools.cli.console import show
     from lightning_core.tools.cli.run_tables import make_run_table, run_document
 
@@ -92,8 +92,8 @@ def _matches(run: RunInfo, text: str | None, tags: Sequence[str]) -> bool:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from lightning_core.records.prices import read_prices
-    from lightning_core.records.runs import read_run
+    from lightning_core.records.run_folder.runs import read_run
+    from lightning_core.records.statistics.prices import read_prices
     from lightning_core.tools.cli.console import show
     from lightning_core.tools.cli.run_tables import make_comparison
 
@@ -108,7 +108,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _find(parent: str, text: str) -> Path:
-    from lightning_core.records.runs import is_run, run_folders
+    from lightning_core.records.run_folder.runs import is_run, run_folders
 
     for folder in (Path(text), Path(parent, text)):
         if is_run(folder):
@@ -122,7 +122,7 @@ def _find(parent: str, text: str) -> Path:
 
 
 def _remove(options: argparse.Namespace) -> int:
-    from lightning_core.records.remove import check_removable, remove_runs
+    from lightning_core.records.run_folder.remove import check_removable, remove_runs
 
     folders = check_removable(Path(options.dir), options.names)
     names = visible(", ".join(folder.name for folder in folders), lines=False)

@@ -11,10 +11,10 @@ from rich.text import Text
 from lightning_core.errors import plural
 from lightning_core.observers.monitors.gradient import LEVERS
 from lightning_core.observers.progress import format_seconds
-from lightning_core.records.headline import headline
-from lightning_core.records.intervals import Comparison, format_mean
 from lightning_core.records.report import Summary
-from lightning_core.records.summary import Answers, RaisedMonitor
+from lightning_core.records.statistics.headline import headline
+from lightning_core.records.statistics.intervals import Comparison, format_mean
+from lightning_core.records.statistics.summary import Answers, RaisedMonitor
 from lightning_core.tools.cli.console import Column, FirstThatFits, make_table
 
 _MUCH_WASTE = 0.5

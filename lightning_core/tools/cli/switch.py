@@ -139,7 +139,7 @@ def _change(url: str, path: str, wanted: Mapping[str, Any], seconds: float | Non
 def _show(options: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from lightning_core.records.prices import read_prices
+    from lightning_core.records.statistics.prices import read_prices
     from lightning_core.tools.cli.console import show
     from lightning_core.tools.switch.report import arm_rows
 
@@ -185,14 +185,14 @@ def make_arms(rows: Sequence[ArmRow]) -> list[RenderableType]:
         if row.uncounted:
             parts.append(f"{name}: {plural(row.uncounted, 'response')} without token counts, which the sums lack")
     if any(row.rated and row.reward is not None and row.reward.interval is None for row in live):
-        from lightning_core.records.intervals import MIN_TASKS
+        from lightning_core.records.statistics.intervals import MIN_TASKS
 
         parts.append(f"an interval needs feedback on {plural(MIN_TASKS, 'conversation')}")
     return parts
 
 
 def _cells(row: ArmRow) -> list[str]:
-    from lightning_core.records.usage import format_usd
+    from lightning_core.records.statistics.usage import format_usd
 
     answered = row.p50 == row.p50  # not NaN
     return [

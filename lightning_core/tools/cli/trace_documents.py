@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from lightning_core.records.ledger import Ledger, trace_ledger
+from lightning_core.records.sqlite.values import base64_of
 from lightning_core.records.store import CallCredit, RolloutRecord
-from lightning_core.records.values import base64_of
 from lightning_core.tools.runs.traces import merit
 from lightning_core.trace import Call, Event, Trace
 

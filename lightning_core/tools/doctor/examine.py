@@ -14,7 +14,7 @@ from lightning_core.config.signal_sections import signal_sections
 from lightning_core.errors import ConfigError, MissingExtra, TrainingError
 from lightning_core.observers.open import make_observers
 from lightning_core.observers.progress import Progress, SilentProgress
-from lightning_core.records.prices import read_prices
+from lightning_core.records.statistics.prices import read_prices
 from lightning_core.rollouts.entry_points import check_tasks, load_agent, load_reward
 from lightning_core.rollouts.interrupts import interruptible
 from lightning_core.rollouts.tasks import load_tasks, training_tasks

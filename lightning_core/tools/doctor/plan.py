@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from lightning_core.config import Config
 from lightning_core.errors import plural
 from lightning_core.observers.progress import format_seconds
-from lightning_core.records.checkpoints import WITH_OPTIMIZER
-from lightning_core.records.prices import read_prices
-from lightning_core.records.usage import AnsweredCall, format_usd, usage_of
+from lightning_core.records.run_folder.checkpoints import WITH_OPTIMIZER
+from lightning_core.records.statistics.prices import read_prices
+from lightning_core.records.statistics.usage import AnsweredCall, format_usd, usage_of
 from lightning_core.tools.doctor.finding import Checks, Observed
 from lightning_core.tools.doctor.units import size
 

@@ -20,8 +20,8 @@ from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.errors import LightningError, plural
 from lightning_core.observers.open import make_display
 from lightning_core.observers.progress import Progress
+from lightning_core.records.statistics.usage import calls_of_spans
 from lightning_core.records.store import Store
-from lightning_core.records.usage import calls_of_spans
 from lightning_core.rollouts.attempt import Rollout, Task
 from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.collect import Collector

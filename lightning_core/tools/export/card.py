@@ -13,12 +13,12 @@ from lightning_core.config.prompts import make_prompts
 from lightning_core.config.source import to_yaml
 from lightning_core.errors import ConfigError, RecordError, redact_urls
 from lightning_core.model.source import hub_name, is_demo_model
-from lightning_core.records.checkpoints import best_checkpoint, checkpoint_step
-from lightning_core.records.commit import recorded_commits
-from lightning_core.records.held_out import EVALUATIONS
-from lightning_core.records.intervals import Comparison, compare
 from lightning_core.records.report import read_metrics
 from lightning_core.records.results import Evaluation, recorded_evaluations
+from lightning_core.records.run_folder.checkpoints import best_checkpoint, checkpoint_step
+from lightning_core.records.run_folder.commit import recorded_commits
+from lightning_core.records.statistics.held_out import EVALUATIONS
+from lightning_core.records.statistics.intervals import Comparison, compare
 from lightning_core.records.store import Phase, Store
 from lightning_core.tools.export.trained_model import Trained
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from lightning_core.config import Config, load_config
 from lightning_core.config.resolve import PolicySettings, policy_settings
 from lightning_core.errors import ConfigError
-from lightning_core.records.checkpoints import checkpoint_step, choose_checkpoint
-from lightning_core.records.configs import config_of_step
+from lightning_core.records.run_folder.checkpoints import checkpoint_step, choose_checkpoint
+from lightning_core.records.run_folder.configs import config_of_step
 from lightning_core.trainers.own_model import own_model
 from lightning_core.trainers.verl.export import exported_model
 

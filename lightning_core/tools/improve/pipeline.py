@@ -12,10 +12,10 @@ from typing import Protocol
 
 from lightning_core.config import Config
 from lightning_core.errors import plural
-from lightning_core.records.checkpoints import best_checkpoint, checkpoints
-from lightning_core.records.intervals import Estimate
-from lightning_core.records.prices import Prices
-from lightning_core.records.usage import format_usd
+from lightning_core.records.run_folder.checkpoints import best_checkpoint, checkpoints
+from lightning_core.records.statistics.intervals import Estimate
+from lightning_core.records.statistics.prices import Prices
+from lightning_core.records.statistics.usage import format_usd
 from lightning_core.tools import exits
 from lightning_core.tools.improve.stage import Stage, StageFailed, run_stage
 from lightning_core.tools.runs.compare import paired_difference

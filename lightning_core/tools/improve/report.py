@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 import time
 
-from lightning_core.records.checkpoints import checkpoints
-from lightning_core.records.intervals import format_mean
-from lightning_core.records.usage import format_usd
+from lightning_core.records.run_folder.checkpoints import checkpoints
+from lightning_core.records.statistics.intervals import format_mean
+from lightning_core.records.statistics.usage import format_usd
 from lightning_core.tools.improve.pipeline import UNMEASURED, ImprovementPipeline
 from lightning_core.tools.improve.stage import Stage
 from lightning_core.tools.runs.improvement import Improvement, StageResult

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lightning_core.errors import LightningError
-from lightning_core.records.checkpoints import checkpoints
-from lightning_core.records.measured import EvaluationSummary
-from lightning_core.records.prices import Prices
-from lightning_core.records.runs import is_run, read_run, run_folders
+from lightning_core.records.run_folder.checkpoints import checkpoints
+from lightning_core.records.run_folder.runs import is_run, read_run, run_folders
+from lightning_core.records.statistics.measured import EvaluationSummary
+from lightning_core.records.statistics.prices import Prices
 from lightning_core.tools.runs.compare import TaskRewards, last_rewards, measure_held_out
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from lightning_core.chat.messages import check_message
 from lightning_core.errors import PolicyRequestError
 from lightning_core.prompts.demonstrations import Conversation, check_demonstrations
-from lightning_core.records.solved import is_solved
+from lightning_core.records.statistics.solved import is_solved
 from lightning_core.rollouts.attempt import Rollout
 from lightning_core.tools.interchange.conversations import is_same
 from lightning_core.tools.prompts.search import AgentSections, PromptSearch, TaskSplit, changed, is_better

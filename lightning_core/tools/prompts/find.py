@@ -15,7 +15,7 @@ from lightning_core.config.prompts import PromptSection
 from lightning_core.errors import plural
 from lightning_core.observers.open import Progress, make_display
 from lightning_core.prompts.file import PromptFile, PromptVersion
-from lightning_core.records.intervals import Comparison, compare
+from lightning_core.records.statistics.intervals import Comparison, compare
 from lightning_core.rollouts.attempt import Task
 from lightning_core.rollouts.entry_points import check_tasks
 from lightning_core.rollouts.prepare import Inputs, RewardFunction, Solve, prepare_evaluation

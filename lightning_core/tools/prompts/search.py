@@ -12,7 +12,7 @@ from lightning_core.capture.selectors import find_selector
 from lightning_core.config import Config
 from lightning_core.config.prompts import PromptSection, make_prompts
 from lightning_core.errors import ConfigError
-from lightning_core.records.intervals import MIN_TASKS, compare
+from lightning_core.records.statistics.intervals import MIN_TASKS, compare
 from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.abort_checks import check_finished
 from lightning_core.rollouts.attempt import Group, Rollout, Task

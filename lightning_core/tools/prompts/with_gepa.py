@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from lightning_core.errors import MissingExtra, shorten
-from lightning_core.records.solved import is_solved
+from lightning_core.records.statistics.solved import is_solved
 from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.attempt import Rollout, Task
 from lightning_core.tools.prompts.bootstrap import conversations_of

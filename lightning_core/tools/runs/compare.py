@@ -8,12 +8,12 @@ from pathlib import Path
 from statistics import fmean
 
 from lightning_core import trace as tr
-from lightning_core.records.held_out import EVALUATIONS
-from lightning_core.records.intervals import Estimate, paired_improvement
-from lightning_core.records.measured import EvaluationSummary, measure
-from lightning_core.records.prices import Prices
 from lightning_core.records.results import recorded_evaluations
-from lightning_core.records.runs import RunInfo
+from lightning_core.records.run_folder.runs import RunInfo
+from lightning_core.records.statistics.held_out import EVALUATIONS
+from lightning_core.records.statistics.intervals import Estimate, paired_improvement
+from lightning_core.records.statistics.measured import EvaluationSummary, measure
+from lightning_core.records.statistics.prices import Prices
 from lightning_core.records.store import Phase, Store
 
 _PHASES: tuple[tuple[Phase, ...], ...] = (EVALUATIONS, ("eval_manual",))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from lightning_core.records.configs import leaves, show_value
-from lightning_core.records.runs import RunInfo
+from lightning_core.records.run_folder.configs import leaves, show_value
+from lightning_core.records.run_folder.runs import RunInfo
 
 
 class Setting(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from lightning_core.records.held_out import held_out_by_task
-from lightning_core.records.intervals import Estimate, confidence_interval
+from lightning_core.records.statistics.held_out import held_out_by_task
+from lightning_core.records.statistics.intervals import Estimate, confidence_interval
 from lightning_core.records.store import COUNTED, Store
 
 

@@ -12,11 +12,11 @@ from typing import Any, Literal, NamedTuple
 
 from lightning_core.errors import RecordError
 from lightning_core.records.atomic import write_atomically
-from lightning_core.records.intervals import Estimate
 from lightning_core.records.json_file import read_json
-from lightning_core.records.lock import is_running
-from lightning_core.records.measured import EvaluationSummary, read_evaluation
-from lightning_core.records.runs import State
+from lightning_core.records.run_folder.lock import is_running
+from lightning_core.records.run_folder.runs import State
+from lightning_core.records.statistics.intervals import Estimate
+from lightning_core.records.statistics.measured import EvaluationSummary, read_evaluation
 
 IMPROVEMENT = "improve.json"
 """The file's name."""

@@ -24,12 +24,12 @@ from lightning_core.config.policies import PolicyCredit
 from lightning_core.errors import ConfigError, plural
 from lightning_core.observers.open import make_observers
 from lightning_core.observers.progress import Progress
-from lightning_core.records.checkpoints import checkpoints, delete_old, drop_optimizer, mark_best
-from lightning_core.records.folder import SUPERVISED, open_run_folder
 from lightning_core.records.observer import Observers
-from lightning_core.records.remove import started
 from lightning_core.records.report import Summary
 from lightning_core.records.results import Result
+from lightning_core.records.run_folder.checkpoints import checkpoints, delete_old, drop_optimizer, mark_best
+from lightning_core.records.run_folder.folder import SUPERVISED, open_run_folder
+from lightning_core.records.run_folder.remove import started
 from lightning_core.records.steps import StepLog
 from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import interruptible, uninterrupted

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from lightning_core.errors import ConfigError
-from lightning_core.records.intervals import Estimate, confidence_interval
-from lightning_core.records.prices import Prices
+from lightning_core.records.statistics.intervals import Estimate, confidence_interval
+from lightning_core.records.statistics.prices import Prices
 from lightning_core.tools.switch.store import DISCONNECTED, FILE, is_failure
 
 _MANY = 1000

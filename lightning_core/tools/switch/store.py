@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self, TextIO
 
 from lightning_core.errors import COUNTED, ConfigError, Repeats, describe, plural
 from lightning_core.records.failures import check_writable
-from lightning_core.records.lock import try_lock
+from lightning_core.records.run_folder.lock import try_lock
 from lightning_core.tools.record.background import BackgroundWork
 
 logger = logging.getLogger(__name__)

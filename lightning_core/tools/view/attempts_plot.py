@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lightning_core.records.task_history import RewardedAttempt
+from lightning_core.records.statistics.task_history import RewardedAttempt
 from lightning_core.tools.view.scatter import make_ticks
 
 WIDTH, HEIGHT = 800, 220

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from lightning_core.records.intervals import Estimate
+from lightning_core.records.statistics.intervals import Estimate
 
 Point = tuple[float, ...]
 """The step and the value, and for points with an interval, its ends."""

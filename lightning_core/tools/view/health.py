@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from lightning_core.errors import CreditError
 from lightning_core.observers.monitors import Alert, HeldOut, Watched, raised, watched
-from lightning_core.records.runs import RunInfo
-from lightning_core.records.summary import RaisedMonitor
+from lightning_core.records.run_folder.runs import RunInfo
+from lightning_core.records.statistics.summary import RaisedMonitor
 
 _PREFIX = "monitor/"
 

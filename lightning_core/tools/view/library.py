@@ -11,8 +11,8 @@ from threading import Lock
 from starlette.exceptions import HTTPException
 
 from lightning_core.errors import ConfigError
-from lightning_core.records.lock import is_running
-from lightning_core.records.runs import RunInfo, is_run, list_runs, read_run, run_folders
+from lightning_core.records.run_folder.lock import is_running
+from lightning_core.records.run_folder.runs import RunInfo, is_run, list_runs, read_run, run_folders
 from lightning_core.records.store import Store
 from lightning_core.tools.runs.improvement import IMPROVEMENT
 

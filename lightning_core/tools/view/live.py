@@ -8,8 +8,8 @@ from dataclasses import asdict
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from lightning_core.records.runs import RunInfo
-from lightning_core.records.tail import MetricsTail
+from lightning_core.records.run_folder.runs import RunInfo
+from lightning_core.records.run_folder.tail import MetricsTail
 from lightning_core.tools.view.charts import Chart, run_charts
 from lightning_core.tools.view.library import Library, file_signature
 from lightning_core.tools.view.snapshot import FromStore, RunStatus, curves_of, read_store, status_of

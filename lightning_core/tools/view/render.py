@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse
 
 from lightning_core.errors import visible
 from lightning_core.observers.progress import format_seconds
-from lightning_core.records.usage import format_usd
+from lightning_core.records.statistics.usage import format_usd
 
 NONE = "–"
 _LARGEST = 1e300

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_core.errors import ConfigError, RecordError
-from lightning_core.records.headline import Headline, headline
-from lightning_core.records.held_out import held_out_by_task
-from lightning_core.records.intervals import Estimate
-from lightning_core.records.runs import RunInfo
+from lightning_core.records.run_folder.runs import RunInfo
+from lightning_core.records.run_folder.tail import MetricsTail
+from lightning_core.records.statistics.headline import Headline, headline
+from lightning_core.records.statistics.held_out import held_out_by_task
+from lightning_core.records.statistics.intervals import Estimate
 from lightning_core.records.store import Store
-from lightning_core.records.tail import MetricsTail
 from lightning_core.tools.runs.curves import held_out_curve, training_errors
 from lightning_core.tools.view.charts import Curves
 from lightning_core.tools.view.health import HealthAlert, health

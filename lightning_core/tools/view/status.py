@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from lightning_core.records.ledger import general_reason
-from lightning_core.records.runs import RunInfo
+from lightning_core.records.run_folder.runs import RunInfo
 from lightning_core.records.store import LEFT_OUT, Store
 
 _RECENT = 10

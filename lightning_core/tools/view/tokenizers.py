@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_core.chat.token_bytes import BYTE_OF
-from lightning_core.records.checkpoints import checkpoints
-from lightning_core.records.runs import RunInfo
+from lightning_core.records.run_folder.checkpoints import checkpoints
+from lightning_core.records.run_folder.runs import RunInfo
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _FILE = "tokenizer.json"

@@ -17,7 +17,7 @@ from lightning_core.config.source import parse_scalar
 from lightning_core.credit import ADVANTAGE_RULES, GROUP_KEYS, REWARD_RULES
 from lightning_core.credit.registry import DeclaredRule, Parameter, Registry
 from lightning_core.errors import ConfigError
-from lightning_core.records.configs import load_recorded
+from lightning_core.records.run_folder.configs import load_recorded
 
 REWARDS, ADVANTAGE, GROUP = "rewards", "advantage", "group"
 """The parameters of the URL; rule parameters are ``rewards.RULE.PARAMETER`` and ``advantage.RULE.PARAMETER``."""

@@ -17,7 +17,7 @@ from lightning_core.config.types import is_callable_name
 from lightning_core.credit import CreditRules
 from lightning_core.credit.explain import Explanation, explain_credit
 from lightning_core.errors import ConfigError, describe
-from lightning_core.records.configs import config_of_step, load_recorded
+from lightning_core.records.run_folder.configs import config_of_step, load_recorded
 from lightning_core.records.store import CallCredit, RolloutRecord, Store
 from lightning_core.tools.runs.recredit import step_episodes
 from lightning_core.tools.view.library import file_signature

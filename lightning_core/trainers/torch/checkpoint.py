@@ -6,7 +6,7 @@ config.json, tokenizer.json, …  what belongs to a Hugging Face folder, or to a
 trainer.json                    version, random state, what failed updates left, and the fingerprint of model and tuning
 trainer/optimizer.safetensors   AdamW's moments and step counts, ``<name>/<moment>``
 trainer/critic.safetensors      the value head and its moments; only with a critic, as any other `Stateful`
-manifest.json                   the run that wrote it, and the hash of each file; see ``records/manifest.py``
+manifest.json                   the run that wrote it, and the hash of each file; see ``records/run_folder/manifest.py``
 
 Format 1 had the trained weights in ``weights.safetensors``, by the trainer's names, and no subfolder. It can be read.
 """
@@ -28,7 +28,7 @@ from lightning_core.errors import TrainingError
 from lightning_core.model import peft
 from lightning_core.model.folders import whole
 from lightning_core.records.json_file import read_json
-from lightning_core.records.manifest import OPTIMIZER, write_manifest
+from lightning_core.records.run_folder.manifest import OPTIMIZER, write_manifest
 
 FORMAT = 2
 _FACTS, _STATE = "trainer.json", "trainer"

@@ -22,7 +22,7 @@ from lightning_core.model.folders import whole
 from lightning_core.model.load import LoadedModel
 from lightning_core.model.source import resolve_model
 from lightning_core.records.json_file import read_json
-from lightning_core.records.manifest import write_manifest
+from lightning_core.records.run_folder.manifest import write_manifest
 from lightning_core.rollouts.signal import TokenScorer
 from lightning_core.trace import BASE, Floats
 from lightning_core.trainers.micro_batches import OnBatch, ignore_batches

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from lightning_core.records.atomic import write_atomically
-from lightning_core.records.held_out import EVALUATIONS, check_held_out
-from lightning_core.records.manifest import VERL_TRACKER
+from lightning_core.records.run_folder.manifest import VERL_TRACKER
+from lightning_core.records.statistics.held_out import EVALUATIONS, check_held_out
 from lightning_core.records.store import Store
 from lightning_core.trainers.plan import Plan
 from lightning_core.trainers.verl.group_log import GroupLog

@@ -18,7 +18,7 @@ from lightning_core.config.rule_names import importable
 from lightning_core.config.signal_sections import stream_kinds
 from lightning_core.config.types import is_callable_name
 from lightning_core.credit import LOSSES
-from lightning_core.records.checkpoints import checkpoint_step
+from lightning_core.records.run_folder.checkpoints import checkpoint_step
 from lightning_core.trainers.learning_rate import learning_rate
 from lightning_core.trainers.verl.constrained_rows import ENGINE
 from lightning_core.trainers.verl.estimator import ESTIMATOR, SETTINGS

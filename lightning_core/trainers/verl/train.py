@@ -10,10 +10,10 @@ from typing import Any
 from lightning_core.config import Config
 from lightning_core.errors import ConfigError, LightningError, MissingExtra, TrainingError, describe
 from lightning_core.model.source import load_skeleton, max_positions, number_of_weights, resolve_model
-from lightning_core.records.folder import record_resume
-from lightning_core.records.held_out import EVALUATIONS
 from lightning_core.records.report import MetricsLog
 from lightning_core.records.results import recorded_evaluations
+from lightning_core.records.run_folder.folder import record_resume
+from lightning_core.records.statistics.held_out import EVALUATIONS
 from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import interruptible
 from lightning_core.rollouts.jobs import pick_tasks

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
-from lightning_core.records.intervals import Estimate
+from lightning_core.records.statistics.intervals import Estimate
 from tests.bench.defaults.results import Row
 from tests.bench.defaults.statistics import by_agent, over_agents, paired, reward, solved
 from tests.bench.defaults.variant import BASELINE, CORES

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-from lightning_core.records.solved import is_solved
+from lightning_core.records.statistics.solved import is_solved
 
 Key = tuple[str, str, tuple[str, ...], int, float, str, str, int]
 """Suite, agent, changes, seed, minutes, basis, CPU and threads."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.observers import open as observers
-from lightning_core.records.held_out import held_out_by_task
+from lightning_core.records.statistics.held_out import held_out_by_task
 from lightning_core.records.store import Store
 from lightning_core.tools.doctor.gather import cpu_model
 from tests.bench.commit import current_commit

@@ -13,7 +13,7 @@ from statistics import fmean
 from lightning_core.chat.chat import Chat
 from lightning_core.config.sections import Rollouts
 from lightning_core.model.source import load_model, load_tokenizer, resolve_model
-from lightning_core.records.solved import is_solved
+from lightning_core.records.statistics.solved import is_solved
 from lightning_core.testing import Playground, open_playground
 from tests.bench.defaults.suite.agent import Agent, Task, constant_reward, split
 from tests.bench.defaults.variant import MODEL

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.records.intervals import MIN_TASKS, Estimate
+from lightning_core.records.statistics.intervals import MIN_TASKS, Estimate
 from tests.bench.bootstrap import expanded_tails
 from tests.bench.defaults.results import Row
 

@@ -17,7 +17,7 @@ from statistics import fmean
 
 from lightning_core import Config, evaluate, fit, load_config
 from lightning_core.loop import Evaluation
-from lightning_core.records.checkpoints import checkpoints
+from lightning_core.records.run_folder.checkpoints import checkpoints
 from lightning_core.tools.doctor.gather import cpu_model
 from tests.bench.commit import current_commit
 from tests.bench.learning import trl_arm

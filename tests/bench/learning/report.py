@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_core.records.intervals import Estimate, confidence_interval
+from lightning_core.records.statistics.intervals import Estimate, confidence_interval
 from tests.bench.bootstrap import over_seeds
 from tests.bench.learning.records import EVALUATED, Record
 from tests.bench.learning.statistics import (

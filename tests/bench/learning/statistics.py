@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.records.intervals import MIN_TASKS, Estimate
+from lightning_core.records.statistics.intervals import MIN_TASKS, Estimate
 from tests.bench.bootstrap import expanded_tails
 from tests.bench.learning.records import Record
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lightning_core.records.checkpoints import checkpoints
+from lightning_core.records.run_folder.checkpoints import checkpoints
 from tests.bench.learning.studies import ROOT, Study, WarmStart, located, warm_digest
 
 

@@ -13,8 +13,8 @@ from lightning_core.errors import ConfigError
 from lightning_core.observers.monitors import alerts
 from lightning_core.observers.open import make_observers
 from lightning_core.observers.progress import SilentProgress
-from lightning_core.records.held_out import held_out_by_task
 from lightning_core.records.report import read_metrics, read_summary
+from lightning_core.records.statistics.held_out import held_out_by_task
 from lightning_core.records.steps import StepLog
 from lightning_core.records.store import Store
 from tests import bandit

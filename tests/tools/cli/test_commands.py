@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from lightning_core.config import Config
-from lightning_core.records.checkpoints import mark_best
-from lightning_core.records.intervals import MIN_TASKS, compare
 from lightning_core.records.report import Summary
 from lightning_core.records.results import Evaluation, to_evaluation
+from lightning_core.records.run_folder.checkpoints import mark_best
+from lightning_core.records.statistics.intervals import MIN_TASKS, compare
 from lightning_core.records.store import Store
 from lightning_core.tools.cli.main import main
 from tests.tools.cli.conftest import Install

@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from lightning_core.records.measured import EvaluationSummary
 from lightning_core.records.report import read_summary
+from lightning_core.records.statistics.measured import EvaluationSummary
 from lightning_core.testing.recording_server import serve_app
 from lightning_core.tools.cli.main import main
 from tests.tools.cli.baseline_agent import URL

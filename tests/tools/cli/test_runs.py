@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from lightning_core.config import dump_config, load_config
-from lightning_core.records.intervals import compare
-from lightning_core.records.lock import running
 from lightning_core.records.report import MetricsLog, Summary
+from lightning_core.records.run_folder.lock import running
+from lightning_core.records.statistics.intervals import compare
 from lightning_core.tools.cli.main import main
 from tests.tools.cli.terminal import on_terminal
 from tests.tools.runs.test_compare import make_store

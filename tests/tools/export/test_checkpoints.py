@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Mixtr
 from lightning_core import fit, load_config
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.model.saved import FROZEN, write_model
-from lightning_core.records.checkpoints import checkpoints, drop_optimizer
+from lightning_core.records.run_folder.checkpoints import checkpoints, drop_optimizer
 from tests import bandit
 from tests.tools.export.runs import TOLERANCE, difference, model_logprobs, sequences, trainer_logprobs
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_core.records.checkpoints import checkpoints
+from lightning_core.records.run_folder.checkpoints import checkpoints
 from lightning_core.tools.cli.main import main
 from tests import warm
 from tests.tools.export.runs import FEW, train

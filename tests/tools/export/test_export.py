@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lightning_core import fit
 from lightning_core.model import peft
 from lightning_core.model.merge import layers_of
-from lightning_core.records.manifest import VERL_TRACKER
+from lightning_core.records.run_folder.manifest import VERL_TRACKER
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.export.card import make_card
 from lightning_core.tools.export.trained_model import find_trained

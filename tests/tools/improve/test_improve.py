@@ -15,7 +15,7 @@ from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.config import load_config
 from lightning_core.endpoint.server import Routing
-from lightning_core.records.prices import Prices
+from lightning_core.records.statistics.prices import Prices
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.improve.pipeline import ImprovementLimits, ImprovementPipeline
 from lightning_core.tools.improve.stage import Stage, StageFailed

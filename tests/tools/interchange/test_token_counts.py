@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lightning_core.otel.reading import read_rollouts
-from lightning_core.records.usage import calls_of_spans
+from lightning_core.records.statistics.usage import calls_of_spans
 from lightning_core.tools.interchange.importing import ImportOptions, import_traces
 
 TRACE, SPAN = "0" * 31 + "1", "0" * 15 + "1"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lightning_core import trace as tr
-from lightning_core.records.configs import config_differences
+from lightning_core.records.run_folder.configs import config_differences
 from lightning_core.records.store import Phase, Store
 from lightning_core.tools.runs.compare import EvaluationPoint, TaskChange, held_out_difference
 from lightning_core.trace import SpanRecord

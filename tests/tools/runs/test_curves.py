@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.records.intervals import confidence_interval
+from lightning_core.records.statistics.intervals import confidence_interval
 from lightning_core.records.store import Phase, Store
 from lightning_core.tools.runs.curves import held_out_curve, training_errors
 from tests.records.test_store import record

@@ -19,8 +19,8 @@ from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.errors import ConfigError
 from lightning_core.model.source import load_model
 from lightning_core.observers.progress import SilentProgress
-from lightning_core.records.checkpoints import checkpoints, choose_checkpoint
 from lightning_core.records.report import read_metrics
+from lightning_core.records.run_folder.checkpoints import checkpoints, choose_checkpoint
 from lightning_core.records.store import Store
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.serving import ServingEndpoint

@@ -22,7 +22,7 @@ from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.chat.chat import Chat
 from lightning_core.endpoint.server import Routing
 from lightning_core.errors import ConfigError
-from lightning_core.records.prices import Prices
+from lightning_core.records.statistics.prices import Prices
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.serving import ServingEndpoint
 from lightning_core.tools.switch.opened import open_switch

@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from lightning_core.errors import ConfigError
 from lightning_core.otel import read_traces
-from lightning_core.records.prices import Prices
+from lightning_core.records.statistics.prices import Prices
 from lightning_core.testing.recording_server import serve_app
 from lightning_core.tools.record.responses import find_id
 from lightning_core.tools.switch.arm import Arm

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_core.records.intervals import Estimate
-from lightning_core.records.measured import EvaluationSummary
-from lightning_core.records.prices import Prices
-from lightning_core.records.usage import AnsweredCall, usage_of
+from lightning_core.records.statistics.intervals import Estimate
+from lightning_core.records.statistics.measured import EvaluationSummary
+from lightning_core.records.statistics.prices import Prices
+from lightning_core.records.statistics.usage import AnsweredCall, usage_of
 from lightning_core.tools.runs.improvement import CurrentStage, Improvement, Note, StageResult
 from tests.tools.view.made_runs import make_run, rollout
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.observers.monitors import alerts
-from lightning_core.records.lock import running
 from lightning_core.records.report import Summary
-from lightning_core.records.runs import read_run
-from lightning_core.records.summary import RaisedMonitor
+from lightning_core.records.run_folder.lock import running
+from lightning_core.records.run_folder.runs import read_run
+from lightning_core.records.statistics.summary import RaisedMonitor
 from lightning_core.tools.view.health import HealthAlert, health
 from tests.tools.view.made_runs import make_run
 from tests.tools.view.served import visitor

@@ -14,8 +14,8 @@ import httpx
 import pytest
 from httpx_sse import ServerSentEvent, connect_sse
 
-from lightning_core.records.lock import running
 from lightning_core.records.report import MetricsLog
+from lightning_core.records.run_folder.lock import running
 from lightning_core.records.store import Store
 from lightning_core.tools.view.library import Library
 from lightning_core.tools.view.live import ListFeed, RunFeed, ServerEvent

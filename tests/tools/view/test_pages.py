@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from lightning_core.records.constant_answer import ConstantAnswer
-from lightning_core.records.intervals import compare
-from lightning_core.records.lock import running
 from lightning_core.records.report import Summary
+from lightning_core.records.run_folder.lock import running
+from lightning_core.records.statistics.constant_answer import ConstantAnswer
+from lightning_core.records.statistics.intervals import compare
 from tests.tools.view.made_runs import HOSTILE, make_run, rollout
 from tests.tools.view.served import visitor
 

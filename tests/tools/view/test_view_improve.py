@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_core.records.lock import running
+from lightning_core.records.run_folder.lock import running
 from lightning_core.tools.runs.improvement import read_improvement
 from lightning_core.tools.view.library import Library
 from lightning_core.tools.view.live import ImprovementFeed

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from lightning_core.records.statistics.task_history import RewardedAttempt, find_tasks
 from lightning_core.records.store import Store
-from lightning_core.records.task_history import RewardedAttempt, find_tasks
 from lightning_core.tools.view.attempts_plot import HEIGHT, WIDTH, make_attempts_plot
 from tests.tools.view.made_runs import make_run, rollout
 from tests.tools.view.pages import Seen, browsing, is_harmless

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.records.runs import RunInfo, read_run
+from lightning_core.records.run_folder.runs import RunInfo, read_run
 from lightning_core.tools.view.tokenizers import TokenTexts, find_tokenizer, split_bytes
 from lightning_core.tools.view.tokens import ADVANTAGES, signed_bin
 from tests.tools.view.made_runs import make_run

@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lightning_core.errors import ConfigError, RecordError
-from lightning_core.records.configs import config_differences, show_value
-from lightning_core.records.runs import RunInfo
+from lightning_core.records.run_folder.configs import config_differences, show_value
+from lightning_core.records.run_folder.runs import RunInfo
 from lightning_core.tools.runs.compare import HeldOutDifference, held_out_difference
 from lightning_core.tools.view.charts import compared_charts
 from lightning_core.tools.view.library import Library

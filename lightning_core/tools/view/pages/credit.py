@@ -12,7 +12,7 @@ from starlette.responses import Response
 from lightning_core.config import Config
 from lightning_core.config.build_rules import policy_rules
 from lightning_core.errors import ConfigError, describe
-from lightning_core.records.configs import config_of_step, load_recorded
+from lightning_core.records.run_folder.configs import config_of_step, load_recorded
 from lightning_core.records.store import Store
 from lightning_core.tools.runs.recredit import compare_agents, credited_steps, most_changed, recredit
 from lightning_core.tools.view.library import Library

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lightning_core.records.runs import RunInfo
+from lightning_core.records.run_folder.runs import RunInfo
 from lightning_core.records.store import RolloutRecord, Store
 from lightning_core.tools.runs.browse import neighbours
 from lightning_core.tools.runs.traces import read_call, read_trace

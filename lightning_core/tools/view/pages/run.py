@@ -7,11 +7,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from lightning_core.errors import redact_urls
-from lightning_core.records.checkpoints import best_checkpoint, checkpoints
-from lightning_core.records.commit import recorded_commits
 from lightning_core.records.ledger import Entry, EntryKind, Ledger
-from lightning_core.records.runs import RunInfo
-from lightning_core.records.tail import MetricsTail
+from lightning_core.records.run_folder.checkpoints import best_checkpoint, checkpoints
+from lightning_core.records.run_folder.commit import recorded_commits
+from lightning_core.records.run_folder.runs import RunInfo
+from lightning_core.records.run_folder.tail import MetricsTail
 from lightning_core.tools.runs.config_rows import settings
 from lightning_core.tools.view.charts import run_charts
 from lightning_core.tools.view.library import Library

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lightning_core.errors import RecordError
-from lightning_core.records.intervals import Comparison
-from lightning_core.records.runs import RunInfo, State
+from lightning_core.records.run_folder.runs import RunInfo, State
+from lightning_core.records.statistics.intervals import Comparison
 from lightning_core.tools.runs.config_rows import matches
 from lightning_core.tools.runs.improvement import read_improvement
 from lightning_core.tools.view.library import Library

@@ -9,15 +9,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lightning_core.records.solved import is_solved
-from lightning_core.records.store import LEFT_OUT, RolloutRecord, Store
-from lightning_core.records.task_history import (
+from lightning_core.records.statistics.solved import is_solved
+from lightning_core.records.statistics.task_history import (
     TASK_ORDERS,
     attempts_at,
     count_attempts,
     find_tasks,
     rewarded_attempts,
 )
+from lightning_core.records.store import LEFT_OUT, RolloutRecord, Store
 from lightning_core.tools.runs.traces import read_trace
 from lightning_core.tools.view.attempts_plot import make_attempts_plot
 from lightning_core.tools.view.conversation import final_answer

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from lightning_core.errors import ConfigError
 from lightning_core.records.failures import check_writable
-from lightning_core.records.schema import SCHEMA, UPGRADES, VERSION, VIEWS
-from lightning_core.records.searched_text import attribute_texts
-from lightning_core.records.span_rows import texts_of
+from lightning_core.records.sqlite.schema import SCHEMA, UPGRADES, VERSION, VIEWS
+from lightning_core.records.sqlite.searched_text import attribute_texts
+from lightning_core.records.sqlite.span_rows import texts_of
 
 _NOT_A_STORE = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 """It is another file, or its tables are those of another program."""

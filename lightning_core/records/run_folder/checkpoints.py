@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lightning_core.errors import ConfigError, plural
 from lightning_core.records.atomic import link_atomically
-from lightning_core.records.manifest import OPTIMIZER, find_problem, has_manifest
+from lightning_core.records.run_folder.manifest import OPTIMIZER, find_problem, has_manifest
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from lightning_core.records.solved import ROUNDING
+from lightning_core.records.statistics.solved import ROUNDING
 from lightning_core.records.store import COUNTED, LEFT_OUT, RolloutRecord, Store
 
 TaskOrder = Literal["task_id", "attempts", "first", "last", "gain", "best", "solved"]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_core import trace as tr
-from lightning_core.records.prices import Prices
+from lightning_core.records.statistics.prices import Prices
 from lightning_core.records.store import LEFT_OUT, Phase, Store
 
 _ATTRIBUTES = (tr.REQUEST_MODEL, tr.RESPONSE_MODEL, tr.HOST, tr.INPUT_TOKENS, tr.CACHED_TOKENS, tr.OUTPUT_TOKENS)

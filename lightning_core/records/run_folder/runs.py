@@ -13,9 +13,9 @@ from typing import Any, Literal, TypeVar
 import yaml
 
 from lightning_core.errors import ConfigError
-from lightning_core.records.lock import is_running
 from lightning_core.records.report import Summary, read_summary
-from lightning_core.records.tail import MetricsTail
+from lightning_core.records.run_folder.lock import is_running
+from lightning_core.records.run_folder.tail import MetricsTail
 
 N = TypeVar("N", int, float)
 # The one in C is ten times as fast, and not everywhere.

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from lightning_core.errors import ConfigError, RecordError
 from lightning_core.records.atomic import link_atomically
-from lightning_core.records.lock import is_running, running
-from lightning_core.records.runs import is_run, list_runs
+from lightning_core.records.run_folder.lock import is_running, running
+from lightning_core.records.run_folder.runs import is_run, list_runs
 from lightning_core.records.store import Store
 
 _LATEST = "latest"

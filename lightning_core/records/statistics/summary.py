@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from lightning_core.errors import shorten
-from lightning_core.records.solved import ROUNDING, is_solved
+from lightning_core.records.statistics.solved import ROUNDING, is_solved
 from lightning_core.records.store import LEFT_OUT, Phase, RolloutRecord, Status, Store
 from lightning_core.trace import Trace
 

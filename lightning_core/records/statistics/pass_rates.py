@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import comb
 from statistics import fmean
 
-from lightning_core.records.solved import is_solved
+from lightning_core.records.statistics.solved import is_solved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from lightning_core.records.intervals import confidence_interval
-from lightning_core.records.pass_rates import PassRate, pass_rates
-from lightning_core.records.prices import Prices
-from lightning_core.records.solved import is_solved
+from lightning_core.records.statistics.intervals import confidence_interval
+from lightning_core.records.statistics.pass_rates import PassRate, pass_rates
+from lightning_core.records.statistics.prices import Prices
+from lightning_core.records.statistics.solved import is_solved
+from lightning_core.records.statistics.usage import ModelUsage, Usage, calls_of_store, usage_of
 from lightning_core.records.store import Phase, Store
-from lightning_core.records.usage import ModelUsage, Usage, calls_of_store, usage_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

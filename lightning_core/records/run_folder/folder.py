@@ -9,12 +9,12 @@ from lightning_core.config import Config, dump_config
 from lightning_core.errors import ConfigError, did_you_mean
 from lightning_core.model.folders import remove_leftovers
 from lightning_core.records.atomic import is_scratch, link_atomically, write_atomically
-from lightning_core.records.checkpoints import checkpoint_step, checkpoints, newest_sound, set_aside_newer
-from lightning_core.records.commit import record_commit
-from lightning_core.records.configs import record_config
 from lightning_core.records.failures import need_path
-from lightning_core.records.manifest import write_run_id
-from lightning_core.records.runs import is_run, run_folders
+from lightning_core.records.run_folder.checkpoints import checkpoint_step, checkpoints, newest_sound, set_aside_newer
+from lightning_core.records.run_folder.commit import record_commit
+from lightning_core.records.run_folder.configs import record_config
+from lightning_core.records.run_folder.manifest import write_run_id
+from lightning_core.records.run_folder.runs import is_run, run_folders
 
 SUPERVISED = "sft.json"
 """The file with the sources of a run of `lightning-rl sft`."""

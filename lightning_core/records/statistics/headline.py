@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_core.errors import plural
-from lightning_core.records.intervals import MIN_TASKS
 from lightning_core.records.report import Summary
+from lightning_core.records.statistics.intervals import MIN_TASKS
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from lightning_core.errors import describe, plural
-from lightning_core.records.held_out import EVALUATIONS
-from lightning_core.records.intervals import paired_improvement
+from lightning_core.records.statistics.held_out import EVALUATIONS
+from lightning_core.records.statistics.intervals import paired_improvement
+from lightning_core.records.statistics.summary import one_line, response_text
 from lightning_core.records.store import COUNTED, Store
-from lightning_core.records.summary import one_line, response_text
 from lightning_core.trace import ANSWER, OUTPUT_MESSAGES, REWARD_FUNCTION, check_reward
 
 logger = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from lightning_core.content.packing import unpack
 from lightning_core.content.parts import part_of
 from lightning_core.content.shared_content import References, SharedAttributes, SharedContent, without
 from lightning_core.content.token_tree import TokenTree
-from lightning_core.records.searched_text import message_texts
-from lightning_core.records.values import attributes_of, base64_of
+from lightning_core.records.sqlite.searched_text import message_texts
+from lightning_core.records.sqlite.values import attributes_of, base64_of
 from lightning_core.trace import AGENT, LOGPROBS, OPERATION, SpanRecord
 
 SHARED = "lightning.shared"

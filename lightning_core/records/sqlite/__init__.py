@@ -1,0 +1,1 @@
+"""How a store keeps its rows in SQLite."""
