@@ -42,11 +42,12 @@ def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str
             f"{LEVERS}"
         )
     trained = any(number(line, "calls_credited", "rows_trained") for line in history)
-    cause = (
-        "Updates that were too large may have made all responses equal: lower trainer.learning_rate"
-        if trained
-        else "The reward does not depend on the response, or all responses are equal: check the reward with lightning-rl trace"
-    )
+    if trained and solved(lines):
+        cause = "Tasks are solved in all attempts or in none, and an answer that no attempt gives is not learned"
+    elif trained:
+        cause = "Updates that were too large may have made all responses equal: lower trainer.learning_rate"
+    else:
+        cause = "The reward does not depend on the response, or all responses are equal: check the reward with lightning-rl trace"
     return f"{text} (mean {reward:.3f}). {cause}. {LEVERS}"
 
 

@@ -118,10 +118,19 @@ def test_without_trained_rows_advantages_and_other_tokens_are_no_gradient() -> N
     assert [alert.monitor for alert in raised(alone, {})] == ["no_gradient"], "also with one attempt per task"
 
 
-def test_a_gradient_that_ends_has_another_cause_than_one_that_never_was() -> None:
-    never, ended = (raised(run_of({"calls_credited": n}, *[{"calls_credited": 0}] * 3), {}) for n in (0, 9))
-    assert "check the reward" in never[0].message
-    assert "lower trainer.learning_rate" in ended[0].message
+@pytest.mark.parametrize(
+    ("before", "solved", "expected"),
+    [
+        (0, 0.3, "check the reward"),
+        (9, 0.0, "lower trainer.learning_rate"),
+        (9, 0.3, "an answer that no attempt gives is not learned"),
+    ],
+)
+def test_a_gradient_that_ends_has_other_causes_than_one_that_never_was(
+    before: int, solved: float, expected: str
+) -> None:
+    *_, alert = raised(run_of({"calls_credited": before}, *[{"calls_credited": 0, "solved": solved}] * 3), {})
+    assert (alert.monitor, expected in alert.message) == ("no_gradient", True)
 
 
 def test_metrics_of_older_runs_are_read() -> None:
