@@ -68,6 +68,7 @@ class Runs:
     ) -> list[Named]:
         """The monitors that a run raises, each with its first step."""
         base: Sections = {
+            "tasks": {"sampling": "uniform"},
             "policy": {"model": str(self._model), "max_context": 512, "dtype": "float32"},
             "rollouts": {"tasks_per_step": 4, "group_size": 8, "max_tokens": 16, "executor": "task"},
             "trainer": {"steps": STEPS, "learning_rate": 1e-3, "checkpoint_every": 0},
