@@ -78,8 +78,6 @@ class Signal(Protocol):
 
     phase: ClassVar[str | None] = None
     """The phase of the step shown during `annotate`, or None."""
-    notes: Sequence[str] = ()
-    """Printed at the start of a run: what a setting that is chosen automatically is."""
 
     def pick_tasks(self, tasks: Sequence[Task], step: int) -> Sequence[Task] | None:
         """The tasks of ``step``; None to leave the choice to the others."""

@@ -94,9 +94,6 @@ def open_run(
             vocabulary=trainer.vocabulary,
         )
         signals = () if weights_only else open_signals(resources)
-        chosen = [note for signal in signals for note in signal.notes]
-        for note in chosen:
-            observers.message(note)
         yield EmbeddedRun(
             learner=trainer.learner,
             collector=Collector(
@@ -113,5 +110,5 @@ def open_run(
             agents=agents,
             initial=InitialWeights(plan.folder, trainer.digest),
             steps=steps,
-            notes=[*trainer.notes, *chosen],
+            notes=trainer.notes,
         )

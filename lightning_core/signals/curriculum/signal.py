@@ -10,9 +10,7 @@ from lightning_core.records.store import Store
 from lightning_core.rollouts.attempt import Task
 from lightning_core.rollouts.signal import Resources, Signal
 from lightning_core.signals.curriculum.sampling import count_picked, draw_tasks, sampling_probabilities
-from lightning_core.signals.curriculum.section import CurriculumKeys, sampling_floor
-
-_NOTE = "tasks.sampling is curriculum: tasks that are solved in some attempts but not in all are drawn more often"
+from lightning_core.signals.curriculum.section import sampling_floor
 
 
 @dataclass(kw_only=True)
@@ -25,7 +23,6 @@ class CurriculumSignal(Signal):
     floor: float
     solved: float
     seed: int
-    notes: Sequence[str] = ()
     _counts: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def pick_tasks(self, tasks: Sequence[Task], step: int) -> Sequence[Task] | None:
@@ -45,7 +42,6 @@ class CurriculumSignal(Signal):
 def open_signal(resources: Resources) -> Signal | None:
     """The curriculum, unless ``tasks.sampling`` is uniform."""
     config = resources.config
-    assert isinstance(config.tasks, CurriculumKeys)
     floor = sampling_floor(config)
     if floor is None:
         return None
@@ -55,5 +51,4 @@ def open_signal(resources: Resources) -> Signal | None:
         floor=floor,
         solved=config.eval.solved,
         seed=config.run.seed,
-        notes=[_NOTE] if config.tasks.sampling == "auto" else [],
     )
