@@ -178,19 +178,61 @@ def test_a_task_that_was_left_out_counts_in_no_mean() -> None:
 def test_the_report_has_all_agents_and_compares_variants() -> None:
     baseline, changed = table({str(n): [1.0, 1.0] for n in range(6)})
     text = "\n".join(report.lines([*baseline, *changed]))
-    assert "The first suite, 3 minutes of two cores, 24 runs" in text
+    assert f"The first suite, 3 minutes of two cores, {cpu_model()}, 2 threads, 24 runs" in text
     assert "fast: trainer.learning_rate=5e-5 policy.train_layers=15" in text
     assert "solved share +0.250 [+0.250, +0.250]" in text
-    assert "worse by more than their interval: no agent" in text
+    assert "worse by more than their interval: not known; 6 agents have too few seeds for an interval (3)" in text
     assert text.count("mean ") == 2
     assert "equal time" not in text
     short = report.lines([*baseline, *(replace(r, seconds=90.0) for r in changed)])
     assert "not at equal time: 0 25%, " in "\n".join(short)
 
 
+def test_the_report_names_agents_that_are_worse() -> None:
+    baseline, changed = table({"a": [1.0] * 3, "b": [1.0] * 3, "c": [1.0]})
+    solved_all = [replace(r, after=[1.0] * 8) if r.agent == "a" else r for r in baseline]
+    worse = [replace(r, after=[0.0] * 8) if r.agent == "a" else r for r in changed]
+    text = "\n".join(report.lines([*solved_all, *worse]))
+    assert "worse by more than their interval: a -1.00 [" in text
+    assert "]; 1 agent has too few seeds for an interval (3)" in text
+    same = "\n".join(report.lines([*baseline[:6], *changed[:6]]))
+    assert same.splitlines()[-1].endswith("worse by more than their interval: no agent")
+
+
+def test_the_report_averages_no_rows_of_other_cpus_or_other_defaults() -> None:
+    """The rows of the other CPU have no run with the defaults."""
+    here, changed = table({str(n): [1.0] for n in range(6)})
+    elsewhere = [replace(r, cpu="another CPU", after=[0.0] * 4) for r in changed]
+    other = replace(changed[0], variant="other", changes=["trainer.learning_rate=1e-4"], cpu="another CPU")
+    earlier = replace(here[0], basis="of earlier defaults", after=[0.0] * 4)
+    rows = [earlier, *here, *changed, *elsewhere, other]
+    text = "\n".join(report.lines(rows))
+    assert f"{cpu_model()}, 2 threads, 13 runs" in text
+    assert "another CPU, 2 threads, 7 runs" in text
+    assert "defaults, basis of earlier defaults\n" in text
+    assert "fast against defaults, 6 paired runs of 6 agents" in text
+    assert "fast: no run has the agent, seed and basis of a run with defaults" in text
+    assert "other against fast, 1 paired runs of 1 agents" in "\n".join(report.lines(rows, "fast"))
+
+
+def test_the_report_names_classes_that_are_never_solved() -> None:
+    _, held_out = split(agents_of("first")["handoff"])
+    own = replace(row("handoff"), after=[float(task["desk"] == "repairs") for task in held_out])
+    text = "\n".join(report.lines([own]))
+    assert "classes that no run solves: handoff: billing" in text
+    solved_once = replace(own, seed=1, after=[1.0] * len(held_out))
+    assert "classes that no run solves" not in "\n".join(report.lines([own, solved_once]))
+
+
+def test_a_change_of_what_auto_means_is_another_basis(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = basis(agents_of("first")["route"])
+    monkeypatch.setattr("tests.bench.defaults.variant.sampling_floor", lambda _: None)
+    assert basis(agents_of("first")["route"]) != before
+
+
 def test_a_run_whose_evaluation_was_left_out_is_named_and_counts_in_no_mean() -> None:
-    text = "\n".join(report.lines([row(gain=1.0), replace(row(seed=1), after=[None] * 4)]))
-    assert "without route, seed 1, defaults: all rollouts of an evaluation were left out" in text
+    text = "\n".join(report.lines([row("query", gain=1.0), replace(row("query", 1), after=[None] * 4)]))
+    assert "without query, seed 1, defaults: all rollouts of an evaluation were left out" in text
     assert ", 1 runs" in text
     assert "nan" not in text
 

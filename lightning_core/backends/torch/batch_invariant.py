@@ -23,7 +23,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import Linear
 from torch.overrides import TorchFunctionMode
+from transformers.pytorch_utils import Conv1D
 
 from lightning_core.backends.torch.decoding import Cascade
 from lightning_core.backends.torch.kv_pool import Node
@@ -60,10 +62,15 @@ def measure(model: Any, geometry: Geometry) -> RowLimits:
 
     Raises `TrainingError` if there are none.
     """
-    layers: dict[tuple[Any, ...], torch.nn.Linear] = {}
+    layers: dict[tuple[Any, ...], Linear | Conv1D] = {}
     for module in model.modules():
-        if isinstance(module, torch.nn.Linear):
-            kind = (*module.weight.shape, module.weight.dtype, len(list(module.parameters(recurse=False))))
+        if isinstance(module, Linear | Conv1D):
+            kind = (
+                type(module),
+                *module.weight.shape,
+                module.weight.dtype,
+                len(list(module.parameters(recurse=False))),
+            )
             layers.setdefault(kind, module)
     weight: Tensor = model.get_input_embeddings().weight
     generator = torch.Generator(weight.device).manual_seed(0)
@@ -84,15 +91,22 @@ def _fixed_rows(holds: Callable[[int], bool]) -> int:
     return found
 
 
-def _same_at_every_place(layer: torch.nn.Linear, rows: int, generator: torch.Generator) -> bool:
+def _same_at_every_place(layer: Linear | Conv1D, rows: int, generator: torch.Generator) -> bool:
     """Whether a row of a product of ``layer`` has the same bits wherever it is among ``rows`` rows."""
-    inputs = torch.randn(rows, layer.in_features, generator=generator, device=layer.weight.device).to(layer.weight)
+    width = layer.weight.shape[0 if isinstance(layer, Conv1D) else 1]
+    inputs = torch.randn(rows, width, generator=generator, device=layer.weight.device).to(layer.weight)
     step = 1 if layer.weight.numel() < _LARGE else rows // _SHIFTS
-    expected = F.linear(inputs, layer.weight, layer.bias)
+    expected = _product(layer, inputs)
     return all(
-        torch.equal(F.linear(inputs.roll(shift, 0), layer.weight, layer.bias), expected.roll(shift, 0))
-        for shift in range(1, rows, step)
+        torch.equal(_product(layer, inputs.roll(shift, 0)), expected.roll(shift, 0)) for shift in range(1, rows, step)
     )
+
+
+def _product(layer: Linear | Conv1D, input_RI: Tensor) -> Tensor:
+    """The output [R, O] of ``layer``, without the hooks of adapters."""
+    if isinstance(layer, Conv1D):
+        return torch.addmm(layer.bias, input_RI, layer.weight)
+    return F.linear(input_RI, layer.weight, layer.bias)
 
 
 def _limit(product: Callable[[int], Tensor], counts: Sequence[int]) -> int:
@@ -107,9 +121,11 @@ def _limit(product: Callable[[int], Tensor], counts: Sequence[int]) -> int:
 
 def varies(reason: str) -> TrainingError:
     """The error for a model whose bits depend on the batch."""
+    threads = torch.get_num_threads()
+    found = f"{reason}, with {threads} threads of torch. Set trainer.threads: 1, or" if threads > 1 else f"{reason}."
     return TrainingError(
-        f"trainer.deterministic cannot be kept on this machine: {reason}, with {torch.get_num_threads()} threads of torch. Set "
-        "trainer.threads: 1, or remove trainer.deterministic and set rollouts.concurrency: 1"
+        f"trainer.deterministic cannot be kept on this machine: {found} {'remove' if threads > 1 else 'Remove'} trainer.deterministic and "
+        "set rollouts.concurrency: 1"
     )
 
 
@@ -187,7 +203,7 @@ class OwnContexts(Cascade):
 
 
 class FixedRows(TorchFunctionMode):
-    """While it is entered, each linear layer is computed in products of ``rows`` rows."""
+    """While it is entered, each linear layer is computed in products of ``rows`` rows, also a `Conv1D`, which calls `torch.addmm`."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -196,11 +212,20 @@ class FixedRows(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return (self._linear if func is F.linear else func)(*args, **(kwargs or {}))
+        if func is F.linear:
+            return self._linear(*args, **(kwargs or {}))
+        if func is torch.addmm:
+            return self._addmm(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        flat_SI = input.flatten(0, -2)
-        padded_SI = F.pad(flat_SI, (0, 0, 0, -len(flat_SI) % self._rows))
-        parts = [F.linear(part_RI, weight, bias) for part_RI in padded_SI.split(self._rows)]
-        output_SO = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return output_SO[: len(flat_SI)].view(*input.shape[:-1], -1)
+        output_SO = self._in_parts(input.flatten(0, -2), lambda part_RI: F.linear(part_RI, weight, bias))
+        return output_SO.view(*input.shape[:-1], len(weight))
+
+    def _addmm(self, bias: Tensor, input_SI: Tensor, weight_IO: Tensor, **scales: Any) -> Tensor:
+        return self._in_parts(input_SI, lambda part_RI: torch.addmm(bias, part_RI, weight_IO, **scales))
+
+    def _in_parts(self, input_SI: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
+        padded_SI = F.pad(input_SI, (0, 0, 0, -len(input_SI) % self._rows))
+        parts = [product(part_RI) for part_RI in padded_SI.split(self._rows)]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts))[: len(input_SI)]

@@ -44,7 +44,10 @@ def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str
         )
     trained = any(number(line, "calls_credited", "rows_trained") for line in history)
     if trained and solved(lines):
-        cause = "Tasks are solved in all attempts or in none, and an answer that no attempt gives is not learned"
+        cause = (
+            "Tasks are solved in all attempts or in none, and an answer that no attempt gives is not learned. If attempts of earlier steps "
+            "gave it, the updates were too large: lower trainer.learning_rate"
+        )
     elif trained:
         cause = "Updates that were too large may have made all responses equal: lower trainer.learning_rate"
     else:

@@ -16,7 +16,8 @@ _TINY = 1e-12
 @monitor("reward_hacking")
 def reward_hacking(history: History, held_out: HeldOut, *, steps: Steps = 3, errors: Limit = 3.0) -> str | None:
     """The held-out reward fell since its best evaluation, by more than chance (`errors` standard errors and more), while the
-    training reward of the last `steps` steps is above the one at that evaluation."""
+    training reward of the last `steps` steps is above the one at that evaluation. With a curriculum, whose steps have other tasks, the
+    fall is enough."""
     if len(held_out) < 2:
         return None
     now = max(held_out)
@@ -24,6 +25,12 @@ def reward_hacking(history: History, held_out: HeldOut, *, steps: Steps = 3, err
     best = max(earlier, key=lambda step: _mean(held_out[step]))
     # The best of several evaluations is better by chance too: the mean of the maximum of n normal values is at most √(2 ln n).
     fell = _fall(held_out[best], held_out[now], errors + math.sqrt(math.log(len(earlier))))
+    if fell is not None and _chooses_tasks(history):
+        return (
+            f"the held-out reward fell by {fell:.3f} between the evaluations after {best} and {now} steps. The policy exploits the "
+            "training reward, memorizes the training tasks, or its updates are too large. Read rollouts of both with lightning-rl trace; "
+            "correct the reward, use more training tasks, lower trainer.learning_rate, or end the run early with eval.early_stop.patience"
+        )
     start = _values([line for line in history if line["step"] == best + 1], "reward")
     end = _values([line for line in history if now - steps < line["step"] <= now], "reward")
     if fell is None or not start or not end or min(end) <= start[0]:
@@ -41,19 +48,25 @@ def intermediate_rewards(
     history: History, held_out: HeldOut, *, steps: Steps = 5, errors: Limit = 4.0, ratio: Share = 0.1
 ) -> str | None:
     """The rewards that `credit.air` adds rose since the first `steps` steps while the tasks' reward fell by `ratio` or more, both by
-    more than `errors` standard errors."""
+    more than `errors` standard errors. With a curriculum, whose steps have other tasks, the tasks' reward is the held-out one."""
     if len(history) < 2 * steps:
         return None
     air_start, air_now = (_values(lines, "reward_air") for lines in (history[:steps], history[-steps:]))
-    reward_start, reward_now = (_values(lines, "reward") for lines in (history[:steps], history[-steps:]))
-    if not _rose(air_start, air_now, errors) or not _rose(reward_now, reward_start, errors):
+    if not _rose(air_start, air_now, errors):
         return None
-    if fmean(reward_start) - fmean(reward_now) < ratio * abs(fmean(reward_start)):
+    if _chooses_tasks(history):
+        before, after = (held_out[choose(held_out)] if held_out else {} for choose in (min, max))
+        start, now, name = _mean(before), _mean(after), "held-out reward"
+        fell = _fall(before, after, errors) is not None
+    else:
+        reward_start, reward_now = (_values(lines, "reward") for lines in (history[:steps], history[-steps:]))
+        fell, name = _rose(reward_now, reward_start, errors), "reward"
+        start, now = (fmean(values) if values else math.nan for values in (reward_start, reward_now))
+    if not fell or start - now < ratio * abs(start):
         return None
     return (
-        f"what credit.air adds rose from {fmean(air_start):.3f} to {fmean(air_now):.3f} per rollout while the reward fell from "
-        f"{fmean(reward_start):.3f} to {fmean(reward_now):.3f}: the policy learns the intermediate rewards instead of the tasks. "
-        "Lower the weights under credit.air"
+        f"what credit.air adds rose from {fmean(air_start):.3f} to {fmean(air_now):.3f} per rollout while the {name} fell from "
+        f"{start:.3f} to {now:.3f}: the policy learns the intermediate rewards instead of the tasks. Lower the weights under credit.air"
     )
 
 
@@ -69,6 +82,11 @@ def shaping_alone(history: History, held_out: HeldOut, *, steps: Steps = 5, at_l
         "credit.air.gate: true, lower the tool rewards and custom rules, or use easier tasks; if they succeed, use harder tasks, or "
         "credit.advantage: dr-grpo, which keeps the scale"
     )
+
+
+def _chooses_tasks(history: History) -> bool:
+    """Whether a curriculum chose the tasks of each step: it draws harder ones later, so their rewards fall with an unchanged policy."""
+    return any(number(line, "tasks_sampled_success") is not None for line in history)
 
 
 def _mean(rewards: Mapping[str, float]) -> float:

@@ -10,9 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from lightning_core.backends.backend import SamplingParams
-from lightning_core.backends.torch.batch_invariant import _fixed_rows, _limit
+from lightning_core.backends.torch.batch_invariant import (
+    FixedRows,
+    _fixed_rows,
+    _limit,
+    _same_at_every_place,
+    varies,
+)
 from lightning_core.backends.torch.engine import SampledModel, TorchBackend
 from lightning_core.backends.torch.lanes import make_lane
 from lightning_core.errors import TrainingError
@@ -20,7 +27,7 @@ from lightning_core.model.adapters import Adapters
 from lightning_core.model.compute import choose_path, plain_path
 from lightning_core.model.source import load_model
 from lightning_core.trainers.torch.factory import open_trainer
-from tests.model.families import FAMILIES, make_family
+from tests.model.families import FAMILIES, Family, make_family
 from tests.trainers.sections import parts
 
 pytestmark = pytest.mark.numeric
@@ -148,8 +155,38 @@ def test_a_context_that_is_computed_again_continues_with_the_same_bits(tiny_llam
         backend.close()
 
 
-def test_a_machine_whose_products_always_depend_on_their_rows_is_refused():
-    with pytest.raises(TrainingError, match=r"up to 129 rows, with \d+ threads.*trainer.threads: 1"):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "make", [torch.nn.Linear, lambda inputs, outputs: Conv1D(outputs, inputs)], ids=["linear", "conv1d"]
+)
+@torch.inference_mode()
+def test_a_row_of_a_wide_layer_has_the_same_bits_among_any_number_of_rows(make: Any, dtype: torch.dtype):
+    layer = make(576, 1536).to(dtype)
+    inputs = torch.randn(150, 576, generator=torch.Generator().manual_seed(0)).to(dtype)
+    rows = _fixed_rows(lambda rows: _same_at_every_place(layer, rows, torch.Generator().manual_seed(1)))
+    with FixedRows(rows):
+        expected = layer(inputs)
+        for number in (0, 1, 2, 31, 32, 33, 64, 100):
+            assert torch.equal(layer(inputs[None, :number]), expected[None, :number])
+    assert torch.allclose(expected, layer(inputs), rtol=0.02, atol=0.02)
+
+
+def test_nor_do_those_of_gpt2(tmp_path: Path):
+    """Its layers are no `nn.Linear`."""
+    family = Family("gpt2", {"n_embd": 96, "n_layer": 2, "n_head": 4})
+    model: Any = load_model(make_family(family, tmp_path), torch.float32)
+    check(
+        {"policy": SampledModel(model=model, path=choose_path(model))}, [("policy", prompt) for prompt in prompts()[3:]]
+    )
+
+
+def test_a_machine_whose_products_always_depend_on_their_rows_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert str(varies("it does")) == (
+        "trainer.deterministic cannot be kept on this machine: it does. Remove trainer.deterministic and set rollouts.concurrency: 1"
+    )
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(TrainingError, match=r"up to 129 rows, with 2 threads.*trainer.threads: 1"):
         _limit(lambda rows: torch.full((rows, 2), float(rows)), (1, 8, 64, 129, 160))
     assert _limit(lambda rows: torch.full((rows, 2), float(rows > 5)), (1, 4, 5, 6, 7, 8, 64)) == 8
     assert _fixed_rows(lambda rows: rows > 40) == 64

@@ -1,7 +1,7 @@
 """Trains small agents with the shipped defaults, and with changes of them, at equal processor time.
 
     python -m tests.bench.defaults [--suite first] [--variant "name: key=value key=value" …] [--minutes 3] [--seeds 3]
-    python -m tests.bench.defaults --report
+    python -m tests.bench.defaults --report [--against VARIANT]
 
 A run sets what every user must set: the agents, the model, the seed and the tasks. Evaluations are at one temperature for all
 variants. All else is the default, or a change of a ``--variant`` (``--change key=value`` is short for a variant with one change). A
@@ -49,6 +49,9 @@ def main() -> int:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--starts", type=int, nargs="?", const=80, metavar="TASKS")
     parser.add_argument("--report", action="store_true")
+    parser.add_argument(
+        "--against", metavar="VARIANT", default=BASELINE.name, help="the variant that others are compared with"
+    )
     options = parser.parse_args()
     try:
         rows = results.read(options.results)
@@ -56,7 +59,7 @@ def main() -> int:
     except ValueError as error:
         parser.error(str(error))
     if options.report:
-        print("\n".join(report.lines(rows)))
+        print("\n".join(report.lines(rows, options.against)))
         return 0
     agents = agents_of(options.suite)
     names = options.agents or list(agents)
@@ -79,7 +82,7 @@ def main() -> int:
         print("\n".join(f"{run.agent}, seed {run.seed}, {run.variant.name}" for run in runs))
         return 0
     failed = run_all(runs, options.results, jobs=options.jobs)
-    print("\n".join(report.lines(results.read(options.results))))
+    print("\n".join(report.lines(results.read(options.results), options.against)))
     return failed
 
 

@@ -14,6 +14,7 @@ import yaml
 
 from lightning_core import Config, load_config
 from lightning_core.config import dump_config
+from lightning_core.signals.curriculum.section import sampling_floor
 from lightning_core.trainers.learning_rate import learning_rate
 from tests.bench.defaults.suite.agent import HELD_OUT, Agent
 
@@ -65,11 +66,13 @@ def configure(agent: Agent, changes: Sequence[str], *, seed: int, steps: int, fo
 def basis(agent: Agent) -> str:
     """A digest of the shipped defaults and of the suites: runs with another one are not compared.
 
-    A setting that is null or empty by default changes nothing. ``auto`` counts as the learning rate that it is for the model.
+    A setting that is null or empty by default changes nothing. ``auto`` counts as the learning rate and the choice of tasks that it is.
     """
-    config = yaml.safe_load(dump_config(configure(agent, (), seed=0, steps=1, folder="runs")))
+    shipped = configure(agent, (), seed=0, steps=1, folder="runs")
+    config = yaml.safe_load(dump_config(shipped))
     trainer = config["trainer"]
     trainer["learning_rate"] = learning_rate(trainer["learning_rate"], _WEIGHTS, "full")
+    config["tasks"]["sampling"] = {"floor": sampling_floor(shipped)}
     return hashlib.sha256(f"{json.dumps(_set(config), sort_keys=True)}{_suites()}".encode()).hexdigest()[:12]
 
 

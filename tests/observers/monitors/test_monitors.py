@@ -213,6 +213,20 @@ def test_reward_hacking_needs_both_rewards_to_change_beyond_chance() -> None:
     assert raised(run_of(*RISING), noisy) == [], "it fell by chance"
 
 
+CHOSEN = {"tasks_sampled_success": 0.5}
+"""A step whose tasks a curriculum chose."""
+
+
+def test_with_a_curriculum_training_rewards_of_different_steps_are_not_compared() -> None:
+    """It draws harder tasks later, so they fall while the policy stays the same."""
+    falling = [{**CHOSEN, "reward_air": 0.1 * i + 0.01 * (i % 2), "reward": 0.8 - 0.05 * i} for i in range(15)]
+    assert raised(run_of(*falling), {}) == raised(run_of(*falling), held(0.3, 0.35, 0.4, 0.5)) == []
+    (hacking, replaced) = raised(run_of(*falling), held(0.3, 0.35, 0.2, 0.1))
+    assert (hacking.monitor, replaced.monitor) == ("reward_hacking", "intermediate_rewards")
+    assert "the held-out reward fell by 0.230 between the evaluations after 5 and 15 steps" in hacking.message
+    assert "while the held-out reward fell from 0.490 to 0.320" in replaced.message
+
+
 def test_groups_that_only_intermediate_rewards_distinguish() -> None:
     (alert,) = raised(run_of(*[{"air_alone": 0.5}] * 5), {})
     assert alert.monitor == "shaping_alone"

@@ -138,10 +138,19 @@ def test_at_least_eleven_faults_of_twelve_are_named(runs: Runs, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("name", "steps"),
-    [("one call", 5), *(pytest.param(name, STEPS, marks=pytest.mark.long) for name in HEALTHY)],
+    ("name", "steps", "sampling"),
+    [
+        ("one call", 5, "curriculum"),
+        pytest.param("one call", STEPS, "curriculum", marks=pytest.mark.long),
+        *(pytest.param(name, STEPS, "uniform", marks=pytest.mark.long) for name in HEALTHY),
+    ],
 )
-def test_a_healthy_run_raises_nothing(runs: Runs, name: str, steps: int) -> None:
+def test_a_healthy_run_raises_nothing(runs: Runs, name: str, steps: int, sampling: str) -> None:
     solve, rollouts = HEALTHY[name]
-    sections = {"eval": {"every": 5}, "rollouts": {**rollouts}, "trainer": {"steps": steps}}
+    sections: Sections = {
+        "tasks": {"sampling": sampling},
+        "eval": {"every": 5},
+        "rollouts": {**rollouts},
+        "trainer": {"steps": steps},
+    }
     assert runs.fit(solve, sections) == []
