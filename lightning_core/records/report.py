@@ -21,6 +21,7 @@ from lightning_core.records.statistics.constant_answer import ConstantAnswer, Di
 from lightning_core.records.statistics.intervals import Comparison, Estimate
 from lightning_core.records.statistics.measured import EvaluationSummary, read_evaluation
 from lightning_core.records.statistics.pass_rates import PassRate
+from lightning_core.records.statistics.same_responses import SameResponse
 from lightning_core.records.statistics.summary import Answers, RaisedMonitor, SolvedTasks
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,8 @@ class Summary:
     """The best constant answer, which an improvement of more than form beats."""
     constant_answer_problem: str | None = None
     """The reason that ``constant_answer`` is missing, or computed from recorded rewards despite a reward function."""
+    same_responses: Sequence[SameResponse] = ()
+    """The agents whose first response became the same for nearly all held-out tasks."""
     versions: Mapping[str, str] = field(default_factory=lambda: installed_versions())
 
     @property
@@ -118,6 +121,7 @@ def read_summary(path: Path) -> Summary:
         answers=tuple(Answers(**values) for values in data.pop("answers", ())),
         distinct_answers=None if distinct is None else DistinctAnswers(**distinct),
         constant_answer=None if constant is None else ConstantAnswer(**_with_tuples(constant)),
+        same_responses=tuple(SameResponse(**values) for values in data.pop("same_responses", ())),
         **data,
     )
 

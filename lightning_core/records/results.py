@@ -23,6 +23,7 @@ from lightning_core.records.statistics.constant_answer import (
 from lightning_core.records.statistics.held_out import EVALUATIONS
 from lightning_core.records.statistics.intervals import Comparison, compare, compare_splits, confidence_interval
 from lightning_core.records.statistics.pass_rates import common_pass_rates
+from lightning_core.records.statistics.same_responses import same_responses
 from lightning_core.records.statistics.summary import (
     first_errors,
     replaced_groups,
@@ -179,6 +180,7 @@ def finish(
             distinct_answers=all_answers.distinct,
             constant_answer=all_answers.constant,
             constant_answer_problem=all_answers.problem,
+            same_responses=() if overall is None else same_responses(store),
         )
         summary = complete(summary, Recorded(lines=metrics, store=store))
     summary.write(folder / "summary.json")

@@ -28,7 +28,8 @@ def make_summary(summary: Summary) -> Group:
     if summary.eval is not None:
         found = {"all": summary.eval, **summary.splits}
         parts += [FirstThatFits(_wide(found), _narrow(found)), "", "In brackets: 95% intervals."]
-        parts += [*_constant_answer(summary), *_solved(summary), *_pass_rates(summary), "", *_answers(summary.answers)]
+        parts += [*_constant_answer(summary), *_same_responses(summary), *_solved(summary), *_pass_rates(summary)]
+        parts += ["", *_answers(summary.answers)]
     parts.append(
         f"{plural(summary.steps, 'step')}, {plural(summary.rollouts, 'rollout')}, {summary.tokens_sampled:,} tokens sampled, "
         f"{summary.tokens_trained:,} trained, {format_seconds(summary.wall_seconds)}, seed {summary.seed}"
@@ -83,6 +84,17 @@ def _constant_answer(summary: Summary) -> Iterator[RenderableType]:
     if summary.constant_answer_problem is not None:
         what = "Best constant answer not computed" if constant is None else "The reward function was not used for it"
         yield Text(f"{what}: {summary.constant_answer_problem}.")
+
+
+def _same_responses(summary: Summary) -> Iterator[Text]:
+    """The agents whose first response became the same, unless nearly all tasks are solved with it."""
+    if summary.solved is not None and summary.solved.after >= _SOLVED * summary.solved.tasks:
+        return
+    for found in summary.same_responses:
+        yield Text(
+            f"Agent {found.agent} begins {found.same} of {plural(found.rollouts, 'held-out rollout')} with {found.response!r}. Before "
+            f"training, the most frequent first response had {found.same_before} of {found.rollouts_before}."
+        )
 
 
 def _solved(summary: Summary) -> Iterator[str]:
