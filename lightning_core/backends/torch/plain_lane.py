@@ -165,9 +165,9 @@ class PlainLane:
 
         ``copied``: bytes of the contexts that exist twice until they are in their batches.
         """
-        near = next((b for b in self._batches if b.adapter == row.adapter and self._pads_little(b, length)), None)
-        if near is not None and (fit := self._add(row, near, copied)) is not None:
-            return fit
+        for batch in [b for b in self._batches if b.adapter == row.adapter and self._pads_little(b, length)]:
+            if (fit := self._add(row, batch, copied)) is not None:
+                return fit
         # Beside much longer rows, a short one needs more memory than in a batch of its own.
         return self._add(row, RaggedBatch(self._empty, row.adapter), copied)
 

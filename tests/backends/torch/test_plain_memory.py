@@ -55,6 +55,45 @@ def add_rows(lane: PlainLane, *lengths: int, first: int = 0, max_tokens: int = 1
     return rows
 
 
+def finish(lane: PlainLane) -> None:
+    """Step until all running rows are complete."""
+    while lane.rows:
+        lane.step()
+        lane.drop(lambda row: row.finish_reason() is not None)
+
+
+def test_short_rows_share_a_batch_beside_long_ones_that_fill_the_memory(models: dict[str, Any]) -> None:
+    """They can be padded to the long ones, but a fourth long one does not fit."""
+    model, passes = models["llama"], list[int]()
+
+    def sample(row_tokens: int | None) -> tuple[list[ActiveRow], int]:
+        """The rows, and the number of passes of a step with all of them."""
+        lane = lane_for(model, row_tokens=row_tokens)
+        rows = add_rows(lane, *[400] * 3, max_tokens=10)
+        lane.step()
+        lane.admit(rows=64, tokens=100_000)  # their contexts do not fit twice at the same time
+        assert len(lane.rows) == 3
+        lane.step()
+        rows += add_rows(lane, *[20] * 8, first=3, max_tokens=10)
+        assert len(lane.rows) == 11
+        passes.clear()
+        lane.step()
+        count = len(passes)
+        finish(lane)
+        return rows, count
+
+    hook = model.get_input_embeddings().register_forward_hook(lambda *_: passes.append(1))
+    try:
+        with torch.inference_mode():
+            (expected, alone), (found, count) = sample(None), sample(1620)
+    finally:
+        hook.remove()
+    assert (alone, count) == (1, 2)
+    for row, same in zip(found, expected, strict=True):
+        assert row.tokens == same.tokens
+        torch.testing.assert_close(row.logprobs, same.logprobs, atol=1e-4, rtol=0)
+
+
 def resizes(lane: PlainLane, steps: int) -> int:
     """How often the bytes that rows hold change in so many steps. Each change is a copy."""
     changes, held = 0, lane.held_bytes
