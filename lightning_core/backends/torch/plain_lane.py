@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,20 @@ _SHARED = 32
 """Minimum number of tokens shared with another context after which a state is cached."""
 _PADDED = 4096
 """Maximum padding of a batch, in tokens, in addition to its number of other tokens."""
+
+
+class _Fit(NamedTuple):
+    """How the batches are resized so that all rows fit the memory."""
+
+    compact: bool
+    """First, all batches give up room that their rows do not need."""
+    tight: bool
+    """New blocks have as little room for further rows and tokens as possible."""
+
+
+_LOOSE, _LEAST = _Fit(compact=False, tight=False), _Fit(compact=True, tight=True)
+_FITS = (_LOOSE, _Fit(compact=False, tight=True), _Fit(compact=True, tight=False), _LEAST)
+"""Those with fewer copies first."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,6 +77,8 @@ class PlainLane:
         self._joining: list[ActiveRow] = []
         self._places: dict[RaggedBatch, list[ActiveRow]] = {}
         """The rows of `_joining` by the batch that they are added to."""
+        self._refused: ActiveRow | None = None
+        """The waiting row that did not fit. It is tried again once a running row has left."""
         self._row_bytes: int | None = None
         self._single = RaggedBatch(self._empty) if self._support.ragged else None
         """An empty batch, for the size of one context."""
@@ -104,7 +120,7 @@ class PlainLane:
             return
         if self._prefixes.capacity:
             self._order.arrange(self.waiting, running, self._known)
-        room, computed, copied = rows - running, 0, 0
+        room, computed, copied, fit = rows - running, 0, 0, _LOOSE
         different: set[tuple[str | None, bytes]] = set()
         admitted = self._joining = []  # at once, so a failure reaches them
         self._places = {}
@@ -112,21 +128,27 @@ class PlainLane:
             row = self.waiting.popleft()
             if row.aborted:
                 continue
+            if row is self._refused:
+                self.waiting.appendleft(row)
+                break
             admitted.append(row)
             context = row.context()
             is_new = (key := (row.adapter, context.tobytes())) not in different
             if self._support.ragged:
                 copied += self._copied(len(context) - 1) if is_new else 0
-                if not self._place(row, len(context) - 1, copied):
+                placed = self._place(row, len(context) - 1, copied)
+                if placed is None:
                     self.waiting.appendleft(admitted.pop())
+                    self._refused = None if admitted else row  # later, the contexts of the others exist once
                     break
+                fit = placed
             self.prompt_tokens += len(context)
             if is_new:
                 different.add(key)
                 computed += len(context) - self._known(context[:-1], row.adapter)
             room -= 1
         if self._support.ragged:
-            self._join(admitted)
+            self._join(admitted, fit)
         else:
             self._group(admitted)
         self._joining, self._places = [], {}
@@ -138,30 +160,31 @@ class PlainLane:
 
     # Rows of any lengths ----------------------------------------------------------------------------------------------
 
-    def _place(self, row: ActiveRow, length: int, copied: int) -> bool:
-        """Choose a batch for ``row`` with ``length`` cached tokens; False if the memory has no room for it beside other rows.
+    def _place(self, row: ActiveRow, length: int, copied: int) -> _Fit | None:
+        """Choose a batch for ``row`` with ``length`` cached tokens; None if the memory has no room for it beside other rows.
 
         ``copied``: bytes of the contexts that exist twice until they are in their batches.
         """
-        near = next((b for b in self._batches if b.adapter == row.adapter and self._pads_little(b, length)), None)
-        if near is not None and self._add(row, near, copied):
-            return True
+        for batch in [b for b in self._batches if b.adapter == row.adapter and self._pads_little(b, length)]:
+            if (fit := self._add(row, batch, copied)) is not None:
+                return fit
         # Beside much longer rows, a short one needs more memory than in a batch of its own.
         return self._add(row, RaggedBatch(self._empty, row.adapter), copied)
 
-    def _add(self, row: ActiveRow, batch: RaggedBatch, copied: int) -> bool:
-        """Add ``row`` to ``batch``, which may be new, if the memory has room for it; returns whether it has."""
+    def _add(self, row: ActiveRow, batch: RaggedBatch, copied: int) -> _Fit | None:
+        """Add ``row`` to ``batch``, which may be new; None, and nothing is changed, if the memory has no room for it."""
         is_new = batch not in self._batches
         if is_new:
             self._batches.append(batch)
         self._places.setdefault(batch, []).append(row)
-        is_alone = len(self._joining) == 1 and not any(batch.rows for batch in self._batches)
-        if is_alone or self._fits(GROWTH, copied) or (self._compact() and self._fits(GROWTH, copied)):
-            return True
-        self._places[batch].pop()
-        if is_new:
-            self._batches.pop()
-        return False
+        fit = self._fit(GROWTH, copied)
+        if fit is None and len(self._joining) == 1 and not any(batch.rows for batch in self._batches):
+            fit = _LEAST  # longer than the bound, so it runs alone
+        if fit is None:
+            self._places[batch].pop()
+            if is_new:
+                self._batches.pop()
+        return fit
 
     def _copied(self, length: int) -> int:
         """Bytes of a context of ``length`` cached tokens; 0 without a bound."""
@@ -177,21 +200,17 @@ class PlainLane:
         """The numbers of cached tokens of the rows that are added to ``batch``."""
         return [len(row.prompt) + len(row.tokens) - 1 for row in self._places.get(batch, ())]
 
-    def _fits(self, new: int, copied: int = 0) -> bool:
-        """Whether all rows, those that are added and ``copied`` bytes beside them are within the bound, also after ``new`` steps.
-
-        If they are only with as little spare room as possible, new blocks get no more.
-        """
+    def _fit(self, new: int, copied: int = 0) -> _Fit | None:
+        """How all rows, those that are added and ``copied`` bytes beside them stay within the bound for ``new`` steps; None if not."""
         if self._row_bytes is None:
-            return True
-        for tight in (False, True):
-            held = 0
-            for batch in self._batches:
-                batch.tighten(tight)
-                held += batch.forecast(self._lengths(batch), self._growth(batch, new))
+            return _LOOSE
+        grown = [(batch, self._lengths(batch), self._growth(batch, new)) for batch in self._batches]
+        for fit in _FITS:
+            compact, tight = fit
+            held = sum(batch.forecast(added, n, tight=tight, compact=compact) for batch, added, n in grown)
             if held <= steady_bytes(self._row_bytes) and held + copied <= self._row_bytes:
-                return True
-        return False
+                return fit
+        return None
 
     def _growth(self, batch: RaggedBatch, new: int) -> int:
         """By how many tokens the longest context of ``batch`` is longer after ``new`` steps; rows end before if they may."""
@@ -199,19 +218,25 @@ class PlainLane:
         ends = [n + min(new, row.params.max_tokens - len(row.tokens)) for row, n in zip(rows, lengths, strict=True)]
         return max(ends, default=0) - max(lengths, default=0)
 
-    def _compact(self) -> bool:
-        """Free memory that no row needs; returns whether there was any."""
-        return sum(batch.compact() for batch in self._batches) > 0
+    def _compact(self) -> None:
+        """Free memory that no row needs."""
+        for batch in self._batches:
+            batch.compact()
 
-    def _preempt(self) -> None:
-        """Let the newest rows wait again until a step fits."""
-        while len(self.rows) > 1 and not self._fits(1):
-            if self._compact():
-                continue
+    def _reserve(self) -> None:
+        """Make room for a step; the newest rows wait again until it fits. A row that is longer than the bound runs alone."""
+        while (fit := self._fit(1)) is None and len(self.rows) > 1:
             preempt_newest(self, self._row_bytes or 0)
+        fit = _LEAST if fit is None else fit
+        if fit.compact:
+            self._compact()
+        for batch in self._batches:
+            batch.reserve(tight=fit.tight)
 
-    def _join(self, rows: Sequence[ActiveRow]) -> None:
+    def _join(self, rows: Sequence[ActiveRow], fit: _Fit) -> None:
         """Compute the contexts of ``rows``, and add these to their batches."""
+        if fit.compact:
+            self._compact()
         contexts: dict[tuple[str | None, bytes], TokenArray] = {}
         keys: dict[ActiveRow, tuple[str | None, bytes]] = {}
         for row in rows:
@@ -225,7 +250,7 @@ class PlainLane:
         self.prompt_tokens_computed += len(rows)
         for batch in [batch for batch, own in self._places.items() if own]:
             own, lengths = self._places[batch], self._lengths(batch)
-            batch.add(own, [caches[keys[row]] for row in own], lengths)
+            batch.add(own, [caches[keys[row]] for row in own], lengths, tight=fit.tight)
             del self._places[batch]
 
     def _context(self, tokens: TokenArray, adapter: str | None, others: Sequence[TokenArray]) -> Any:
@@ -292,7 +317,7 @@ class PlainLane:
 
     def step(self) -> None:
         """See `Lane.step`."""
-        self._preempt()
+        self._reserve()
         rows = self.rows
         logits: list[Tensor] = []
         for batch in self._batches:
@@ -313,6 +338,7 @@ class PlainLane:
                         cache, length = batch.context(index)
                         self._prefixes.add(row.context()[:length], row.adapter, cache)
                     batch.remove(index)
+                    self._refused = None
         self._batches = [batch for batch in self._batches if batch.rows]
         self._prefixes.evict()
         for cohort in self._cohorts:
@@ -328,7 +354,7 @@ class PlainLane:
 
     def clear(self) -> None:
         self._prefixes.clear()
-        self._batches, self._cohorts, self._joining, self._places = [], [], [], {}
+        self._batches, self._cohorts, self._joining, self._places, self._refused = [], [], [], {}, None
 
     def _adapter(self, name: str | None) -> Any:
         return nullcontext() if self._adapters is None else self._adapters.use(name)

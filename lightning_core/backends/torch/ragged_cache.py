@@ -15,12 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_core.backends.torch.extent import Extent
 from lightning_core.backends.torch.rows import ActiveRow
 
 _STATES = ("conv_states", "recurrent_states")
-_SPARE, _TIGHT_SPARE = 32, 8
-"""Columns that new blocks have room for in addition, at least, and in little memory. A copy of the blocks costs about as much as a step,
-which reads them."""
 
 
 def has_known_layers(cache: Any) -> bool:
@@ -100,15 +98,12 @@ class RaggedKeys:
     """The column of the first place in ``blocks``."""
     blocks: list[Tensor]
     """Keys and values [rows, K, columns, D], with room for more rows and columns."""
-    tight: bool
-    """Whether new blocks have as little room as possible."""
 
     def begin(self, template: Any) -> None:
         """Make this an empty batch of layers like ``template``."""
         self.template = template
         self.window = getattr(template, "sliding_window", None)
         self.rows = self.start = self.end = self.base = 0
-        self.tight = False
         self.blocks = [tensor.new_zeros(0, *tensor.shape[1:-2], 0, tensor.shape[-1]) for tensor in _keys(template)]
         _set_keys(template, self.blocks, 0)  # the template's tensors would stay in memory
         self.keys = self.values = None
@@ -123,17 +118,17 @@ class RaggedKeys:
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Add the tokens of a pass; returns the keys and values that they can attend to."""
         first, stop = self._first(), self.end + key_states.shape[-2]
-        self.reserve(self.rows, first, stop)
+        self.reserve(self.rows, stop)
         for block, new in zip(self.blocks, (key_states, value_states), strict=True):
             block[: self.rows, :, self.end - self.base : stop - self.base] = new
         self.end = stop
         keys, values = (block[: self.rows, :, first - self.base : stop - self.base] for block in self.blocks)
         return keys, values
 
-    def append(self, layers: Sequence[Any], start: int) -> None:
+    def append(self, layers: Sequence[Any], start: int, *, tight: bool = False) -> None:
         """Append rows with the keys of ``layers``. ``start``: the first column of the longest row then."""
         rows, self.start = self.rows + len(layers), start
-        self.reserve(rows, self._first(), self.end)
+        self.reserve(rows, self.end, tight=tight)
         for row, layer in enumerate(layers, self.rows):
             for block, new in zip(self.blocks, _keys(layer), strict=True):
                 block[row, :, self.end - self.base - new.shape[-2] : self.end - self.base] = new[0]
@@ -155,53 +150,47 @@ class RaggedKeys:
         _set_keys(layer, [block[row : row + 1, :, columns].clone() for block in self.blocks], tokens)
         return layer
 
-    def forecast(self, rows: int, longest: int, new: int) -> int:
-        """Bytes of the blocks once there are ``rows`` rows, the longest of ``longest`` tokens, and each of them gets ``new`` tokens."""
-        start = self.end - longest
-        first = start if self.window is None else max(start, self.end - self.window + 1)
-        size, width = self._room(rows, first, self.end + new)
-        return size * width * self._cell_bytes()
+    def forecast(self, rows: int, longest: int, new: int, *, tight: bool = False, compact: bool = False) -> int:
+        """The most bytes of the blocks while ``rows`` rows, the longest of ``longest`` tokens, get ``new`` tokens each."""
+        start, last = self.end - longest, self.end + max(new - 1, 0)
+        extent = self._trimmed() if compact else self._extent()
+        now = extent.grown(rows, self._first_of(start, self.end), self.end, tight=tight)
+        # Blocks that grow lose the room of rows that have left, so they can be smaller than now.
+        then = now.grown(rows, self._first_of(start, last), self.end + new, tight=tight)
+        return max(now.cells, then.cells) * self._cell_bytes()
 
     @property
     def nbytes(self) -> int:
         """Bytes of the blocks."""
         return sum(block.nbytes for block in self.blocks)
 
-    def reserve(self, rows: int, first: int, end: int) -> None:
-        """Make room for ``rows`` rows and the columns from ``first`` to ``end``; those before ``first`` are forgotten."""
-        size, width = self._room(rows, first, end)
-        if rows > len(self.blocks[0]) or not self._has_columns(first, end):
-            self._move(size, width, first)
+    def reserve(self, rows: int, end: int, *, tight: bool = False) -> None:
+        """Make room for ``rows`` rows and the columns up to ``end``; those that no row attends to any more are forgotten."""
+        self._move(self._extent().grown(rows, self._first(), end, tight=tight))
 
     def compact(self) -> None:
         """Give up room that the rows do not need for their next tokens."""
-        first = self._first()
-        size, width = self.rows, self.end - first + (_TIGHT_SPARE if self.tight else _SPARE)
-        if size * width * self._cell_bytes() < self.nbytes:
-            self._move(size, width, first)
+        self._move(self._trimmed())
 
-    def _room(self, rows: int, first: int, end: int) -> tuple[int, int]:
-        """The number of rows and of columns of the blocks that `reserve` makes room in."""
-        size, width = self.blocks[0].shape[0], self.blocks[0].shape[2]
-        if not self._has_columns(first, end):  # all is copied, so rows that have left need no room any more
-            return rows, end - first + (_TIGHT_SPARE if self.tight else max(_SPARE, (end - first) // 8))
-        if rows > size:
-            size = rows if self.tight else max(rows, size * 5 // 4)
-        return size, width
+    def _extent(self) -> Extent:
+        return Extent(self.blocks[0].shape[0], self.base, self.blocks[0].shape[2])
 
-    def _has_columns(self, first: int, end: int) -> bool:
-        return self.base <= first and end <= self.base + self.blocks[0].shape[2]
+    def _trimmed(self) -> Extent:
+        """The extent after `compact`."""
+        return self._extent().trimmed(self.rows, self._first(), self.end)
 
     def _cell_bytes(self) -> int:
         """Bytes of the keys and values of one row and one column."""
         return sum(block.shape[1] * block.shape[3] * block.itemsize for block in self.blocks)
 
-    def _move(self, size: int, width: int, first: int) -> None:
-        """Copy the rows to blocks of ``size`` rows and ``width`` columns that begin with the column ``first``."""
-        old = max(first, self.base)
+    def _move(self, extent: Extent) -> None:
+        """Copy the rows to blocks of ``extent``, unless they have it."""
+        if extent == self._extent():
+            return
+        first, old = extent.base, max(extent.base, self.base)
         blocks: list[Tensor] = []
         for block in self.blocks:
-            new = block.new_zeros(size, block.shape[1], width, block.shape[3])
+            new = block.new_zeros(extent.rows, block.shape[1], extent.columns, block.shape[3])
             kept = block[: self.rows, :, old - self.base : self.end - self.base]
             new[: self.rows, :, old - first : old - first + kept.shape[2]] = kept
             blocks.append(new)
@@ -209,7 +198,11 @@ class RaggedKeys:
 
     def _first(self) -> int:
         """The first column that the next token can attend to."""
-        return self.start if self.window is None else max(self.start, self.end - self.window + 1)
+        return self._first_of(self.start, self.end)
+
+    def _first_of(self, start: int, end: int) -> int:
+        """The first column that the token of the column ``end`` can attend to, with ``start`` as the first one."""
+        return start if self.window is None else max(start, end - self.window + 1)
 
 
 class RaggedBatch:
@@ -224,13 +217,18 @@ class RaggedBatch:
         self.cache = with_layers(like, [_ragged(layer) for layer in like.layers])
         self._keys: list[RaggedKeys] = [layer for layer in self.cache.layers if isinstance(layer, RaggedKeys)]
 
-    def add(self, rows: Sequence[ActiveRow], caches: Sequence[Any], lengths: Sequence[int]) -> None:
-        """Add ``rows``; ``caches`` and ``lengths``: the caches of all but the last tokens of their contexts."""
+    def add(
+        self, rows: Sequence[ActiveRow], caches: Sequence[Any], lengths: Sequence[int], *, tight: bool = False
+    ) -> None:
+        """Add ``rows``; ``caches`` and ``lengths``: the caches of all but the last tokens of their contexts.
+
+        ``tight``: new blocks have as little room for further rows and tokens as possible.
+        """
         longest = max(*self.lengths, *lengths, 0)
         for number, layer in enumerate(self.cache.layers):
             layers = [cache.layers[number] for cache in caches]
             if isinstance(layer, RaggedKeys):
-                layer.append(layers, layer.end - longest)
+                layer.append(layers, layer.end - longest, tight=tight)
             _append_states(layer, layers, len(self.rows))
         self.rows.extend(rows)
         self.lengths.extend(lengths)
@@ -252,21 +250,24 @@ class RaggedBatch:
                         state[index] = state[last]
                         states[name] = state[:last]
 
-    def forecast(self, lengths: Sequence[int], new: int) -> int:
-        """Bytes of the batch once rows with ``lengths`` cached tokens are added, and each row gets ``new`` tokens."""
+    def forecast(self, lengths: Sequence[int], new: int, *, tight: bool = False, compact: bool = False) -> int:
+        """The most bytes of the batch from when rows with ``lengths`` cached tokens are added until each row has got ``new`` tokens.
+
+        ``tight``: new blocks have as little room as possible. ``compact``: `compact` comes first.
+        """
         rows = len(self.lengths) + len(lengths)
         longest = max((*self.lengths, *lengths), default=0)
         states = 0
         for state in self._states():
             needed = rows * prod(state.shape[1:]) * state.itemsize
             # Rows that have left keep their part until others are added, which copies all.
-            states += needed if lengths else max(needed, state.untyped_storage().nbytes())
-        return states + sum(layer.forecast(rows, longest, new) for layer in self._keys)
+            states += needed if lengths or compact else max(needed, state.untyped_storage().nbytes())
+        return states + sum(layer.forecast(rows, longest, new, tight=tight, compact=compact) for layer in self._keys)
 
-    def tighten(self, tight: bool) -> None:
-        """``tight``: new blocks have as little room for further rows and tokens as possible."""
+    def reserve(self, *, tight: bool) -> None:
+        """Make room for one more token per row. ``tight``: see `add`."""
         for layer in self._keys:
-            layer.tight = tight
+            layer.reserve(layer.rows, layer.end + 1, tight=tight)
 
     @property
     def nbytes(self) -> int:
@@ -278,15 +279,13 @@ class RaggedBatch:
     def _states(self) -> list[Tensor]:
         return [state for layer in self.cache.layers for state in _states(layer)]
 
-    def compact(self) -> bool:
-        """Give up room that the rows do not need for their next tokens; returns whether that frees memory."""
-        before = self.nbytes
+    def compact(self) -> None:
+        """Give up room that the rows do not need for their next tokens."""
         for layer in self.cache.layers:
             if isinstance(layer, RaggedKeys):
                 layer.compact()
             for states in _state_dicts(layer):
                 states.update({name: None if state is None else _compact(state) for name, state in states.items()})
-        return self.nbytes < before
 
     def context(self, index: int) -> tuple[Any, int]:
         """The cache of one row, and the number of its tokens."""

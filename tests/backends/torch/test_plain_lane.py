@@ -10,14 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.torch.engine import SampledModel, TorchBackend
-from lightning_core.backends.torch.plain_lane import PlainLane
-from lightning_core.backends.torch.rows import ActiveRow
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.compute import plain_path
 from lightning_core.model.source import load_model
@@ -236,23 +233,3 @@ def test_deterministic_rows_have_passes_of_their_own(models: dict[str, Any]) -> 
         sampler.sample(PREFIX, PREFIX)
         assert sampler.passes == 2 * (1 + 6)
         assert sampler.computed(PREFIX) == 40
-
-
-def test_states_of_rows_that_have_left_count(models: dict[str, Any]) -> None:
-    """A batch keeps them until it is copied, so rows of another batch do not fit beside them."""
-    with torch.inference_mode():
-        lane = PlainLane(models["qwen3_5_text"], cache="past_key_values")
-        lane.bound(100 * 2**20)
-        lane.waiting.extend(
-            ActiveRow(prompt=np.asarray(PREFIX[n : n + 5]), params=SamplingParams(max_tokens=9), number=n)
-            for n in range(30)
-        )
-        lane.admit(rows=64, tokens=10_000)
-        lane.step()
-        lane.drop(lambda row: row.number > 0)
-        (batch,) = lane._batches
-        held = lane.held_bytes
-        assert batch.forecast([], 1) >= held
-        assert batch.compact()
-        assert lane.held_bytes < held / 4
-        assert batch.forecast([], 1) >= lane.held_bytes

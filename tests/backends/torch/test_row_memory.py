@@ -317,11 +317,11 @@ def test_an_allocation_that_fails_between_two_batches_changes_no_response(tiny_l
         expected = free.sample(prompts, max_tokens=20)
     add, calls = RaggedBatch.add, list[int]()
 
-    def fail_second(*arguments: Any) -> None:
+    def fail_second(*arguments: Any, **options: Any) -> None:
         calls.append(1)
         if len(calls) == 2:
             raise MemoryError
-        add(*arguments)
+        add(*arguments, **options)
 
     with watched(tiny_llama, plain=True, gather_ms=300) as short:
         monkeypatch.setattr(RaggedBatch, "add", fail_second)
