@@ -55,7 +55,9 @@ def intermediate_rewards(
     if not _rose(air_start, air_now, errors):
         return None
     if _chooses_tasks(history):
-        before, after = (held_out[choose(held_out)] if held_out else {} for choose in (min, max))
+        if not held_out:
+            return None
+        before, after = held_out[min(held_out)], held_out[max(held_out)]
         start, now, name = _mean(before), _mean(after), "held-out reward"
         fell = _fall(before, after, errors) is not None
     else:

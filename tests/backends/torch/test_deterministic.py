@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
 from lightning_core.backends.backend import SamplingParams
@@ -155,6 +157,19 @@ def test_a_context_that_is_computed_again_continues_with_the_same_bits(tiny_llam
         backend.close()
 
 
+class Products(TorchFunctionMode):
+    """Records the number of rows of each product of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = list[int]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.nn.functional.linear, torch.addmm):
+            self.rows.append(len(args[func is torch.addmm]))
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "make", [torch.nn.Linear, lambda inputs, outputs: Conv1D(outputs, inputs)], ids=["linear", "conv1d"]
@@ -164,8 +179,10 @@ def test_a_row_of_a_wide_layer_has_the_same_bits_among_any_number_of_rows(make: 
     layer = make(576, 1536).to(dtype)
     inputs = torch.randn(150, 576, generator=torch.Generator().manual_seed(0)).to(dtype)
     rows = _fixed_rows(lambda rows: _same_at_every_place(layer, rows, torch.Generator().manual_seed(1)))
-    with FixedRows(rows):
+    products = Products()
+    with products, FixedRows(rows):
         expected = layer(inputs)
+        assert products.rows == [rows] * math.ceil(150 / rows)
         for number in (0, 1, 2, 31, 32, 33, 64, 100):
             assert torch.equal(layer(inputs[None, :number]), expected[None, :number])
     assert torch.allclose(expected, layer(inputs), rtol=0.02, atol=0.02)
