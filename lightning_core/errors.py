@@ -86,7 +86,7 @@ class ProgramError(LightningError, RuntimeError):
 
 
 class RewardError(LightningError, ValueError):
-    """A reward is missing, given twice, or not a finite float32 number."""
+    """A reward is missing, given twice, not a finite float32 number, or of a call or agent that cannot be determined."""
 
 
 class MissingRewardError(RewardError):

@@ -19,7 +19,7 @@ from lightning_core.records.run_folder.remove import started
 from lightning_core.rollouts.interrupts import uninterrupted
 from lightning_core.rollouts.prepare import RewardFunction, Solve, Task, prepare_evaluation, prepare_training
 from lightning_core.rollouts.rows import to_rows
-from lightning_core.rollouts.selection import warn_of_hosts
+from lightning_core.rollouts.selection import warn_of_unused
 from lightning_core.session import open_session
 from lightning_core.trainers.plan import Plan, TrainerEntry
 
@@ -51,7 +51,7 @@ def fit(
     folder, checkpoint = open_run_folder(config)
     with started(folder), observers.watching(config, folder, checkpoint):
         trainer.train(Plan(config=config, folder=folder, checkpoint=checkpoint, inputs=inputs, observers=observers))
-        warn_of_hosts(config, folder)
+        warn_of_unused(config, folder)
         seconds = time.monotonic() - began
         return observers.finished(
             finish(config, folder, inputs.eval_tasks, inputs.reward, seconds, observers.summarize)
@@ -116,5 +116,5 @@ def evaluate(
     # Only a run's newest checkpoint has the optimizer's state.
     with display.watching(config, folder), open_session(plan, weights_only=True) as session:
         found = session.evaluations.evaluate(inputs.eval_tasks, "eval_manual", session.steps)
-    warn_of_hosts(config, folder)
+    warn_of_unused(config, folder)
     return found

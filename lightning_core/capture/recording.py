@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from typing import Any, SupportsFloat
 
 from lightning_core import trace as tr
-from lightning_core.capture.context import find_scope
+from lightning_core.capture.context import find_scope, inherited_scope
 from lightning_core.capture.scope import current_address, current_rollout
 from lightning_core.capture.spans import start_span
-from lightning_core.errors import StrayCallError, describe
+from lightning_core.errors import Repeats, StrayCallError, describe
 from lightning_core.trace import check_reward
 
 logger = logging.getLogger(__name__)
+
+_late = Repeats()
+"""Rewards of rollouts that have ended."""
 
 _CALL_ID = re.compile(r"(?:^|[-_])([0-9a-f]{16})$")
 
@@ -23,12 +26,14 @@ _CALL_ID = re.compile(r"(?:^|[-_])([0-9a-f]{16})$")
 def reward(value: SupportsFloat, *, call: str | None = None, agent: str | None = None, name: str | None = None) -> None:
     """Attach a scalar reward to the current episode, to ``agent``, or to one ``call``.
 
-    ``call`` is the call's id or the id of its response. Rewards of the same episode add up. Does nothing outside a rollout.
+    ``call`` is the call's id or the id of its response. ``agent`` is named as in the configuration: by its name, or by a path such as
+    ``team/writer``. Rewards of the same episode add up. Does nothing outside a rollout; logs a warning if the rollout has ended.
     Raises `RewardError` if ``value`` is not a finite number: a wrong reward is an error in the agent's code.
     """
     number = check_reward(value)
     address = current_address()
     if address is None:
+        _warn_if_late(number)
         return
     attributes: dict[str, Any] = {tr.REWARD_VALUE: number}
     call = None if call is None else call_id(call) or call
@@ -36,6 +41,16 @@ def reward(value: SupportsFloat, *, call: str | None = None, agent: str | None =
         if item is not None:
             attributes[key] = item
     start_span(address, name or "", "reward", agent=None, attributes=attributes).end()
+
+
+def _warn_if_late(value: float) -> None:
+    scope = inherited_scope()
+    if scope is not None and scope.run.ended and (times := _late.count("reward")) is not None:
+        logger.warning(
+            "a reward of %g is lost: its rollout has ended%s. Give rewards before the agent returns: wait for the threads and tasks that "
+            "give one",
+            *(value, times),
+        )
 
 
 def call_id(response_id: str) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 import tempfile
 import threading
@@ -23,13 +24,16 @@ from lightning_core.capture.address import Address
 from lightning_core.capture.elsewhere import most_frequent
 from lightning_core.capture.execution_context import current_worker, is_running, name_of
 from lightning_core.capture.mirror import Mirror
-from lightning_core.capture.selectors import matches
+from lightning_core.capture.reward_names import settle_names
+from lightning_core.capture.selectors import matched
 from lightning_core.capture.sent_requests import SentRequests
 from lightning_core.capture.signatures import new_secret
 from lightning_core.capture.spans import SpanHandle, listen, start_root, start_span, stop_listening, to_record
 from lightning_core.content.shared_content import SharedContent
-from lightning_core.errors import CaptureError, InfrastructureError, describe
+from lightning_core.errors import CaptureError, InfrastructureError, RewardError, describe
 from lightning_core.trace import SpanRecord, Trace, spans_to_trace
+
+logger = logging.getLogger(__name__)
 
 _MAX_FAILURES = 20
 """Failures kept with their text; all are counted."""
@@ -142,8 +146,8 @@ class ActiveRollout:
     def close(self, error: BaseException | None) -> None:
         """End the root span and unregister the run.
 
-        ``error`` is the exception that ended the rollout, if any. Raises `CaptureError` if the run is strict, something
-        could not be recorded, and there is no ``error``.
+        ``error`` is the exception that ended the rollout, if any. If the run is strict and there is no ``error``, raises `CaptureError`
+        if something could not be recorded, and `RewardError` if a reward names a call that does not exist, or several agents.
         """
         assert self._root is not None
         if error is not None:
@@ -163,12 +167,18 @@ class ActiveRollout:
             self._origins.clear()
         stop_listening(self.rollout)
         unregister(self)
-        self._count_unmatched_rewards()
-        if self.strict and self.failures and error is None:
+        failures = self.failures[:5]
+        wrong = self._settle_rewards()
+        if not self.strict or error is not None:
+            for problem in wrong:
+                logger.warning("task %r: a reward is ignored: %s", self.task_id, problem)
+        elif failures:
             raise CaptureError(
-                f"rollout {self.rollout} could not record everything: {'; '.join(self.failures[:5])}. "
-                "Training on it would silently miss data; pass strict=False to continue anyway."
+                f"rollout {self.rollout} could not record everything: {'; '.join(failures)}. Training on it would silently miss data; the "
+                "log has the first of these errors"
             )
+        elif wrong:
+            raise RewardError(f"task {self.task_id!r}: {'; '.join(wrong[:5])}")
 
     @property
     def trace(self) -> Trace:
@@ -199,7 +209,7 @@ class ActiveRollout:
         A selector is a name, or a path such as ``team/writer``: ``writer`` anywhere inside ``team``. The longest path wins. A ``*`` in the
         selector is replaced by what it matched: with ``researcher-*``, each researcher keeps its own name.
         """
-        matching = [found for s in self.agents if (found := _matched(s, path)) is not None]
+        matching = [found for s in self.agents if (found := matched(s, path)) is not None]
         return max(matching, key=lambda s: (s.count("/"), s), default=None)
 
     def declare(self, names: Iterable[str]) -> None:
@@ -332,29 +342,19 @@ class ActiveRollout:
             attributes = {tr.HOST: host, tr.REASON: why, tr.REQUESTS: number}
             start_span(self.address, host, tr.ELSEWHERE, agent=agent, attributes=attributes).end()
 
-    def _count_unmatched_rewards(self) -> None:
-        """Count rewards whose ``call`` does not exist: they would be dropped silently."""
-        spans = self.spans
-        calls = {span.span_id for span in spans if span.attributes.get(tr.OPERATION) == "chat"}
-        for span in spans:
-            call = span.attributes.get(tr.REWARD_CALL)
-            if call is not None and call not in calls:
-                self.count(
-                    "reward",
-                    detail=f"there is no call {call!r} in this rollout; expected the id of one of its responses",
-                )
-
-
-def _matched(selector: str, path: Sequence[str]) -> str | None:
-    """The names of ``path`` that ``selector`` matches: the last one, and in order those around it. None if it does not."""
-    if matches(selector, path[-1]):
-        return path[-1]
-    *around, last = selector.split("/")
-    if not around or not matches(last, path[-1]):
-        return None
-    outer = iter(path[:-1])
-    found = [next((name for name in outer if matches(part, name)), None) for part in around]
-    return None if None in found else "/".join(name for name in (*found, path[-1]) if name is not None)
+    def _settle_rewards(self) -> list[str]:
+        """Find the agents of rewards; count and return the problems of those that would be dropped silently."""
+        if self.mirror is not None:
+            self.mirror.catch_up()
+        try:
+            changed, wrong = settle_names(self.spans)
+        except (TypeError, ValueError):  # a span that another process sent; reading the trace raises it again
+            return []
+        for span in changed:
+            self._append(span)
+        for problem in wrong:
+            self.count("reward", detail=problem)
+        return wrong
 
 
 def printable(name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 
 
@@ -20,6 +20,18 @@ def is_pattern(selector: str) -> bool:
 def matches(selector: str, name: str) -> bool:
     """Whether ``selector`` is ``name``, or a pattern that matches it. Case matters, and all characters but ``*`` are literal."""
     return selector == name or (is_pattern(selector) and _compiled(selector).fullmatch(name) is not None)
+
+
+def matched(selector: str, path: Sequence[str]) -> str | None:
+    """The names of ``path`` that ``selector`` matches: the last one, and in order those around it. None if it does not."""
+    if matches(selector, path[-1]):
+        return path[-1]
+    *around, last = selector.split("/")
+    if not around or not matches(last, path[-1]):
+        return None
+    outer = iter(path[:-1])
+    found = [next((name for name in outer if matches(part, name)), None) for part in around]
+    return None if None in found else "/".join(name for name in (*found, path[-1]) if name is not None)
 
 
 def may_overlap(first: str, second: str) -> bool:

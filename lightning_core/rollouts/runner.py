@@ -30,7 +30,15 @@ from lightning_core.content.shared_content import without
 from lightning_core.endpoint.agents.known_agents import Verdict
 from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.endpoint.interface import Endpoint
-from lightning_core.errors import ConfigError, InfrastructureError, MissingRewardError, RewardError, describe, show
+from lightning_core.errors import (
+    ConfigError,
+    InfrastructureError,
+    MissingRewardError,
+    RewardError,
+    describe,
+    plural,
+    show,
+)
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
 from lightning_core.rollouts.concurrency import ConcurrencyLimit, Slot
 from lightning_core.rollouts.executors.choose import choose_executor
@@ -46,7 +54,7 @@ from lightning_core.rollouts.failure_log import FailureLog
 from lightning_core.rollouts.outcome import Evidence, Outcome, classify
 from lightning_core.rollouts.task_copies import own_copies
 from lightning_core.rollouts.watchdog import Watchdog
-from lightning_core.trace import TRAINED, SpanRecord, Trace, check_reward, spans_to_trace
+from lightning_core.trace import TRAINED, Reward, SpanRecord, Trace, check_reward, spans_to_trace
 
 logger = logging.getLogger(__name__)
 
@@ -315,10 +323,7 @@ class Runner:
         elif given:
             return
         else:
-            raise MissingRewardError(
-                f"task {job.task_id!r} ended without a reward: the agent returned {show(result)}. Return a number, call "
-                "reward(value, …), or configure a reward function"
-            )
+            raise MissingRewardError(_missing(job, result, run.trace.rewards))
         if given:
             raise RewardError(
                 f"task {job.task_id!r}: {source} {show(value)}, but reward() was called as well; give the reward once"
@@ -327,6 +332,15 @@ class Runner:
             reward(check_reward(value), name="return")
         except RewardError as error:
             raise RewardError(f"task {job.task_id!r}: {source} {show(value)}: {error}") from None
+
+
+def _missing(job: Job, result: Any, rewards: Sequence[Reward]) -> str:
+    """The error without a reward of the episode. ``rewards``: of agents and calls."""
+    found, advice = "a reward", "Return a number, call reward(value, …), or configure a reward function"
+    if rewards:
+        found = f"a reward of the episode (it has {plural(len(rewards), 'reward')} of agents or calls)"
+        advice += "; 0 if there is nothing else: the episode's reward has no call= and no agent="
+    return f"task {job.task_id!r} ended without {found}: the agent returned {show(result)}. {advice}"
 
 
 def _log_error(ended: Future[None]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from lightning_core.capture.agent_paths import ambiguous_paths
 from lightning_core.capture.elsewhere import IGNORED, IN_PROCESS, NO_MODEL_NAMED, OTHER_HOSTS
 from lightning_core.capture.marks import marked_agents
 from lightning_core.capture.selectors import find_selector, is_pattern, matches
@@ -22,7 +23,6 @@ from lightning_core.endpoint.agents.known_agents import misspelt_names, unknown_
 from lightning_core.endpoint.agents.routing import DEFAULT_AGENT, AuxiliaryCalls, NamedCalls, Routing
 from lightning_core.errors import ConfigError, TrainingError, did_you_mean, plural
 from lightning_core.propagation.providers import is_listed
-from lightning_core.records.agent_paths import ambiguous_paths
 from lightning_core.records.ledger import NOT_TRAINED, TRAINED, Ledger, trace_ledger
 from lightning_core.records.store import Phase, Store
 from lightning_core.rollouts.attempt import Group, Rollout
@@ -163,15 +163,29 @@ def _keys(**names: Iterable[str]) -> dict[str, Any]:
 
 
 def _warn_of_unseen(config: Config, known: Collection[str], traces: Sequence[Trace]) -> None:
-    """Log a warning for patterns and frozen names that no agent had, and for rules that matched no call."""
+    """Log a warning for patterns and names that no agent had, for rules that matched no call, and for rewards of such agents."""
     rollouts, agents = plural(len(traces), "rollout"), config.agents
-    listed = {**_keys(train=filter(is_pattern, agents.trained_names), frozen=agents.frozen), "prompts": config.prompts}
+    excluded = [rule.agent for rule in agents.auxiliary if rule.agent is not None]
+    patterns = filter(is_pattern, agents.trained_names)
+    listed = {**_keys(train=patterns, frozen=agents.frozen, auxiliary=excluded), "prompts": config.prompts}
     for key, names in listed.items():
         for name in unknown_selectors(names, known):
             logger.warning("%s names %r, which no agent had in %s", key, name, rollouts)
     speaking = {c.agent for t in traces for c in t.calls}
     for name in sorted({rule.name for rule in config.agents.named} - speaking):
         logger.warning("agents.named: no call matched the rules of %r in %s", name, rollouts)
+    _warn_of_idle_rewards(traces, {name for name in speaking if name is not None})
+
+
+def _warn_of_idle_rewards(traces: Sequence[Trace], speaking: Collection[str]) -> None:
+    """Log a warning for rewards of agents that are not among those with calls, ``speaking``."""
+    rewarded = {r.agent for t in traces for r in t.rewards if r.agent is not None and r.call is None}
+    for name in sorted(rewarded - set(speaking)):
+        logger.warning(
+            "reward(…, agent=%r) has no effect so far: no agent of this name made a call in %s; the agents with calls are %r; %s",
+            *(name, plural(len(traces), "rollout"), sorted(speaking)),
+            did_you_mean(name, speaking) or "correct the name if it is misspelt",
+        )
 
 
 def _check_chosen(config: Config, trained: Collection[str], known: Collection[str], failed: str) -> None:
@@ -191,14 +205,19 @@ def _check_chosen(config: Config, trained: Collection[str], known: Collection[st
             )
 
 
-def warn_of_hosts(config: Config, folder: Path) -> None:
-    """Log a warning for each entry of ``rollouts.ignore_hosts`` that no request of the run in ``folder`` matched."""
+def warn_of_unused(config: Config, folder: Path) -> None:
+    """`warn_of_unmatched` for the requests of the run in ``folder``."""
     with Store(folder / "store.db", read_only=True) as store:
         warn_of_unmatched(config, store.ledger())
 
 
 def warn_of_unmatched(config: Config, ledger: Ledger) -> None:
-    """Log a warning for each entry of ``rollouts.ignore_hosts`` that no request in ``ledger`` matched."""
+    """Log a warning for each entry of ``rollouts.ignore_hosts`` and ``agents.auxiliary`` that no request in ``ledger`` matched."""
+    for name in sorted({rule.name for rule in config.agents.auxiliary}):
+        if not any(e.kind == "call" and (e.agent or "").endswith(f"/{name}") for e in ledger):
+            logger.warning(
+                "agents.auxiliary: no call of the run matched the rules of %r, so they excluded nothing", name
+            )
     ignored = [e.where for e in ledger if e.kind == "elsewhere" and e.detail == IGNORED]
     if OTHER_HOSTS in ignored:
         return

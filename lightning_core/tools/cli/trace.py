@@ -190,7 +190,7 @@ def last_rollout(path: Path) -> int | None:
 
 def _list_run(path: Path, options: argparse.Namespace) -> None:
     """List a page of the rollouts that match, with the requests of the listed rollouts."""
-    from lightning_core.records.agent_paths import ambiguous_paths
+    from lightning_core.capture.agent_paths import ambiguous_paths
     from lightning_core.records.store import Store
     from lightning_core.tools.cli.console import show
     from lightning_core.tools.cli.ledger import format_ledger, format_names
@@ -252,7 +252,7 @@ def _show_rollout(path: Path, rollout: str, options: argparse.Namespace) -> str:
 
 
 def _show_stored(options: argparse.Namespace) -> None:
-    from lightning_core.records.agent_paths import ambiguous_paths
+    from lightning_core.capture.agent_paths import ambiguous_paths
     from lightning_core.records.ledger import Ledger, trace_ledger
     from lightning_core.tools.cli.console import show
     from lightning_core.tools.cli.ledger import format_ledger, format_names
@@ -290,7 +290,7 @@ def _show_stored(options: argparse.Namespace) -> None:
 def _show_tree(
     trace: Trace, record: RolloutRecord | None = None, credit: Sequence[CallCredit] = (), *, full: bool
 ) -> None:
-    from lightning_core.records.agent_paths import ambiguous_paths
+    from lightning_core.capture.agent_paths import ambiguous_paths
     from lightning_core.records.ledger import trace_ledger
     from lightning_core.tools.cli.console import show
     from lightning_core.tools.cli.ledger import format_ledger, format_names

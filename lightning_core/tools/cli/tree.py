@@ -114,6 +114,8 @@ def _header(trace: Trace, record: RolloutRecord | None) -> Iterator[str]:
     for reward in trace.rewards:
         if reward.call is None and (reward.agent is not None or reward.name is not None):
             target = "" if reward.agent is None else f" to agent {one_line(reward.agent)}"
+            if reward.agent is not None and reward.agent not in trace.agents:
+                target += ", which made no call"
             name = "" if reward.name is None else f" ({one_line(reward.name)})"
             yield f"reward {_number(reward.value)}{target}{name}"
     for kind, count in trace.counters.items():

@@ -20,7 +20,7 @@ from langchain_openai import ChatOpenAI
 from lightning_core import Trace, reward, rollout
 from lightning_core.capture import scope
 from lightning_core.capture.integration import Installed
-from lightning_core.errors import CaptureError
+from lightning_core.errors import RewardError
 from lightning_core.signals.air.tool_outcomes import ToolOutcome, tool_outcomes
 from lightning_core.testing import Playground, playground
 from lightning_core.testing import tool_call as written
@@ -230,5 +230,5 @@ def test_a_discarded_call_requests_no_tools(identity: str | None) -> None:
 
 
 def test_a_reward_for_a_call_that_is_not_there_is_not_lost_silently() -> None:
-    with pytest.raises(CaptureError, match="there is no call 'chatcmpl-typo'"), rollout("task", strict=True):
+    with pytest.raises(RewardError, match="call='chatcmpl-typo'.*there is no such call"), rollout("task", strict=True):
         reward(1.0, call="chatcmpl-typo")

@@ -1,4 +1,4 @@
-"""Paths of the agents in traces, which distinguish agents with the same name under ``agents.train``."""
+"""Paths of the agents in traces, such as ``team/writer``: they distinguish agents with the same name."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ def ambiguous_paths(traces: Iterable[Trace]) -> dict[str, list[str]]:
     for trace in traces:
         events = {event.id: event for event in trace.events}
         for call in trace.calls:
-            if call.agent is not None and (path := _path(call.agent, call.parent, events)):
+            if call.agent is not None and (path := agent_path(call.agent, call.parent, events)):
                 by_name.setdefault(path[-1], set()).add("/".join(path))
     return {name: sorted(paths - {name}) for name, paths in by_name.items() if len(paths) > 1}
 
 
-def _path(agent: str, parent: str | None, events: Mapping[str, Event]) -> list[str]:
-    """The names of ``agent`` and of the agents and nodes around it; empty if no event has its name."""
+def agent_path(agent: str, parent: str | None, events: Mapping[str, Event]) -> list[str]:
+    """The names of the agents and nodes around ``agent`` and its own; empty if no event has its name.
+
+    ``parent``: the span of one of its calls. ``events``: the events of the trace, by id.
+    """
     names: list[str] = []
     seen: set[str] = set()
     while parent is not None and parent in events and parent not in seen:
