@@ -26,7 +26,7 @@ def settle_names(spans: Sequence[SpanRecord]) -> tuple[list[SpanRecord], list[st
     changed: list[SpanRecord] = []
     wrong: list[str] = []
     for span in named:
-        call, name = span.attributes.get(tr.REWARD_CALL), span.attributes.get(tr.REWARD_AGENT)
+        call, name = span.attributes.get(tr.REWARD_CALL), str(span.attributes.get(tr.REWARD_AGENT))
         if call is not None:
             if call not in calls:
                 wrong.append(
