@@ -46,7 +46,8 @@ class Budget:
         self._tests: list[tuple[float, float, str]] = []
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items.sort(key=lambda item: self._place(item.path))
+        places = {path: self._place(path) for path in {item.path for item in items}}
+        items.sort(key=lambda item: places[item.path])
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:

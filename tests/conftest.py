@@ -29,12 +29,17 @@ _MISSING = object()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Budget(config))
+    gc.disable()  # what imports allocate stays
 
 
 def pytest_collection_finish() -> None:
-    """Every later collection of garbage would go through all modules and tests again."""
+    """Every later collection of garbage would go through all modules and tests again.
+
+    Python looks for cycles after 700 new objects, which is a large part of the time of tests that create many."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000)
+    gc.enable()
 
 
 if find_spec("hypothesis") is not None:  # not installed in the cluster's environment
