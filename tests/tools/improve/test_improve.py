@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from lightning_core.tools.runs.improvement import read_improvement
 from lightning_core.tools.serving import ServingEndpoint
 from tests.bandit_runs import settings
 from tests.tiny_model import make_tiny_model
+from tests.warm import Warm
 
 
 @pytest.fixture
@@ -44,6 +47,13 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield path
 
 
+def started(command: Sequence[str]) -> Warm:
+    """The process of a stage."""
+    program, *arguments = command
+    assert program == sys.executable
+    return Warm(arguments, merged=True)
+
+
 def report(runs: Path) -> str:
     (found,) = runs.glob("improve-*/report.md")
     return found.read_text()
@@ -55,7 +65,8 @@ def rewards_of(text: str) -> dict[str, float]:
     return {name: float(reward) for name, reward in rows}
 
 
-def test_money_and_time_leave_stages_out(config: Path, tmp_path: Path) -> None:
+def test_money_and_time_leave_stages_out(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_core.tools.improve.stage.subprocess", SimpleNamespace(Popen=started))
     prices = str(tmp_path / "prices.yaml")
     budget = ["--usd", "0.000001", "--minutes", "0.001", "--prices", prices]
     assert main(["improve", str(config), "--model", "large", "--teach", "8", *budget]) == 0
