@@ -3,7 +3,9 @@
 The list is short: each entry has a plain replacement, and false alarms are rare.
 """
 
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,17 +48,7 @@ _FINDER = re.compile(
     re.IGNORECASE,
 )
 _REPLACEMENTS = tuple(PHRASES.values())
-_STRING_OR_COMMENT = re.compile(
-    r"""
-    \#(?P<comment>.*)
-    | (?:\b[a-zA-Z]{1,2})? (?:
-        (?P<quotes>"{3}|'{3})(?P<lines>(?:[^"'\\]++|\\[\s\S]|(?!(?P=quotes))["'])*+)(?P=quotes)
-        | "(?P<double>(?:[^"\\]++|\\[\s\S])*+)"
-        | '(?P<single>(?:[^'\\]++|\\[\s\S])*+)'
-    )
-    """,
-    re.VERBOSE,
-)
+_STRING = re.compile(r"""([a-zA-Z]*)('''|\"{3}|'|")(.*)\2""", re.DOTALL)
 _IN_CODE = re.compile(r"``[^`]+``|`[^`\n]+`")
 _GAP = "\0"
 
@@ -82,20 +74,26 @@ def files() -> list[Path]:
 
 def prose_of_markdown(text: str) -> str:
     """``text`` with inline code blanked out."""
-    return _without_code(text)
+    return _blank(text, _IN_CODE)
 
 
 def prose_of_python(source: str) -> str:
     """``source`` with everything except strings and comments blanked out, in the same positions."""
-    parts: list[str] = []
-    end = 0
-    for match in _STRING_OR_COMMENT.finditer(source):
-        text = next(match[name] for name in ("comment", "lines", "double", "single") if match[name] is not None)
-        around = match.end() - match.start() - len(text)
-        after = 0 if match["comment"] is not None else len(match["quotes"] or "'")
-        parts += [_gaps(source[end : match.start()]), " " * (around - after), text, " " * after]
-        end = match.end()
-    return _without_code("".join([*parts, _gaps(source[end:])]))
+    lines = [re.sub(r"\S", _GAP, line) for line in source.splitlines(keepends=True)]
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            text = " " + token.string[1:]
+        elif token.type == tokenize.STRING and (match := _STRING.fullmatch(token.string)):
+            text = " " * len(match[1] + match[2]) + match[3] + " " * len(match[2])
+        elif tokenize.tok_name[token.type] == "FSTRING_MIDDLE":  # Python 3.12 and later
+            text = token.string
+        else:
+            continue
+        row, column = token.start
+        for offset, part in enumerate(text.split("\n")):
+            line, at = lines[row - 1 + offset], column if offset == 0 else 0
+            lines[row - 1 + offset] = line[:at] + part + line[at + len(part) :]
+    return _blank("".join(lines), _IN_CODE)
 
 
 def finds(prose: str) -> Iterator[tuple[int, str, str]]:
@@ -105,12 +103,8 @@ def finds(prose: str) -> Iterator[tuple[int, str, str]]:
         yield prose.count("\n", 0, match.start()) + 1, " ".join(match[0].lower().split()), _REPLACEMENTS[number]
 
 
-def _without_code(text: str) -> str:
-    return _IN_CODE.sub(lambda match: _gaps(match[0]), text)
-
-
-def _gaps(text: str) -> str:
-    return re.sub(r"\S+", lambda match: _GAP * len(match[0]), text)
+def _blank(text: str, pattern: re.Pattern[str]) -> str:
+    return pattern.sub(lambda match: re.sub(r"\S", _GAP, match[0]), text)
 
 
 def test_docs_messages_and_comments_are_plain_english():
