@@ -6,7 +6,7 @@ import functools
 import gc
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,16 @@ _MISSING = object()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Budget(config))
-    gc.disable()  # what imports allocate stays
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What imports allocate stays, so looking for garbage meanwhile finds none."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
@@ -39,7 +48,6 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000)
-    gc.enable()
 
 
 if find_spec("hypothesis") is not None:  # not installed in the cluster's environment

@@ -12,7 +12,7 @@ from lightning_core import trace as tr
 from lightning_core.capture.context import find_scope, inherited_scope
 from lightning_core.capture.scope import current_address, current_rollout
 from lightning_core.capture.spans import start_span
-from lightning_core.errors import Repeats, StrayCallError, describe
+from lightning_core.errors import Repeats, RewardError, StrayCallError, describe, show
 from lightning_core.trace import check_reward
 
 logger = logging.getLogger(__name__)
@@ -28,13 +28,15 @@ def reward(value: SupportsFloat, *, call: str | None = None, agent: str | None =
 
     ``call`` is the call's id or the id of its response. ``agent`` is named as in the configuration: by its name, or by a path such as
     ``team/writer``. Rewards of the same episode add up. Does nothing outside a rollout; logs a warning if the rollout has ended.
-    Raises `RewardError` if ``value`` is not a finite number: a wrong reward is an error in the agent's code.
+    Raises `RewardError` if ``value`` is not a finite number, or ``agent`` no text: a wrong reward is an error in the agent's code.
     """
     number = check_reward(value)
     address = current_address()
     if address is None:
         _warn_if_late(number)
         return
+    if agent is not None:
+        agent = _name(agent)
     attributes: dict[str, Any] = {tr.REWARD_VALUE: number}
     call = None if call is None else call_id(call) or call
     for key, item in ((tr.REWARD_CALL, call), (tr.REWARD_AGENT, agent), (tr.REWARD_NAME, name)):
@@ -43,12 +45,18 @@ def reward(value: SupportsFloat, *, call: str | None = None, agent: str | None =
     start_span(address, name or "", "reward", agent=None, attributes=attributes).end()
 
 
+def _name(agent: object) -> str:
+    if not isinstance(agent, str):
+        raise RewardError(f"reward(…, agent={show(agent)}): expected the name of an agent")
+    return str.__str__(agent)  # an Enum's value
+
+
 def _warn_if_late(value: float) -> None:
     scope = inherited_scope()
     if scope is not None and scope.run.ended and (times := _late.count("reward")) is not None:
         logger.warning(
-            "a reward of %g is lost: its rollout has ended%s. Give rewards before the agent returns: wait for the threads and tasks that "
-            "give one",
+            "a reward of %g is lost: its rollout has ended%s, because the agent had returned, or was stopped. Wait for the threads and "
+            "tasks that give rewards",
             *(value, times),
         )
 

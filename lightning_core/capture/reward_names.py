@@ -2,55 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from lightning_core import trace as tr
 from lightning_core.capture.agent_paths import agent_path
-from lightning_core.capture.selectors import matched
 from lightning_core.trace import SpanRecord, Trace, spans_to_trace
+
+Paths = Mapping[str, set[tuple[str, ...]]]
+"""The places of each agent with calls: its name after those of the agents and nodes around it. By its name in the calls."""
 
 
 def settle_names(spans: Sequence[SpanRecord]) -> tuple[list[SpanRecord], list[str]]:
     """Give rewards of agents the names that these agents have in the calls.
 
-    Returns the spans that change, and what is wrong with the names. ``spans``: those of a whole rollout.
-
-    A reward names an agent as a selector does: by its name, or by a path. In the calls an agent that a path selects has that path.
+    Returns the spans that change, and what is wrong with the names. ``spans``: those of a whole rollout; the last one of an id counts.
     """
-    named = [span for span in spans if tr.REWARD_CALL in span.attributes or tr.REWARD_AGENT in span.attributes]
-    if not named:
+    last = {span.span_id: span for span in spans}.values()
+    rewards = [span for span in last if span.attributes.get(tr.OPERATION) == "reward"]
+    if not any(tr.REWARD_CALL in span.attributes or tr.REWARD_AGENT in span.attributes for span in rewards):
         return [], []
     trace = spans_to_trace(spans)
-    calls, agents = {call.id for call in trace.calls}, rewarded_agents(trace)
+    calls, paths = {call.id for call in trace.calls}, paths_of([trace])
     changed: list[SpanRecord] = []
     wrong: list[str] = []
-    for span in named:
-        call, name = span.attributes.get(tr.REWARD_CALL), str(span.attributes.get(tr.REWARD_AGENT))
+    for span in rewards:
+        call, name = span.attributes.get(tr.REWARD_CALL), span.attributes.get(tr.REWARD_AGENT)
         if call is not None:
             if call not in calls:
                 wrong.append(
-                    f"reward(…, call={call!r}): there is no such call in this rollout; give the id of one of its responses"
+                    f"reward(…, call={call!r}): there is no such call in this rollout; give the id of a response that the policy sampled, "
+                    "or agent= for other models: the ids of a provider are not recorded"
                 )
-        elif len(found := agents[name]) > 1:
-            wrong.append(
-                f"reward(…, agent={name!r}) can mean {' or '.join(map(repr, found))}; give the path of one of them, or a call"
-            )
-        elif found and found[0] != name:
-            changed.append(replace(span, attributes={**span.attributes, tr.REWARD_AGENT: found[0]}))
+        elif name is not None and name not in paths:
+            agents = agents_at(name, paths)
+            problem = _problem(name, agents, paths)
+            if problem is not None:
+                wrong.append(f"reward(…, agent={name!r}) {problem}")
+            elif agents:
+                changed.append(replace(span, attributes={**span.attributes, tr.REWARD_AGENT: agents[0]}))
     return changed, wrong
 
 
-def rewarded_agents(trace: Trace) -> dict[str, list[str]]:
-    """The agents with calls that each name in a reward of an agent stands for, by that name."""
-    events = {event.id: event for event in trace.events}
+def paths_of(traces: Iterable[Trace]) -> Paths:
+    """The places of the agents with calls in ``traces``."""
     paths: dict[str, set[tuple[str, ...]]] = {}
-    for call in trace.calls:
-        if call.agent is not None:
-            path = agent_path(call.agent, call.parent, events) or [call.agent]
-            paths.setdefault(call.agent, set()).add(tuple(path))
-    names = {reward.agent for reward in trace.rewards if reward.agent is not None and reward.call is None}
-    return {
-        name: [agent for agent, found in paths.items() if name == agent or any(matched(name, path) for path in found)]
-        for name in names
-    }
+    for trace in traces:
+        events = {event.id: event for event in trace.events}
+        for call in trace.calls:
+            if call.agent is not None:
+                path = agent_path(call.agent, call.parent, events) or [call.agent]
+                paths.setdefault(call.agent, set()).add(tuple(path))
+    return paths
+
+
+def agents_at(name: str, paths: Paths) -> list[str]:
+    """The agents that ``name`` can mean: the one of this name, else those of which it is the own name or a path."""
+    return (
+        [name] if name in paths else [agent for agent, found in paths.items() if any(_leads_to(name, p) for p in found)]
+    )
+
+
+def _problem(name: str, agents: Sequence[str], paths: Paths) -> str | None:
+    if len(agents) > 1:
+        return f"can mean {' or '.join(map(repr, agents))}; give the path of one of them, or a call"
+    others = [path for agent in agents for path in sorted(paths[agent]) if not _leads_to(name, path)]
+    if others:
+        return (
+            f"is one of the places of agent {agents[0]!r}, which also made calls as {'/'.join(others[0])!r}; give the reward to the agent, "
+            "to a call, or select the path under agents.train"
+        )
+    return None
+
+
+def _leads_to(name: str, path: Sequence[str]) -> bool:
+    """Whether ``name`` has the last name of ``path``, after some of those around it in their order."""
+    *around, last = name.split("/")
+    outer = iter(path[:-1])
+    return last == path[-1] and all(part in outer for part in around)

@@ -30,11 +30,13 @@ from lightning_core.capture.sent_requests import SentRequests
 from lightning_core.capture.signatures import new_secret
 from lightning_core.capture.spans import SpanHandle, listen, start_root, start_span, stop_listening, to_record
 from lightning_core.content.shared_content import SharedContent
-from lightning_core.errors import CaptureError, InfrastructureError, RewardError, describe
+from lightning_core.errors import CaptureError, InfrastructureError, Repeats, RewardError, describe
 from lightning_core.trace import SpanRecord, Trace, spans_to_trace
 
 logger = logging.getLogger(__name__)
 
+_ignored = Repeats()
+"""Problems of rewards that were ignored."""
 _MAX_FAILURES = 20
 """Failures kept with their text; all are counted."""
 
@@ -171,7 +173,8 @@ class ActiveRollout:
         wrong = self._settle_rewards()
         if not self.strict or error is not None:
             for problem in wrong:
-                logger.warning("task %r: a reward is ignored: %s", self.task_id, problem)
+                if (times := _ignored.count(problem)) is not None:
+                    logger.warning("task %r: a reward is ignored%s: %s", self.task_id, times, problem)
         elif failures:
             raise CaptureError(
                 f"rollout {self.rollout} could not record everything: {'; '.join(failures)}. Training on it would silently miss data; the "
@@ -348,7 +351,7 @@ class ActiveRollout:
             self.mirror.catch_up()
         try:
             changed, wrong = settle_names(self.spans)
-        except (TypeError, ValueError):  # a span that another process sent; reading the trace raises it again
+        except Exception:  # noqa: BLE001 - a span that another process sent; reading the trace raises it again
             return []
         for span in changed:
             self._append(span)

@@ -49,7 +49,8 @@ class rollout:
     Everything that marked agents, integrations and the policy endpoint record inside becomes ``run.trace``. With ``endpoint``
     and ``api_key``, model requests to all hosts but ``ignore_hosts`` are redirected to the endpoint, which
     programs reach at ``public_endpoint`` (None: at ``endpoint``). With
-    ``strict`` the scope raises `CaptureError` at its end if anything could not be recorded. An exception of the agent is
+    ``strict`` the scope raises `CaptureError` at its end if anything could not be recorded, and `RewardError` if a reward names a call
+    that does not exist, or several agents. An exception of the agent is
     recorded and propagates. With ``keep_folders`` the caller deletes the folders of the programs that `launch` started. ``tools``:
     runs the bodies of tools; None: they run as usual.
     """

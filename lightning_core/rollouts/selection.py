@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from lightning_core.capture.agent_paths import ambiguous_paths
 from lightning_core.capture.elsewhere import IGNORED, IN_PROCESS, NO_MODEL_NAMED, OTHER_HOSTS
 from lightning_core.capture.marks import marked_agents
+from lightning_core.capture.reward_names import agents_at, paths_of
 from lightning_core.capture.selectors import find_selector, is_pattern, matches
 from lightning_core.config import Config
 from lightning_core.config.checks_agents import chosen_agents
@@ -174,13 +175,14 @@ def _warn_of_unseen(config: Config, known: Collection[str], traces: Sequence[Tra
     speaking = {c.agent for t in traces for c in t.calls}
     for name in sorted({rule.name for rule in config.agents.named} - speaking):
         logger.warning("agents.named: no call matched the rules of %r in %s", name, rollouts)
-    _warn_of_idle_rewards(traces, {name for name in speaking if name is not None})
+    _warn_of_idle_rewards(traces)
 
 
-def _warn_of_idle_rewards(traces: Sequence[Trace], speaking: Collection[str]) -> None:
-    """Log a warning for rewards of agents that are not among those with calls, ``speaking``."""
+def _warn_of_idle_rewards(traces: Sequence[Trace]) -> None:
+    """Log a warning for rewards of agents that made no call in any of ``traces``."""
+    speaking = paths_of(traces)
     rewarded = {r.agent for t in traces for r in t.rewards if r.agent is not None and r.call is None}
-    for name in sorted(rewarded - set(speaking)):
+    for name in sorted(name for name in rewarded if not agents_at(name, speaking)):
         logger.warning(
             "reward(…, agent=%r) has no effect so far: no agent of this name made a call in %s; the agents with calls are %r; %s",
             *(name, plural(len(traces), "rollout"), sorted(speaking)),
@@ -213,7 +215,8 @@ def warn_of_unused(config: Config, folder: Path) -> None:
 
 def warn_of_unmatched(config: Config, ledger: Ledger) -> None:
     """Log a warning for each entry of ``rollouts.ignore_hosts`` and ``agents.auxiliary`` that no request in ``ledger`` matched."""
-    for name in sorted({rule.name for rule in config.agents.auxiliary}):
+    trains = any(e.detail == TRAINED for e in ledger)
+    for name in sorted({rule.name for rule in config.agents.auxiliary if trains}):
         if not any(e.kind == "call" and (e.agent or "").endswith(f"/{name}") for e in ledger):
             logger.warning(
                 "agents.auxiliary: no call of the run matched the rules of %r, so they excluded nothing", name

@@ -78,7 +78,8 @@ class Playground:
 
         ``train``: names of the trained agents, as ``agents.train`` in a configuration; agents that their framework names need no mark.
         ``temperature`` and ``max_tokens`` apply to trained agents. At its end a ``strict`` rollout raises `CaptureError` if recording
-        failed, and `InfrastructureError` if a request failed and the agent swallowed the error.
+        failed, `RewardError` if a reward names no call or several agents, and `InfrastructureError` if a request failed and the agent
+        swallowed the error.
         """
         if isinstance(train, str):
             raise TypeError(f"train must be a list of names, found {train!r}: pass train=[{train!r}]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -71,6 +72,34 @@ def test_a_name_that_several_agents_have_is_an_invalid_reward(program: Program) 
 def test_one_name_of_agents_in_several_places_is_one_agent(program: Program) -> None:
     program.run(two_writers(program, "writer"), agents={"train": ["writer"]})
     assert [broadcast(e) for e in program.episodes] == [[0.5, 0.5]] * 2
+    error = r"agent='final/writer'\) is one of the places of agent 'writer', which also made calls as 'draft/writer'"
+    with pytest.raises(InfrastructureError, match=error):
+        program.run(two_writers(program, "final/writer"), agents={"train": ["writer"]}, rollouts=SEVERAL)
+
+
+def test_the_agent_of_exactly_this_name_comes_first(program: Program) -> None:
+    def solve(task: Any) -> float:
+        with scope("writer", kind="node"):
+            program.ask()
+            with scope("final", kind="node"), scope("writer", kind="node"):
+                program.ask()
+        reward(0.5, agent="writer")
+        return 0.0
+
+    program.run(solve, agents={"train": ["writer", "final/writer"]})
+    assert [broadcast(e) for e in program.episodes] == [[0.5, 0.0]] * 2
+
+
+class Names(str, Enum):  # noqa: UP042 - a StrEnum has another `__str__`
+    WRITER = "writer"
+
+
+def test_a_name_may_be_an_enums_value_and_nothing_but_a_text(program: Program) -> None:
+    program.run(team(program, Names.WRITER), agents={"train": ["team/writer"]})
+    assert credits(program.episodes) == {(0.5, 0.5, 0.5)}
+    number: Any = 5
+    with pytest.raises(InfrastructureError, match=r"reward\(…, agent=5\): expected the name of an agent"):
+        program.run(team(program, number), agents={"train": ["writer"]}, rollouts=SEVERAL)
 
 
 def test_a_reward_of_a_call_that_is_not_there_is_invalid_and_not_repeated(program: Program) -> None:
@@ -98,9 +127,23 @@ def test_a_reward_of_an_agent_that_never_made_a_call_is_a_warning(
     assert "reward(…, agent='writter') has no effect so far: no agent of this name made a call in 2" in caplog.text
     assert "the agents with calls are ['writer']; did you mean 'writer'?" in caplog.text
 
-    caplog.clear()
-    groups = program.run(team(program, "writer"), agents={"train": ["team/writer"]})
-    check_agents(config(train=["team/writer"]), [r for g in groups for r in g.rollouts])
+
+def test_a_reward_of_an_agent_that_only_some_rollouts_reach_is_none(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    def solve(task: Any) -> float:
+        with scope("router", kind="node"):
+            program.ask()
+        if task["id"] == "a":
+            with scope("team", kind="node"), scope("writer", kind="node"):
+                program.ask()
+        reward(0.5, agent="writer")
+        return 0.0
+
+    train = ["router", "team/writer"]
+    groups = program.run(solve, agents={"train": train})
+    check_agents(config(train=train), [r for g in groups for r in g.rollouts])
+    assert sorted(broadcast(e) for e in program.episodes) == [[0.0], [0.0, 0.5]]
     assert "has no effect" not in caplog.text
 
 
@@ -138,7 +181,7 @@ def test_a_reward_after_the_rollout_is_a_warning(
     for thread in late:
         thread.join()
     assert [r.reward for g in groups for r in g.rollouts] == [0.25] * 2
-    assert "a reward of 0.5 is lost: its rollout has ended. Give rewards before the agent returns" in caplog.text
+    assert "a reward of 0.5 is lost: its rollout has ended, because the agent had returned" in caplog.text
 
 
 def test_a_rule_that_excluded_no_call_is_a_warning(program: Program, caplog: pytest.LogCaptureFixture) -> None:
