@@ -230,5 +230,5 @@ def test_a_discarded_call_requests_no_tools(identity: str | None) -> None:
 
 
 def test_a_reward_for_a_call_that_is_not_there_is_not_lost_silently() -> None:
-    with pytest.raises(RewardError, match="call='chatcmpl-typo'.*there is no such call"), rollout("task", strict=True):
+    with pytest.raises(RewardError, match=r"call='chatcmpl-typo'.*there is no such call"), rollout("task", strict=True):
         reward(1.0, call="chatcmpl-typo")
