@@ -31,8 +31,8 @@ def settle_names(spans: Sequence[SpanRecord]) -> tuple[list[SpanRecord], list[st
         if call is not None:
             if call not in calls:
                 wrong.append(
-                    f"reward(…, call={call!r}): there is no such call in this rollout; give the id of a response that the policy sampled, "
-                    "or agent= for other models: the ids of a provider are not recorded"
+                    f"reward(…, call={call!r}): there is no such call in this rollout; give the id of a response that was sampled here, "
+                    "or agent= for a provider's model, whose ids are not recorded"
                 )
         elif name is not None and name not in paths:
             agents = agents_at(name, paths)

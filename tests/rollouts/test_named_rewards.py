@@ -8,9 +8,10 @@ from enum import Enum
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from lightning_core import load_config, reward
-from lightning_core.capture import recording, scope
+from lightning_core.capture import recording, run, scope
 from lightning_core.capture.context import inherit
 from lightning_core.config import Config
 from lightning_core.credit import Episode
@@ -18,6 +19,7 @@ from lightning_core.credit.reward_rules import broadcast, explicit, immediate
 from lightning_core.errors import ConfigError, InfrastructureError, Repeats
 from lightning_core.records.store import Store
 from lightning_core.rollouts.selection import check_agents, warn_of_unmatched
+from lightning_core.tools.cli.tree import make_tree
 from tests.program_runs import Program
 
 SEVERAL = {"retries": 2, "max_invalid": 9}
@@ -115,6 +117,22 @@ def test_a_reward_of_a_call_that_is_not_there_is_invalid_and_not_repeated(progra
         assert {(r.status, r.attempt) for r in store.rollouts()} == {("invalid", 0)}
 
 
+def test_a_failed_rollout_counts_without_such_a_reward_and_says_so(
+    program: Program, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "_ignored", Repeats())  # a warning is logged once
+
+    def solve(task: Any) -> float:
+        program.ask()
+        reward(0.5)
+        reward(0.25, call="chatcmpl-typo")
+        raise KeyError("of the agent")
+
+    groups = program.run(solve)
+    assert {(r.status, r.reward) for g in groups for r in g.rollouts} == {("failed", 0.5)}
+    assert caplog.text.count("a reward is ignored: reward(…, call='chatcmpl-typo'): there is no such call") == 1
+
+
 def config(**agents: Any) -> Config:
     return load_config({"policy": {"model": "m"}, "agents": agents})
 
@@ -126,6 +144,10 @@ def test_a_reward_of_an_agent_that_never_made_a_call_is_a_warning(
     check_agents(config(train=["writer"]), [r for g in groups for r in g.rollouts])
     assert "reward(…, agent='writter') has no effect so far: no agent of this name made a call in 2" in caplog.text
     assert "the agents with calls are ['writer']; did you mean 'writer'?" in caplog.text
+    console = Console(width=100)
+    with console.capture() as shown:
+        console.print(make_tree(groups[0].rollouts[0].trace))
+    assert "reward 0.500 to agent writter, which made no call" in shown.get()
 
 
 def test_a_reward_of_an_agent_that_only_some_rollouts_reach_is_none(
