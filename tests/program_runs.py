@@ -39,9 +39,9 @@ class Program:
         return str(response.json()["choices"][0]["message"]["content"])
 
     def run(self, solve: Callable[[Any], Any], **sections: Any) -> list[Group]:
-        reward = sections.pop("reward", None)
+        reward, answer = sections.pop("reward", None), sections.pop("answer", "sampled")
         config = load_config({"policy": {"model": "m"}, "rollouts": {"retries": 0, "group_size": 2}, **sections})
-        backend = ScriptedBackend(lambda prompt: "sampled")
+        backend = ScriptedBackend(lambda prompt: answer)
         chats = dict.fromkeys(backend.models, Chat(backend.tokenizer))
         with (
             capturing(config),

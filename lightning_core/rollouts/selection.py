@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from lightning_core.capture.elsewhere import IGNORED, IN_PROCESS, NO_MODEL_NAMED
 from lightning_core.capture.marks import marked_agents
 from lightning_core.capture.reward_names import agents_at, paths_of
 from lightning_core.capture.selectors import find_selector, is_pattern, matches
+from lightning_core.chat.tool_calls.unread_calls import has_unread_call
 from lightning_core.config import Config
 from lightning_core.config.checks_agents import chosen_agents
 from lightning_core.config.command import CommandSection
@@ -22,7 +23,7 @@ from lightning_core.config.resolve import agents_policies
 from lightning_core.credit import Episode
 from lightning_core.endpoint.agents.known_agents import misspelt_names, unknown_names, unknown_selectors
 from lightning_core.endpoint.agents.routing import DEFAULT_AGENT, AuxiliaryCalls, NamedCalls, Routing
-from lightning_core.errors import ConfigError, TrainingError, did_you_mean, plural
+from lightning_core.errors import ConfigError, TrainingError, did_you_mean, plural, show
 from lightning_core.propagation.providers import is_listed
 from lightning_core.records.ledger import NOT_TRAINED, TRAINED, Ledger, trace_ledger
 from lightning_core.records.store import Phase, Store
@@ -146,6 +147,7 @@ def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool 
         for name, host in sorted((name, host) for name, host in found if name in trained):
             logger.warning("the trained agent %r " + text, name, host, _ADVICE[reason])
     _warn_of_unseen(config, known, traces)
+    _warn_of_unread_calls(traces)
     auxiliary_only = {name for name in trained for rule in config.agents.auxiliary if f"{name}/{rule.name}" in speaking}
     for name in sorted(trained - speaking - auxiliary_only):
         outside = _elsewhere(traces, name) if name in ran else ""
@@ -188,6 +190,26 @@ def _warn_of_idle_rewards(traces: Sequence[Trace]) -> None:
             *(name, plural(len(traces), "rollout"), sorted(speaking)),
             did_you_mean(name, speaking) or "correct the name if it is misspelt",
         )
+
+
+def _warn_of_unread_calls(traces: Sequence[Trace]) -> None:
+    """Log a warning for trained agents whose model writes most tool calls as text."""
+    read: Counter[str] = Counter()
+    unread: defaultdict[str, list[str]] = defaultdict(list)
+    for call in (c for t in traces for c in t.calls if c.trained and c.response is not None and c.tools):
+        agent, response = call.agent or "", call.response or {}
+        if response.get("tool_calls"):
+            read[agent] += 1
+        elif call.finish_reason != "length" and has_unread_call(response):
+            unread[agent].append(response["content"])
+    for agent, texts in sorted(unread.items()):
+        if len(texts) > read[agent]:
+            logger.warning(
+                "the model of the agent %r wrote %s as text, malformed or not in the form of its chat template, and %d that "
+                "the agent received as calls. The first: %s. Have the agent request tool_choice 'required', which ensures the form, show a solved "
+                "task with a call in its prompt, or choose a model that was trained to call tools",
+                *(agent, plural(len(texts), "tool call"), read[agent], show(texts[0])),
+            )
 
 
 def _check_chosen(config: Config, trained: Collection[str], known: Collection[str], failed: str) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lightning_core.chat.tool_calls.call_ids import IdStyle
 from lightning_core.chat.tool_calls.tool_formats import FORMATS, ToolCall, ToolFormat, read_message
+from lightning_core.chat.tool_calls.unread_calls import has_unread_call
 
 BY_NAME = {form.name: form for form in FORMATS}
 DS = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>%s\n```json\n%s\n```<｜tool▁call▁end｜>"
@@ -183,3 +184,24 @@ def test_an_id_that_the_model_repeats_is_replaced():
     first, second = (c["id"] for c in read_message(BY_NAME["kimi"], text, ids=IdStyle.NUMBERED)["tool_calls"])
     assert first == "functions.a:0"
     assert second.startswith("call_")
+
+
+@pytest.mark.parametrize("text", [text for name, text, _, calls in READ if calls and name != "pythonic"])
+def test_a_call_in_the_form_of_another_model_is_found_in_text(text: str) -> None:
+    assert has_unread_call({"role": "assistant", "content": text})
+    assert not has_unread_call({"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "a"}}]})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"I call it:\n```json\n{A_TEXT}\n```", True),
+        ("<tool_call>{oops", True),
+        ("", False),
+        ("The answer is {4}.", False),
+        ('{"name": "Ada", "age": 36}', False),
+        ('{"answer": "call a", "arguments": {}}', False),
+    ],
+)
+def test_json_is_a_call_if_it_has_a_name_and_arguments(text: str, expected: bool) -> None:
+    assert has_unread_call({"role": "assistant", "content": text}) is expected

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from rich.console import Console
 
 from lightning_core import load_config, trainable
 from lightning_core.capture import declare_agents, note_elsewhere, scope
@@ -21,8 +22,9 @@ from lightning_core.errors import ConfigError, InfrastructureError, TrainingErro
 from lightning_core.propagation import endpoint_environment
 from lightning_core.records.ledger import Entry, routes
 from lightning_core.records.store import Store
-from lightning_core.rollouts.selection import warn_of_unmatched
+from lightning_core.rollouts.selection import check_agents, warn_of_unmatched
 from lightning_core.testing.recording_server import recording_server
+from lightning_core.tools.cli.tree import make_tree
 from tests.program_runs import TASKS, Program, agents_of
 
 
@@ -563,3 +565,34 @@ def test_an_ignored_host_that_no_request_went_to_is_a_warning(
     warn_of_unmatched(config, program.ledger())
     assert f"lists '{wrong}', but no request went there; did you mean '{host}'?" in caplog.text
     assert "lists '127.0.0.1'" not in caplog.text
+
+
+CALL = '{"name": "add", "arguments": {"x": 1}}'
+
+
+@pytest.mark.parametrize(
+    ("answer", "tools", "warned"),
+    [
+        (CALL, ["add"], True),
+        (CALL, [], False),
+        ("It is 2.", ["add"], False),
+        (f"<tool_call>{CALL}</tool_call>", ["add"], False),
+    ],
+)
+def test_most_calls_of_tools_as_text_are_a_warning(
+    program: Program, caplog: pytest.LogCaptureFixture, answer: str, tools: list[str], warned: bool
+) -> None:
+    def solve(task: Any) -> float:
+        program.ask(tools=tools)
+        return 0.0
+
+    groups = program.run(solve, answer=answer)
+    check_agents(load_config({"policy": {"model": "m"}}), [r for g in groups for r in g.rollouts])
+    assert (
+        "the model of the agent 'agent' wrote 2 tool calls as text, malformed or not in the form of" in caplog.text
+    ) is warned
+    assert ("tool_choice 'required'" in caplog.text) is warned
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(make_tree(groups[0].rollouts[0].trace))
+    assert ("a tool call as text, which the agent receives as text" in shown.get()) is warned

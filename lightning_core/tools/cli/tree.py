@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from lightning_core.chat.tool_calls.unread_calls import has_unread_call
 from lightning_core.errors import visible
 from lightning_core.records.store import LEFT_OUT, CallCredit, RolloutRecord
 from lightning_core.tools.cli.console import Column, make_table, one_line
@@ -189,6 +190,8 @@ def _call_lines(call: Call, trace: Trace, credit: CallCredit | None, errors: _Er
         parts.append(f"answered from the record of call {call.replays}")
     if call.forks is not None:
         parts.append(f"sampled in place of call {call.forks}")
+    if call.tools and call.response is not None and has_unread_call(call.response):
+        parts.append("a tool call as text, which the agent receives as text")
     if call.finish_reason not in (None, "stop"):
         parts.append(f"finish reason {call.finish_reason}")
     if credit is not None:
