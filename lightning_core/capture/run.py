@@ -293,11 +293,12 @@ class ActiveRollout:
             self._unlisted += times - listed
 
     def count_waiting(self) -> None:
-        """Count ``waiting`` if a client still waits for a response, or was cancelled while it did, and ``given_up``; see `SentRequests`.
+        """Count ``in_flight``, ``waiting`` and ``given_up`` requests; see `SentRequests`.
 
         The largest numbers count: those when the agent ends, and when the rollout does.
         """
-        for name, number in (("waiting", self.sent.waiting), ("given_up", self.sent.given_up)):
+        sent = self.sent
+        for name, number in (("in_flight", sent.in_flight), ("waiting", sent.waiting), ("given_up", sent.given_up)):
             if (more := number - self.counters[name]) > 0:
                 self.count(name, times=more)
 

@@ -86,9 +86,14 @@ class SentRequests:
         return len(self._given_up)
 
     @property
+    def in_flight(self) -> int:
+        """The number of requests whose clients prepare them or wait for a response."""
+        return self._sending + len(self._preparing)
+
+    @property
     def waiting(self) -> int:
-        """The number of requests whose clients prepare them or wait for a response, or were cancelled while they waited."""
-        return self._sending + self._cancelled + len(self._preparing)
+        """`in_flight`, and the last request if its agent cancelled it while it waited."""
+        return self.in_flight + self._cancelled
 
     def renew_lock(self) -> None:
         """Replace the lock, which another thread may have held when this process was forked."""

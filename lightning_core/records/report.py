@@ -22,7 +22,7 @@ from lightning_core.records.statistics.intervals import Comparison, Estimate
 from lightning_core.records.statistics.measured import EvaluationSummary, read_evaluation
 from lightning_core.records.statistics.pass_rates import PassRate
 from lightning_core.records.statistics.same_responses import SameResponse
-from lightning_core.records.statistics.summary import Answers, RaisedMonitor, SolvedTasks
+from lightning_core.records.statistics.summary import Answers, HeldOutEnding, RaisedMonitor, SolvedTasks
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,10 @@ class Summary:
     """A run's results; ``summary.json``. Without held-out tasks, the comparison is null."""
 
     eval: Comparison | None
+    eval_tasks_left_out: int = 0
+    """Held-out tasks that the comparison is without: before or after training all their rollouts were left out."""
+    held_out_endings: Sequence[HeldOutEnding] = ()
+    """The rollouts before and after training that failed, reached ``rollouts.max_calls`` or were left out."""
     splits: Mapping[str, Comparison] = field(default_factory=dict[str, Comparison])
     """The comparison for each value of the tasks' ``split``."""
     steps: int
@@ -68,7 +72,7 @@ class Summary:
     rollouts_left_out: int = 0
     """Training rollouts with an infrastructure failure or an invalid reward."""
     first_errors: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The first error of the ``failed``, the ``max_calls`` and the ``left_out`` rollouts."""
+    """The first error of the ``failed``, the ``max_calls`` and the ``left_out`` rollouts; of ``repeated`` attempts if none was left out."""
     monitors: Sequence[RaisedMonitor] = ()
     """The monitors that were raised, in the order of their first step."""
     answers: Sequence[Answers] = ()
@@ -117,6 +121,7 @@ def read_summary(path: Path) -> Summary:
         pass_rates_before=tuple(PassRate(**values) for values in data.pop("pass_rates_before", ())),
         pass_rates_after=tuple(PassRate(**values) for values in data.pop("pass_rates_after", ())),
         solved=None if solved is None else SolvedTasks(**solved),
+        held_out_endings=tuple(HeldOutEnding(**values) for values in data.pop("held_out_endings", ())),
         monitors=tuple(RaisedMonitor(**values) for values in data.pop("monitors", ())),
         answers=tuple(Answers(**values) for values in data.pop("answers", ())),
         distinct_answers=None if distinct is None else DistinctAnswers(**distinct),

@@ -26,6 +26,7 @@ from lightning_core.records.statistics.pass_rates import common_pass_rates
 from lightning_core.records.statistics.same_responses import same_responses
 from lightning_core.records.statistics.summary import (
     first_errors,
+    held_out_endings,
     replaced_groups,
     sample_answers,
     solved_tasks,
@@ -138,9 +139,8 @@ def finish(
     with Store(folder / "store.db", read_only=True) as store:
         evaluations = {phase: recorded_evaluations(store, phase) for phase in EVALUATIONS}
         tokens_sampled = store.tokens_sampled()
-        errors = first_errors(store)
-        before = next(iter(evaluations["eval_before"].values()), None)
-        after = next(reversed(evaluations["eval_after"].values()), None)
+        before_step, before = next(iter(evaluations["eval_before"].items()), (None, None))
+        after_step, after = next(reversed(evaluations["eval_after"].items()), (None, None))
         answers = [] if before is None or after is None else sample_answers(store, before.rewards, after.rewards)
         best = best_checkpoint(folder)
         splits = {str(t["id"]): str(t["split"]) for t in eval_tasks if "split" in t}
@@ -156,8 +156,11 @@ def finish(
             if len(set(splits.values())) > 1:
                 by_split = compare_splits(before.rewards, after.rewards, splits)
         groups, wasted = wasted_groups(metrics)
+        left_out = sum(int(m["rollouts_left_out"]) for m in metrics)
         summary = Summary(
             eval=overall,
+            eval_tasks_left_out=0 if overall is None else len({str(t["id"]) for t in eval_tasks}) - overall.tasks,
+            held_out_endings=tuple(held_out_endings(store, before=before_step, after=after_step)),
             splits=by_split,
             steps=checkpoint_step(checkpoint),
             best_step=None if best is None else checkpoint_step(best),
@@ -172,8 +175,8 @@ def finish(
             groups_replaced=replaced_groups(metrics),
             rollouts_failed=sum(int(m["rollouts_failed"]) for m in metrics),
             rollouts_max_calls=sum(int(m.get("rollouts_max_calls") or 0) for m in metrics),
-            rollouts_left_out=sum(int(m["rollouts_left_out"]) for m in metrics),
-            first_errors=errors,
+            rollouts_left_out=left_out,
+            first_errors=first_errors(store, left_out=left_out),
             pass_rates_before=rates[0],
             pass_rates_after=rates[1],
             answers=tuple(answers),

@@ -25,6 +25,7 @@ class FailureLog:
         self._is_full = False
         """Whether it was logged that further reasons are not."""
         self._retried = Repeats()
+        self._early = Repeats()
 
     def raised(self, task: str, outcome: Outcome, error: Exception | None) -> None:
         """Log the lines of the agent or of the reward function that raised ``error``, which ended an attempt at ``task``."""
@@ -56,3 +57,13 @@ class FailureLog:
         """Log that ``attempt`` (from 1) at ``task`` failed and is repeated."""
         if (times := self._retried.count(general_reason(error or ""))) is not None:
             logger.warning("task %r: attempt %d failed (%s); retrying%s", task, attempt, error, times, extra=COUNTED)
+
+    def returned_early(self, task: str) -> None:
+        """Log that the agent returned, with a reward that counts, while a model request of it had no answer."""
+        if (times := self._early.count("early")) is not None:
+            logger.warning(
+                "task %r: the agent returned while a model request of it had no answer, so its reward may depend on how fast models "
+                "answer. Have it wait for the answer, or for longer, if the result needs it%s",
+                *(task, times),
+                extra=COUNTED,
+            )

@@ -285,6 +285,8 @@ class Runner:
         )
         if verdict == "keep":
             self._failures.raised(job.task_id, outcome, error)
+            if outcome.status == "ok" and run.counters["in_flight"]:
+                self._failures.returned_early(job.task_id)
         ended = Rollout(
             job=job,
             attempt=attempt,

@@ -205,8 +205,8 @@ def _warn_of_unread_calls(traces: Sequence[Trace]) -> None:
     for agent, texts in sorted(unread.items()):
         if len(texts) > read[agent]:
             logger.warning(
-                "the model of the agent %r wrote %s as text, malformed or not in the form of its chat template, and %d that "
-                "the agent received as calls. The first: %s. Have the agent request tool_choice 'required', which ensures the form, show a solved "
+                "the model of the agent %r wrote %s as text, malformed or not in the form of its chat template, and %d that the agent "
+                "received as calls. The first: %s. Have the agent request tool_choice 'required', which ensures the form, show a solved "
                 "task with a call in its prompt, or choose a model that was trained to call tools",
                 *(agent, plural(len(texts), "tool call"), read[agent], show(texts[0])),
             )

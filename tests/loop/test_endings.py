@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +22,14 @@ from lightning_core.capture import reward
 from lightning_core.errors import InfrastructureError, RewardError, TrainingError
 from lightning_core.loop import evaluate
 from lightning_core.observers.progress import SilentProgress
+from lightning_core.records.report import read_summary
 from lightning_core.records.run_folder.checkpoints import checkpoints
 from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import Interrupted, interruptible, uninterrupted
+from lightning_core.tools.cli.console import show
 from lightning_core.tools.cli.main import main
+from lightning_core.tools.cli.summary import make_summary
+from lightning_core.tools.cli.tree import counted_reward
 from tests import bandit
 from tests.bandit_runs import settings
 from tests.tiny_model import make_tiny_model
@@ -115,6 +120,39 @@ def test_rollouts_that_fail_after_a_reward_are_outcomes(model: Path, tmp_path: P
 
     result = fit(after(0, fails), config=small(model, tmp_path, trainer={"steps": 1}))
     assert (result.metrics[0]["rollouts_failed"], result.metrics[0]["reward"]) == (4, 0.5)
+
+
+def test_the_summary_counts_held_out_rollouts_that_failed_and_tasks_that_are_left_out(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tries: Counter[str] = Counter()
+
+    def solve(task: dict[str, Any]) -> float:
+        value, name = bandit.solve(task), task["id"]
+        tries[name] += 1
+        if name == "t101":
+            raise ValueError("no gold")
+        if name == "t102" or (name in ("t0", "t103") and tries[name] == 1):
+            raise InfrastructureError("the judge is gone")
+        return value
+
+    config = small(model, tmp_path, trainer={"steps": 1}, rollouts={"retries": 1})
+    result = fit(solve, config=config, tasks=bandit.tasks(2), eval_tasks=bandit.tasks(8, start=100))
+    found = read_summary(result.folder / "summary.json")
+    assert [(e.evaluation, e.ending, e.number, e.rollouts) for e in found.held_out_endings] == [
+        (when, ending, 1, 8) for when in ("before", "after") for ending in ("failed", "left_out")
+    ]
+    assert (found.eval_tasks_left_out, found.eval and found.eval.tasks) == (1, 7)
+    assert (found.rollouts_left_out, list(found.first_errors)) == (0, ["repeated"])
+    show(make_summary(found))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "on 7 tasks (1 more left out)" in printed
+    failed = "1 of 8 held-out rollouts before training failed, and count with the reward so far, else 0; the first: ValueError: no gold"
+    assert failed in printed
+    assert "1 of 8 held-out rollouts after training were left out; the first: InfrastructureError: the judge" in printed
+    with Store(result.folder / "store.db", read_only=True) as store:
+        rewards = {counted_reward(r) for r in store.rollouts(phase="eval_after") if r.task_id in ("t101", "t102")}
+    assert rewards == {"0.000 (not given)", "none"}
 
 
 def test_a_broken_reward_function_stops_the_run_and_trains_nothing(model: Path, tmp_path: Path) -> None:

@@ -399,3 +399,38 @@ def test_an_answer_that_comes_after_the_agent_gave_up_changes_nothing(endpoint: 
     with patched(()):
         (rollout,) = run(endpoint, solve_async if is_async else solve, retries=0)
     assert rollout.status == "timeout", rollout.error
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_agent_that_returns_before_the_answer_is_a_warning(
+    endpoint: PolicyEndpoint, caplog: pytest.LogCaptureFixture, waits: bool
+) -> None:
+    slow = threading.Event()
+    asking: list[threading.Thread] = []
+
+    def solve(task: Any) -> float:
+        begun = threading.Event()
+
+        def prepare(request: httpx.Request) -> None:
+            begun.set()
+            slow.wait(30)
+
+        def ask() -> None:
+            with contextlib.suppress(Exception), httpx.Client(event_hooks={"request": [prepare]}) as made:
+                made.post("https://api.openai.com/v1/chat/completions", json={"model": "m", "messages": HI})
+
+        if waits:
+            slow.set()
+        asking.append(threading.Thread(target=ask, daemon=True))
+        asking[-1].start()
+        begun.wait(30)
+        if waits:
+            asking[-1].join(30)
+        return 0.0
+
+    with patched(()):
+        (rollout,) = run(endpoint, solve, retries=0)
+        slow.set()
+        asking[-1].join(30)
+    assert (rollout.status, rollout.reward) == ("ok", 0.0)
+    assert ("the agent returned while a model request of it had no answer" in caplog.text) is not waits

@@ -26,9 +26,10 @@ def headline(summary: Summary) -> Headline:
         return Headline(f"Held-out reward {single.reward:.3f}: {solved}.", "plain")
     if (found := summary.eval) is None:
         return Headline("No result was measured: set tasks.eval to evaluate on held-out tasks.", "plain")
+    missing = summary.eval_tasks_left_out
     change = (
         f"held-out reward {found.eval_reward_before:.3f} → {found.eval_reward_after:.3f} ({found.improvement:+.3f}) "
-        f"on {plural(found.tasks, 'task')}"
+        f"on {plural(found.tasks, 'task')}{f' ({missing} more left out)' if missing else ''}"
     )
     if found.improvement_ci95 is None:
         return Headline(f"Too few tasks for an interval: {change}, expected {MIN_TASKS} or more.", "plain")

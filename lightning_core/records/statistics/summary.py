@@ -40,6 +40,20 @@ class SolvedTasks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutEnding:
+    """The rollouts of an evaluation that ended in one of the `ENDINGS`."""
+
+    evaluation: Literal["before", "after"]
+    """Before or after training."""
+    ending: str
+    number: int
+    rollouts: int
+    """All rollouts of the evaluation."""
+    error: str | None
+    """The first error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RaisedMonitor:
     """A monitor that held after some steps."""
 
@@ -110,10 +124,32 @@ def _ended(store: Store, statuses: Collection[Status], phase: Phase, after: int)
     return (r for r in stored if r.ordinal > after)
 
 
-def first_errors(store: Store) -> dict[str, str]:
-    """The first error of the training rollouts with each of the `ENDINGS`."""
+def first_errors(store: Store, *, left_out: int) -> dict[str, str]:
+    """The first error of the training rollouts with each of the `ENDINGS`.
+
+    ``left_out``: the number of rollouts that were left out. If there are none, the error of an attempt that was repeated is ``repeated``.
+    """
     errors = {name: first_error(store, statuses) for name, statuses in ENDINGS.items()}
-    return {name: error for name, error in errors.items() if error is not None}
+    names = {"left_out": "left_out" if left_out else "repeated"}
+    return {names.get(name, name): error for name, error in errors.items() if error is not None}
+
+
+def held_out_endings(store: Store, *, before: int | None, after: int | None) -> Iterator[HeldOutEnding]:
+    """The endings of the evaluations before and after training, which took place after these numbers of updates; None: there was none."""
+    phases: tuple[tuple[Literal["before", "after"], Phase, int | None], ...] = (
+        ("before", "eval_before", before),
+        ("after", "eval_after", after),
+    )
+    for evaluation, phase, step in phases:
+        records = [] if step is None else store.rollouts(phase=phase, step=step)
+        rollouts = sum(r.attempt == 0 for r in records)
+        for name, statuses in ENDINGS.items():
+            ended = [r for r in records if r.status in statuses]
+            # An attempt that was repeated has an error too.
+            number = len(ended) if name != "left_out" else rollouts - (len(records) - len(ended))
+            if number:
+                error = next((one_line(r.error, _ERROR_CHARACTERS) for r in ended if r.error is not None), None)
+                yield HeldOutEnding(evaluation=evaluation, ending=name, number=number, rollouts=rollouts, error=error)
 
 
 def sample_answers(store: Store, before: Rewards, after: Rewards) -> list[Answers]:

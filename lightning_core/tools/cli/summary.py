@@ -20,6 +20,12 @@ from lightning_core.tools.cli.console import Column, FirstThatFits, make_table
 _MUCH_WASTE = 0.5
 """Share of the groups without a gradient from which on the summary has advice."""
 _SOLVED = 0.9
+_ENDINGS = {
+    "failed": "failed, and count with the reward so far, else 0",
+    "max_calls": "reached rollouts.max_calls",
+    "left_out": "were left out",
+}
+"""`HeldOutEnding.ending` in words."""
 
 
 def make_summary(summary: Summary) -> Group:
@@ -28,6 +34,7 @@ def make_summary(summary: Summary) -> Group:
     if summary.eval is not None:
         found = {"all": summary.eval, **summary.splits}
         parts += [FirstThatFits(_wide(found), _narrow(found)), "", "In brackets: 95% intervals."]
+        parts += _held_out_endings(summary)
         parts += [*_constant_answer(summary), *_same_responses(summary), *_solved(summary), *_pass_rates(summary)]
         parts += ["", *_answers(summary.answers)]
     parts.append(
@@ -66,6 +73,17 @@ def _narrow(found: Mapping[str, Comparison]) -> RenderableType:
             for name, c in found.items()
         )
     )
+
+
+def _held_out_endings(summary: Summary) -> Iterator[Text]:
+    """``4 of 8 held-out rollouts before training failed, which count with the reward so far, else 0; the first: …``"""
+    for e in summary.held_out_endings:
+        of = f"{e.number:,} of {plural(e.rollouts, 'held-out rollout')} {e.evaluation} training"
+        yield Text(f"{of} {_ENDINGS[e.ending]}{'' if e.error is None else f'; the first: {e.error}'}")
+    if missing := summary.eval_tasks_left_out:
+        yield Text(
+            f"The comparison is without {plural(missing, 'task')}, whose rollouts were all left out in one of the evaluations."
+        )
 
 
 def _constant_answer(summary: Summary) -> Iterator[RenderableType]:

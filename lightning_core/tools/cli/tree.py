@@ -92,9 +92,9 @@ def _outcome(trace: Trace) -> str:
 
 def counted_reward(record: RolloutRecord) -> str:
     """The reward that a rollout counts with: 0 for an agent that ended before it got one; "none" for a rollout that is left out."""
-    if record.reward is None and record.status not in LEFT_OUT:
-        return f"{_number(0.0)} (not given)"
-    return _number(record.reward)
+    if record.status in LEFT_OUT:
+        return _number(None)
+    return f"{_number(0.0)} (not given)" if record.reward is None else _number(record.reward)
 
 
 def status_text(status: str, error: str | None) -> str:
