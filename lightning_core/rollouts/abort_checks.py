@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from lightning_core.config import Config
 from lightning_core.errors import ConfigError, InfrastructureError, RewardError, TimeLimitError, TrainingError
@@ -16,7 +16,6 @@ logger = logging.getLogger(__name__)
 
 _REMEDIES = {
     "invalid": "Correct the reward",
-    "timeout": "Lower rollouts.concurrency, check the provider, or raise the limit or the time-out that the error names",
     "overflow": "Raise policy.max_context, shorten what tools return, end the conversation with a reward, or set rollouts.on_refused",
     "refused": "Correct the part of the request that the error names",
     "unauthorized": "Let the client send the key that it was given; a hook, an adapter or a proxy of the client may set another one",
@@ -24,6 +23,9 @@ _REMEDIES = {
     "stream_error": "Check the provider that reported the error",
 }
 """For the statuses whose errors do not say what to do, or say it to the agent."""
+_OWN_TIME = "Raise rollouts.timeout_seconds, or make the agent and its tools faster"
+"""The time without model calls and waits, which neither the provider nor the number of rollouts changes much."""
+_WAITED = "Lower rollouts.concurrency, check the provider, or raise the limit or the time-out that the error names"
 
 
 class AbortChecks:
@@ -75,8 +77,24 @@ def check_finished(rollouts: Sequence[Rollout], lost: Sequence[str]) -> None:
     if +statuses != Counter(infrastructure=statuses.total()):
         counts = ", ".join(f"{number} {status}" for status, number in statuses.most_common() if number)
         what = f"were left out ({counts})"
-        advice = "".join(f". {_REMEDIES[status]}" for status, n in statuses.most_common() if n and status in _REMEDIES)
+        advice = "".join(f". {remedy}" for remedy in remedies(rollouts))
     raise InfrastructureError(f"all {statuses.total()} rollouts {what}; the first: {_first(rollouts, lost)}{advice}")
+
+
+def remedies(rollouts: Sequence[Rollout]) -> Iterator[str]:
+    """What to do about ``rollouts`` that were left out, the most frequent reason first; without infrastructure failures, whose errors
+    say it."""
+    for status, _ in Counter[str](r.status for r in rollouts).most_common():
+        if status == "timeout":
+            at_limit = [_is_own_time(r) for r in rollouts if r.status == status]
+            yield from ([_OWN_TIME] if any(at_limit) else []) + ([] if all(at_limit) else [_WAITED])
+        elif status in _REMEDIES:
+            yield _REMEDIES[status]
+
+
+def _is_own_time(rollout: Rollout) -> bool:
+    """Whether ``rollout`` was stopped after ``rollouts.timeout_seconds``."""
+    return (rollout.error or "").startswith(TimeLimitError.__name__)
 
 
 def check_rewarded(rollouts: Sequence[Rollout], lost: Sequence[str]) -> None:
@@ -85,7 +103,7 @@ def check_rewarded(rollouts: Sequence[Rollout], lost: Sequence[str]) -> None:
         return
     if any(r.status == "max_calls" for r in rollouts):
         advice = "Raise rollouts.max_calls, or give rewards with reward() before the agent is done"
-    elif any((r.error or "").startswith(TimeLimitError.__name__) for r in rollouts):
+    elif any(map(_is_own_time, rollouts)):
         advice = (
             "Raise rollouts.timeout_seconds, or set rollouts.max_calls if the agent ends only when the model says so"
         )

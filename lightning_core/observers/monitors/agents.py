@@ -19,6 +19,8 @@ _REASONS = {
     "stream_error": "met an error inside a stream",
 }
 """Statuses of rollouts that are left out, apart from infrastructure failures."""
+OF_INFRASTRUCTURE = "raise rollouts.retries, or lower rollouts.concurrency if the provider limits requests"
+"""The advice if the rollouts that are left out had infrastructure failures."""
 
 
 @monitor("failed_rollouts")
@@ -49,7 +51,7 @@ def left_out(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least:
         causes.append(
             f"{'the others' if causes else 'they'} had an infrastructure failure, such as a provider that does not answer or a rate limit"
         )
-        advice += "; raise rollouts.retries, or lower rollouts.concurrency if the provider limits requests"
+        advice += f"; {OF_INFRASTRUCTURE}"
     return (
         f"{count:.0%} of the rollouts of {period(steps)} were left out: {', '.join(causes)}. Tasks that fail often are trained less. "
         f"{advice}"
