@@ -96,7 +96,7 @@ def refused(t: Trial) -> Iterator[Observed]:
         if entry.kind == "refused":
             yield Observed(
                 "warning",
-                f"{plural(count, 'request')} of {entry.agent or 'no agent'} refused: {entry.detail or entry.where}",
+                f"{plural(count, 'request')} of {entry.agent or 'no agent'} refused: {entry.reason or entry.where}",
                 "see docs/troubleshooting.md, Refused requests",
             )
 
