@@ -16,7 +16,8 @@ logger = logging.getLogger(__name__)
 
 _REMEDIES = {
     "invalid": "Correct the reward",
-    "overflow": "Raise policy.max_context, shorten what tools return, end the conversation with a reward, or set rollouts.on_refused",
+    "overflow": "Shorten what tools return, raise policy.max_context if it is below the model's own limit, end the conversation with a "
+    "reward, or set rollouts.on_refused",
     "refused": "Correct the part of the request that the error names",
     "unauthorized": "Let the client send the key that it was given; a hook, an adapter or a proxy of the client may set another one",
     "late": "Lower rollouts.concurrency, or check why requests do not arrive in time",
@@ -97,6 +98,11 @@ def _is_own_time(rollout: Rollout) -> bool:
     return (rollout.error or "").startswith(TimeLimitError.__name__)
 
 
+def _is_cut(rollout: Rollout) -> bool:
+    """Whether a response in ``rollout`` that was sampled here ended at the limit of its tokens."""
+    return any(c.finish_reason == "length" and c.target is None for c in rollout.trace.calls)
+
+
 def check_rewarded(rollouts: Sequence[Rollout], lost: Sequence[str]) -> None:
     """Raise `TrainingError` if no rollout has a reward. ``lost``: as for `check_finished`."""
     if any(r.has_reward for r in rollouts):
@@ -109,6 +115,11 @@ def check_rewarded(rollouts: Sequence[Rollout], lost: Sequence[str]) -> None:
         )
     else:
         advice = "If the agent can fail at every task, return a reward instead of raising"
+        if cut := sum(map(_is_cut, rollouts)):
+            advice += (
+                f". {cut} of them had a response that ended at the token limit: if that is the cause, raise rollouts.max_tokens, and the "
+                "request's own limit if it has one"
+            )
     raise TrainingError(
         f"all {len(rollouts) + len(lost)} rollouts failed; the first error: {_first(rollouts, lost)}. {advice}"
     )

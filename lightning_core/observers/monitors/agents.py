@@ -12,7 +12,7 @@ _REASONS = {
     "invalid": "had an invalid reward",
     "timeout": "took too long (raise the limit that lightning-rl trace names, rollouts.total_seconds or rollouts.timeout_seconds, or lower "
     "rollouts.concurrency)",
-    "overflow": "filled the context (raise policy.max_context)",
+    "overflow": "filled the context (shorten the prompts, or raise policy.max_context if it is below the model's own limit)",
     "refused": "made a request that was refused",
     "unauthorized": "sent another key",
     "late": "sent a request too slowly",
