@@ -32,8 +32,9 @@ def rewards(t: Trial) -> Iterator[Observed]:
     if not t.is_any_ok:
         return
     source = f"given by {giver(t)}"
-    if failed := sum(not r.has_reward for r in t.finished):
-        source += f"; {failed} of the {len(values)} {'is' if failed == 1 else 'are'} 0 because the rollout failed"
+    if without := [r for r in t.finished if not r.has_reward]:
+        why = " or reached rollouts.max_calls" if any(r.status == "max_calls" for r in without) else ""
+        source += f"; {len(without)} of the {len(values)} {'is' if len(without) == 1 else 'are'} 0 because the rollout failed{why}"
     low, high = min(values), max(values)
     if are_close(values) and len(values) > 1:
         yield Observed(
