@@ -57,7 +57,7 @@ class Sampler:
         if room < 1:
             raise ContextOverflowError(
                 f"the prompt has {len(prompt.ids)} tokens; expected fewer than the context length of {self._backend.max_context}. "
-                "Shorten the prompt or raise policy.max_context",
+                "Shorten the prompt, raise policy.max_context if it is below the model's own limit, or choose another model",
                 param=request.input_field,
             )
         temperature = routing.default_temperature if request.temperature is None else request.temperature

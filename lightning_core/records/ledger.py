@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lightning_core import trace as tr
@@ -40,6 +40,13 @@ class Entry:
     """The model served here, or the host."""
     detail: str
     """For calls: ``trained``, or which model was requested with whose key; else the reason, without the values in it."""
+    example: str = field(default="", compare=False)
+    """For refused requests: the reason of one, with its values. It does not divide them into several entries."""
+
+    @property
+    def reason(self) -> str:
+        """The reason for display, with the values of one request if they are known."""
+        return self.example or self.detail
 
     @property
     def destination(self) -> str:
@@ -107,7 +114,7 @@ def _call_entry(
     a = attributes
     model = str(a.get(tr.RESPONSE_MODEL) or a.get(tr.REQUEST_MODEL) or "")
     if a.get(tr.REFUSED) is not None:
-        return Entry(kind="refused", agent=agent, where=model, detail=general_reason(str(a[tr.REFUSED])))
+        return _refused(str(a[tr.REFUSED]), agent, model)
     if a.get(tr.HOST) is not None:
         where, detail = str(a[tr.HOST]), ", ".join(filter(None, (model, a.get(tr.CREDENTIALS))))
     else:
@@ -130,7 +137,16 @@ def event_entry(attributes: Mapping[str, Any], agent: str | None) -> Entry | Non
     refused = a.get(tr.REFUSED)
     if refused is None:
         return Entry(kind="other", agent=agent, where=where, detail=operation)
-    return Entry(kind="refused", agent=agent, where=where, detail=general_reason(str(refused)))
+    return _refused(str(refused), agent, where)
+
+
+def _refused(message: str, agent: str | None, where: str) -> Entry:
+    example = shorten(_first_sentence(" ".join(message.split())), _MAX_REASON)
+    return Entry(kind="refused", agent=agent, where=where, detail=general_reason(message), example=example)
+
+
+def _first_sentence(line: str) -> str:
+    return _SENTENCE_END.split(line, maxsplit=1)[0]
 
 
 def general_reason(message: str) -> str:
@@ -139,9 +155,7 @@ def general_reason(message: str) -> str:
     Exit codes and signals are kept: they are the reason.
     """
     text = _QUOTED.sub(lambda match: f"{match[0][0]}…{match[0][0]}", " ".join(message.split()))
-    text = _OBJECT.sub(
-        "{…}", _NUMBER.sub(lambda match: match[0] if match["end"] else "N", _SENTENCE_END.split(text, maxsplit=1)[0])
-    )
+    text = _OBJECT.sub("{…}", _NUMBER.sub(lambda match: match[0] if match["end"] else "N", _first_sentence(text)))
     text = _REPEATED.sub(r"\1", text)
     return shorten(text, _MAX_REASON)
 

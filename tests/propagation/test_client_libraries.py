@@ -185,13 +185,16 @@ def test_urllib3_keeps_the_settings_of_the_pool(server: RecordingServer) -> None
     retries = urllib3.Retry(total=1, status_forcelist=[500], allowed_methods=None)
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
-        rollout(endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}/v1", api_key="lr-key"),
+        rollout(endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}/v1", api_key="lr-key") as run,
     ):
         timer = threading.Timer(20, silent.close)  # the test fails rather than hangs
         timer.start()
         with pytest.raises(urllib3.exceptions.ReadTimeoutError):
             urllib3.PoolManager(timeout=0.2, retries=False).request("POST", CHAT, json=BODY)
         timer.cancel()
+        assert (
+            f"by no agent, to {urlsplit(CHAT).netloc}). Raise the client's time-out, or lower" in run.infrastructure[0]
+        )
     with rollout_at(server):
         assert urllib3.PoolManager(retries=retries).request("POST", CHAT, json=BODY).status == 200
     assert len(server.requests) == 2

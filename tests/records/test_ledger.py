@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from lightning_core import trace as tr
 from lightning_core.records.ledger import Entry, Ledger, general_reason, routes, selectable_names, trace_ledger
 from lightning_core.records.store import CallCredit, RolloutRecord, Store
+from lightning_core.tools.cli.ledger import format_ledger
 from lightning_core.trace import SpanRecord, spans_to_trace
 
 CHAT, EMBEDDINGS = {tr.OPERATION: "chat"}, {tr.OPERATION: "embeddings"}
@@ -167,6 +170,21 @@ def test_equal_reasons_of_a_refusal_are_one_entry(messages: list[str], expected:
     found = {general_reason(message) for message in messages}
     assert len({reason.replace('"', "'").rstrip("'") for reason in found}) == 1
     assert expected is None or found == {expected}
+
+
+def test_an_entry_of_refused_requests_shows_the_numbers_of_the_first() -> None:
+    reasons = [
+        f"the prompt has {n} tokens; expected fewer than the context length of 2048. Shorten it" for n in (6031, 2049)
+    ]
+    requests: list[tuple[Mapping[str, Any], str | None]] = [
+        ({**CHAT, tr.REFUSED: reason}, "PolicyRequestError") for reason in reasons
+    ]
+    ledger = trace_ledger(spans_to_trace(spans("a" * 32, requests)))
+    assert list(ledger.values()) == [2]
+    console = Console(width=200, file=StringIO())
+    with console.capture() as shown:
+        console.print(format_ledger(ledger))
+    assert "the prompt has 6031 tokens; expected fewer than the context length of 2048" in shown.get()
 
 
 @pytest.mark.parametrize("end", ["exit code {}", "exit status {}", "signal {}", "raised SystemExit({})"])

@@ -97,6 +97,7 @@ class UpstreamClient:
     def __init__(self, server: UpstreamServer | None = None) -> None:
         limits = server or UpstreamServer(base_url="")
         self._advice = "" if server is None else ", or raise policy.upstream.timeout_seconds"
+        self._timeout_seconds = limits.timeout_seconds
         self._client = ServerClient(
             # A call that waits for a connection is in progress, so the wait is not time of its agent.
             timeout=httpx.Timeout(limits.timeout_seconds, pool=None),
@@ -157,10 +158,19 @@ class UpstreamClient:
         await self._client.aclose()
 
     def _unreachable(self, remote: Remote, error: Exception) -> UpstreamError:
-        advice = self._advice if isinstance(error, httpx.TimeoutException) else ""
+        if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
+            problem = (
+                f"{remote.shown} did not answer in time: {type(error).__name__} after {self._timeout_seconds:g} s. "
+                f"Lower rollouts.concurrency{self._advice}"
+            )
+        else:
+            advice = self._advice if isinstance(error, httpx.ConnectTimeout) else ""
+            problem = (
+                f"could not reach {remote.shown}: {describe(error)}. Check that the model server is running{advice}"
+            )
         return UpstreamError(
-            f"could not reach {remote.shown}: {describe(error)}. Check that the model server is running{advice}. To answer these calls "
-            "with the base model of the run, set the agent's model to 'base' under agents.frozen, or train the agent."
+            f"{problem}. To answer these calls with the base model of the run, set the agent's model to 'base' under agents.frozen, or "
+            "train the agent."
         )
 
 

@@ -12,13 +12,15 @@ _REASONS = {
     "invalid": "had an invalid reward",
     "timeout": "took too long (raise the limit that lightning-rl trace names, rollouts.total_seconds or rollouts.timeout_seconds, or lower "
     "rollouts.concurrency)",
-    "overflow": "filled the context (raise policy.max_context)",
+    "overflow": "filled the context (shorten the prompts, or raise policy.max_context if it is below the model's own limit)",
     "refused": "made a request that was refused",
     "unauthorized": "sent another key",
     "late": "sent a request too slowly",
     "stream_error": "met an error inside a stream",
 }
 """Statuses of rollouts that are left out, apart from infrastructure failures."""
+OF_INFRASTRUCTURE = "raise rollouts.retries, or lower rollouts.concurrency if the provider limits requests"
+"""The advice if the rollouts that are left out had infrastructure failures."""
 
 
 @monitor("failed_rollouts")
@@ -49,7 +51,7 @@ def left_out(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least:
         causes.append(
             f"{'the others' if causes else 'they'} had an infrastructure failure, such as a provider that does not answer or a rate limit"
         )
-        advice += "; raise rollouts.retries, or lower rollouts.concurrency if the provider limits requests"
+        advice += f"; {OF_INFRASTRUCTURE}"
     return (
         f"{count:.0%} of the rollouts of {period(steps)} were left out: {', '.join(causes)}. Tasks that fail often are trained less. "
         f"{advice}"

@@ -10,11 +10,25 @@ from lightning_core.observers.monitors.reading import last, mean, number, period
 
 _SOLVED = 0.9
 _FEW_GROUPS = 8
-LEVERS = (
-    "Measured to help: solved examples in the prompt (mean reward 0 → 0.48; with examples of the answers that no attempt gave, a run ended "
-    "at 0.99 solved in place of 0.53), rollouts.temperature 1.0 in place of 0.7 (62% → 40 to 46% equal groups), lightning-rl sft on gold "
-    "answers (reward 0.13 → 0.56)"
+_EXAMPLES = (
+    "solved examples in the prompt (mean reward 0 → 0.48; with examples of the answers that no attempt gave, a run ended at 0.99 solved in "
+    "place of 0.53)"
 )
+_HOTTEST = 1.0
+"""The highest measured temperature."""
+_TEMPERATURE = "rollouts.temperature 1.0 if it is lower (0.7 → 1.0: 62% → 40 to 46% equal groups)"
+_GOLD = "lightning-rl sft on gold answers (reward 0.13 → 0.56)"
+
+
+def levers(temperature: float | None = None) -> str:
+    """The advice on groups that are equal, for a run at ``temperature``; None: it is not known."""
+    found = (
+        [_EXAMPLES, _GOLD] if temperature is not None and temperature >= _HOTTEST else [_EXAMPLES, _TEMPERATURE, _GOLD]
+    )
+    return f"Measured to help: {', '.join(found)}"
+
+
+LEVERS = levers()
 """Changes that make the attempts of a group differ, with our own figures: docs/guides/debugging.md, docs/decisions/0015 and docs/sft.md."""
 
 

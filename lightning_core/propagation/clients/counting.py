@@ -18,8 +18,11 @@ _CONNECTION_ERRORS = frozenset((*_HTTPX, *_AIOHTTP, *_URLLIB3, *_HTTP_CLIENT))
 
 
 @contextmanager
-def counted(run: ActiveRollout, key: SentKey) -> Generator[None]:
-    """Count the body as a request of ``run``, and how it ended: with a response, an error of the connection, or cancelled."""
+def counted(run: ActiveRollout, key: SentKey, host: str) -> Generator[None]:
+    """Count the body as a request of ``run``, and how it ended: with a response, an error of the connection, or cancelled.
+
+    ``host``: the one that the client requested, for messages.
+    """
     sent, answered, cancelled = run.sent, False, False
     before = sent.begin()
     try:
@@ -29,13 +32,21 @@ def counted(run: ActiveRollout, key: SentKey) -> Generator[None]:
             run.counters["recovered"] += sent.recover(key)
     except Exception as error:
         if _is_unanswered(error):
-            sent.fail(key, f"a model request had no response: {describe(error)}")
+            sent.fail(key, _unanswered(error, key[0], host))
         raise
     except BaseException:
         cancelled = True
         raise
     finally:
         sent.end(key, before, answered=answered, cancelled=cancelled)
+
+
+def _unanswered(error: Exception, agent: str | None, host: str) -> str:
+    """The failure of a request of ``agent`` to ``host`` that ended with ``error``."""
+    by = "no agent" if agent is None else f"the agent {agent!r}"
+    is_slow = any("Timeout" in kind.__name__ for kind in type(error).__mro__)
+    advice = "Raise the client's time-out, or lower rollouts.concurrency" if is_slow else "Lower rollouts.concurrency"
+    return f"a model request had no response: {describe(error)} (by {by}, to {host}). {advice}"
 
 
 def _is_unanswered(error: Exception) -> bool:

@@ -77,6 +77,11 @@ class Redirection:
         return self.set.get(AGENT_HEADER), self.url, hash(bytes(body) if isinstance(body, bytearray) else repr(body))
 
     @property
+    def host(self) -> str:
+        """The host that the client requested, or else the endpoint's, for display."""
+        return host_of(_split(self.set.get(ORIGIN, self.url)))
+
+    @property
     def is_local(self) -> bool:
         """Whether the endpoint is on this machine, which requires bypassing proxies."""
         return _split(self.url).hostname in _LOOPBACK
@@ -314,7 +319,7 @@ def sending(to: Redirection | None = None) -> Generator[None]:
     """
     tokens = _sending.set(True), _sent.set(to)
     try:
-        with nullcontext() if to is None else counted(to.run, to.key):
+        with nullcontext() if to is None else counted(to.run, to.key, to.host):
             if (run := current_rollout()) is not None:
                 run.sent.decide(_watched.get())
             yield

@@ -34,6 +34,8 @@ class AnsweredCall(NamedTuple):
     """From the request's arrival at the endpoint to the end of the response."""
     of_reward: bool = False
     """Whether the reward function made the call."""
+    failed: bool = False
+    """Whether an error answered it; only `requests_of_spans` has such calls."""
     counted: bool = True
     """Whether its rollout counts; False: it was left out, and may have been repeated."""
 
@@ -87,6 +89,14 @@ def calls_of_spans(spans: Iterable[tr.SpanRecord]) -> Iterator[AnsweredCall]:
             values = [span.attributes.get(name) for name in _ATTRIBUTES]
             agent = span.attributes.get(tr.AGENT)
             yield _call(values, span.start_ns, span.end_ns, of_reward=agent == tr.REWARD_FUNCTION)
+
+
+def requests_of_spans(spans: Iterable[tr.SpanRecord]) -> Iterator[AnsweredCall]:
+    """The forwarded calls among ``spans``, also failed ones, which their clients may have repeated."""
+    spans = [s for s in spans if tr.HOST in s.attributes]
+    yield from calls_of_spans(spans)
+    failed = [replace(span, error=None) for span in spans if span.error is not None]
+    yield from (call._replace(failed=True) for call in calls_of_spans(failed))
 
 
 def calls_of_store(store: Store, phase: Phase, step: int, *, after: int = 0) -> list[AnsweredCall]:

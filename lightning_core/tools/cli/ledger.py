@@ -62,4 +62,4 @@ def _cells(entry: Entry, requests: int) -> tuple[str, str]:
 def _where(entry: Entry) -> str:
     if entry.kind in ("call", "failed"):
         return f"{entry.where} ({TRAINED})" if entry.detail == TRAINED else entry.destination
-    return ": ".join(filter(None, (entry.where, entry.detail)))
+    return ": ".join(filter(None, (entry.where, entry.reason)))

@@ -14,10 +14,13 @@ checks: Checks[Config] = Checks("Configuration")
 @checks.check("summary")
 def summary(c: Config) -> Iterator[Observed]:
     """The agents that the run trains, and its number of rollouts."""
-    r, names = (
-        c.rollouts,
-        ", ".join(c.agents.trained_names) or ("all" if c.agents.train == "all" else "the marked agents"),
-    )
+    r = c.rollouts
+    if c.agents.train == "all":
+        names = "all"
+    elif c.agents.trained_names:
+        names = ", ".join(c.agents.trained_names)
+    else:
+        names = "those marked with @trainable, or else the only one that makes model calls"
     tuning = f"the top {layers} layers" if isinstance(layers := c.policy.train_layers, int) else c.policy.tuning
     size = f"{plural(r.tasks_per_step, 'task')} × {plural(r.group_size, 'attempt')}"
     yield Observed("info", f"{c.policy.model} ({tuning}), agents: {names}; {plural(c.trainer.steps, 'step')} of {size}")

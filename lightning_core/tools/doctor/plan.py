@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -52,7 +53,7 @@ class Measured:
     disk_bytes: int
     """Free bytes in ``run.dir``."""
     forwarded: Sequence[AnsweredCall] = ()
-    """The calls of the trial that providers answered."""
+    """The calls of the trial that were forwarded to providers, also failed ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +170,16 @@ def run(m: Measured) -> Iterator[Observed]:
 @checks.check("provider calls")
 def provider_calls(m: Measured) -> Iterator[Observed]:
     """Model calls that providers answer, for agents that are not trained and for the reward function, of a step and of the run,
-    extrapolated from the trial; with their cost where `prices` has the model. Calls of a judge (`credit.judge`) are not included."""
+    extrapolated from the trial; with their cost where `prices` has the model. Requests that failed are counted, but rollouts that are
+    repeated because of them (`rollouts.retries`) are not, as the trial repeats none. Calls of a judge (`credit.judge`) are not included."""
     r, number = m.config.rollouts, evaluations(m)
     step = r.tasks_per_step * r.group_size / m.rollouts if m.rollouts else 0.0
     whole = step * m.config.trainer.steps + number * m.eval_tasks * m.config.eval.samples / max(1, m.rollouts)
     prices = read_prices(m.config.prices)
-    for model in usage_of(m.forwarded, rollouts=m.rollouts, prices=prices).models:
+    failed = _failed(m.forwarded)
+    for model in usage_of((c for c in m.forwarded if not c.failed), rollouts=m.rollouts, prices=prices).models:
+        unanswered = failed.pop((model.model, model.host), 0)
+        sent = model.calls + unanswered
         tokens = f"{model.input_tokens * step:,.0f} tokens in, {model.output_tokens * step:,.0f} out"
         if model.calls_without_tokens:
             tokens = (
@@ -183,9 +188,29 @@ def provider_calls(m: Measured) -> Iterator[Observed]:
         cost = [f", {format_usd(model.usd * times)}" if model.usd is not None else "" for times in (step, whole)]
         yield Observed(
             "info",
-            f"{model.model} at {model.host}: a step {model.calls * step:,.0f} calls ({tokens}){cost[0]}; with evaluations, the run "
-            f"{model.calls * whole:,.0f} calls{cost[1]}",
+            f"{model.model} at {model.host}: a step {sent * step:,.0f} calls ({tokens}){cost[0]}; with evaluations, the run "
+            f"{sent * whole:,.0f} calls{cost[1]}{_repeated(unanswered, sent, r.retries)}",
         )
+    for (name, host), sent in failed.items():
+        yield Observed(
+            "info",
+            f"{name} at {host}: a step {sent * step:,.0f} calls; with evaluations, the run {sent * whole:,.0f} calls"
+            f"{_repeated(sent, sent, r.retries)}",
+        )
+
+
+def _failed(calls: Sequence[AnsweredCall]) -> Counter[tuple[str, str | None]]:
+    """The number of failed calls by model and host. A provider may answer with another name of the model than was requested."""
+    names = {(c.requested, c.host): c.model for c in calls if not c.failed}
+    return Counter((names.get((c.requested, c.host), c.model), c.host) for c in calls if c.failed)
+
+
+def _repeated(failed: int, sent: int, retries: int) -> str:
+    """What the failures of a trial mean for the number of calls; empty without failures."""
+    if not failed:
+        return ""
+    more = f", and rollouts that are left out for it are repeated up to {plural(retries, 'time')} (rollouts.retries)"
+    return f"; {failed} of {plural(sent, 'call')} of the trial failed{more if retries else ''}"
 
 
 @checks.check("slow update")

@@ -7,7 +7,8 @@ from statistics import fmean
 
 from lightning_core.credit.precision import are_close
 from lightning_core.errors import plural
-from lightning_core.observers.monitors.gradient import LEVERS
+from lightning_core.observers.monitors.gradient import levers
+from lightning_core.records.statistics.solved import is_solved
 from lightning_core.tools.doctor.equal_groups import expected_equal
 from lightning_core.tools.doctor.finding import Checks, Observed
 from lightning_core.tools.doctor.trial import Trial, working_time
@@ -26,17 +27,20 @@ checks: Checks[Trial] = Checks("Rewards")
 def rewards(t: Trial) -> Iterator[Observed]:
     """The range of the rewards, and who gives them. If all attempts earn the same, nothing is learned: either the reward does not
     depend on the answer, or the tasks are too hard or too easy for the model. Give partial rewards, or choose other
-    tasks."""
+    tasks. A rollout that failed before it had a reward counts as 0."""
     values = [r.reward for r in t.finished]
     if not t.is_any_ok:
         return
     source = f"given by {giver(t)}"
+    if without := [r for r in t.finished if not r.has_reward]:
+        why = " or reached rollouts.max_calls" if any(r.status == "max_calls" for r in without) else ""
+        source += f"; {len(without)} of the {len(values)} {'is' if len(without) == 1 else 'are'} 0 because the rollout failed{why}"
     low, high = min(values), max(values)
     if are_close(values) and len(values) > 1:
         yield Observed(
             "warning",
             f"all {len(values)} rewards are {low:g}, {source}",
-            "check the reward; if it is right, choose easier or harder tasks, or give partial rewards",
+            f"check the reward; if it is right, choose {_other_tasks(low, t.config.eval.solved)}, or give partial rewards",
         )
     else:
         yield Observed("info", f"{low:g} to {high:g}, mean {fmean(values):.3g}, {source}")
@@ -100,7 +104,8 @@ def equal(t: Trial) -> Iterator[Observed]:
     if expected.mean < 0.5 and same < len(groups):
         yield Observed("info", text)
     else:
-        yield Observed("warning", text, LEVERS)
+        solved = is_solved(min(map(min, groups)), t.config.eval.solved)
+        yield Observed("warning", text, "choose harder tasks" if solved else levers(t.config.rollouts.temperature))
 
 
 @checks.check("no gradient")
@@ -113,6 +118,13 @@ def no_gradient(t: Trial) -> Iterator[Observed]:
             "the rewards differ, but all advantages are 0",
             "change credit.rewards, credit.advantage or credit.group_by; see docs/credit-assignment.md",
         )
+
+
+def _other_tasks(reward: float, solved: float) -> str:
+    """The tasks to choose if every attempt earns ``reward``. ``solved``: the reward of a solved task."""
+    if is_solved(reward, solved):
+        return "harder tasks"
+    return "easier tasks" if reward <= 0 else "easier or harder tasks"
 
 
 def giver(t: Trial) -> str:

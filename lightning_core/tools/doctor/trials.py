@@ -20,7 +20,7 @@ from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.errors import LightningError, plural
 from lightning_core.observers.open import make_display
 from lightning_core.observers.progress import Progress
-from lightning_core.records.statistics.usage import calls_of_spans
+from lightning_core.records.statistics.usage import requests_of_spans
 from lightning_core.records.store import Store
 from lightning_core.rollouts.attempt import Rollout, Task
 from lightning_core.rollouts.background import background_loop
@@ -154,7 +154,7 @@ def policy_trial(setup: Setup) -> tuple[Trial, Measured | None]:
         frozen_bytes=saved.frozen,
         optimizer_bytes=saved.optimizer,
         disk_bytes=free_bytes(Path(setup.config.run.dir)),
-        forwarded=[call for r in rollouts for call in calls_of_spans(r.spans) if call.host is not None],
+        forwarded=[call for r in rollouts for call in requests_of_spans(r.spans)],
     )
     return trial, measured
 

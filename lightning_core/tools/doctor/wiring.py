@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from lightning_core.capture.elsewhere import CONNECTION, NO_MODEL_NAMED
 from lightning_core.capture.selectors import as_yaml, matches
 from lightning_core.dialects.fields import NO_SEARCH
 from lightning_core.errors import plural
+from lightning_core.observers.monitors.agents import OF_INFRASTRUCTURE
 from lightning_core.records.ledger import selectable_names
 from lightning_core.records.store import LEFT_OUT
+from lightning_core.rollouts.abort_checks import remedies
+from lightning_core.rollouts.attempt import Rollout
 from lightning_core.tools.doctor.finding import Checks, Observed
 from lightning_core.tools.doctor.trial import Trial
 from lightning_core.tools.doctor.units import listed
@@ -24,6 +27,7 @@ _ADVICE = {
 _EXITS = ("AgentExit: ", "EOFError: ")
 """The errors of agents that end the process, or read from a terminal. No answer changes that."""
 _CORRECT = "correct the agent, or let it return a reward if it can fail at every task"
+_CORRECT_SOME = "correct the error, or return a reward if the model's response causes it"
 _OUTSIDE = "make what failed work: the agent is not to blame, and a reward that it returned instead would be noise"
 _RETURN = "let the agent return its reward: sys.exit() ends a rollout as failed, and input() reads nothing in a run"
 
@@ -92,7 +96,7 @@ def refused(t: Trial) -> Iterator[Observed]:
         if entry.kind == "refused":
             yield Observed(
                 "warning",
-                f"{plural(count, 'request')} of {entry.agent or 'no agent'} refused: {entry.detail or entry.where}",
+                f"{plural(count, 'request')} of {entry.agent or 'no agent'} refused: {entry.reason or entry.where}",
                 "see docs/troubleshooting.md, Refused requests",
             )
 
@@ -129,13 +133,26 @@ def failures(t: Trial) -> Iterator[Observed]:
             exits = len(affected) == len(t.rollouts) and all((r.error or "").startswith(_EXITS) for r in affected)
             by_script = t.scripted and t.is_any_answered and not exits
             every = not t.is_any_ok and not by_script
-            advice = _OUTSIDE if left_out else _RETURN if exits else _CORRECT
+            if left_out:
+                advice = _OUTSIDE if every else _of_left_out(affected)
+            elif by_script:
+                advice = ""
+            else:
+                advice = _RETURN if exits else _CORRECT if every else _CORRECT_SOME
             answer = " with the scripted answer 'ok'" if by_script else ""
             yield Observed(
                 "problem" if every else "warning",
                 f"{len(affected)} of {plural(len(t.rollouts), 'rollout')} {meaning}{answer}; the first error: {affected[0].error}",
-                advice if every else "",
+                advice,
             )
+
+
+def _of_left_out(affected: Sequence[Rollout]) -> str:
+    """The advice if ``affected``, some of the rollouts, were left out."""
+    found = list(remedies(affected))
+    if any(r.status == "infrastructure" for r in affected):
+        found.append(f"{OF_INFRASTRUCTURE[0].upper()}{OF_INFRASTRUCTURE[1:]}")
+    return ". ".join(found)
 
 
 def is_of_reward(error: str | None) -> bool:

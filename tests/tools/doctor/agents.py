@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ import httpx
 from pydantic import BaseModel, Field
 
 from lightning_core import trainable
+from lightning_core.errors import InfrastructureError
 
 PROVIDER = "http://model.example/v1"
 """The URL of the program's provider, to which nothing is sent: requests are routed."""
@@ -104,6 +106,30 @@ def slow_score(task: dict[str, Any], result: Any) -> float:
 def raises(task: dict[str, Any]) -> float:
     talk([user(task["prompt"])])
     raise RuntimeError("no tool for this")
+
+
+_turns = count()
+"""Half of the rollouts fail, whichever tasks are picked."""
+
+
+def raises_sometimes(task: dict[str, Any]) -> float:
+    """Never returns 0."""
+    talk([user(task["prompt"])])
+    if next(_turns) % 2:
+        raise ValueError("boom")
+    return 0.5
+
+
+def left_out_sometimes(task: dict[str, Any]) -> float:
+    talk([user(task["prompt"])])
+    if next(_turns) % 2:
+        raise InfrastructureError("no search engine")
+    return 0.5
+
+
+def fruitless(task: dict[str, Any]) -> float:
+    talk([user(task["prompt"])])
+    return 0.0
 
 
 def raises_at_once(task: dict[str, Any]) -> float:

@@ -72,8 +72,37 @@ def test_a_constant_reward_is_named(with_model: Examine) -> None:
     found = with_model("constant")
     (constant,) = named(found, "rewards")
     assert constant.found == "all 4 rewards are 1, given by what the agent returns"
+    assert "choose harder tasks" in constant.advice
     (equal,) = named(found, "equal groups")
     assert equal.found.startswith("2 of 2 groups earned the same")
+    assert equal.advice == "choose harder tasks"
+
+
+def test_advice_on_rewards_that_are_all_0_fits_them_and_the_temperature(with_model: Examine) -> None:
+    found = with_model("fruitless", rollouts={"temperature": 1.0})
+    (rewards,) = named(found, "rewards")
+    assert rewards.found == "all 4 rewards are 0, given by what the agent returns"
+    assert "choose easier tasks" in rewards.advice
+    (equal,) = named(found, "equal groups")
+    assert "solved examples" in equal.advice
+    assert "temperature" not in equal.advice, "it is 1.0 already"
+
+
+def test_failures_of_some_rollouts_have_advice_and_are_told_from_rewards_of_0(with_model: Examine) -> None:
+    found = with_model("raises_sometimes", agents=None)
+    _, real = named(found, "failures")
+    assert real.found == "2 of 4 rollouts failed; the first error: ValueError: boom"
+    assert real.advice == "correct the error, or return a reward if the model's response causes it"
+    (rewards,) = [f.found for f in found if f.name == "rewards"]
+    assert rewards.endswith("given by what the agent returns; 2 of the 4 are 0 because the rollout failed")
+    (summary,) = [f.found for f in found if f.name == "summary"]
+    assert "agents: those marked with @trainable, or else the only one that makes model calls; " in summary
+
+
+def test_rollouts_of_which_some_are_left_out_have_advice(with_script: Examine) -> None:
+    (failures,) = named(with_script("left_out_sometimes"), "failures")
+    assert failures.found.startswith("2 of 4 rollouts were left out")
+    assert "Raise rollouts.retries" in failures.advice
 
 
 def test_a_reward_that_is_no_number_is_a_problem(with_script: Examine) -> None:

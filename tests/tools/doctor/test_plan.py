@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -158,3 +159,30 @@ def test_calls_to_providers_are_counted_and_priced(with_model: Callable[..., lis
         f"large at {url.removeprefix('http://')}: a step 32 calls (1,600 tokens in, 320 out), $3.20; "
         "with evaluations, the run 320 calls, $32.00"
     )
+
+
+def test_calls_that_a_provider_fails_are_counted_too(with_model: Callable[..., list[Finding]]) -> None:
+    """Each of the four rollouts asks once, and every second request fails."""
+    requests = count(1)
+
+    async def answer(_: Request) -> Response:
+        if next(requests) % 2 == 0:
+            return JSONResponse({"error": {"message": "no capacity"}}, 500)
+        choice = {"index": 0, "message": {"role": "assistant", "content": "fine"}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 50, "completion_tokens": 10}
+        # A provider answers with the name of a version of the model.
+        return JSONResponse({"model": "large-2026", "choices": [choice], "usage": usage})
+
+    with serve_app(Starlette(routes=[Route("/chat/completions", answer, methods=["POST"])])) as url:
+        found = with_model(
+            "two_agents",
+            agents={"frozen": {"reviewer": "large"}},
+            policy={"upstream": {"base_url": url}},
+            rollouts={"tasks_per_step": 4, "group_size": 8, "retries": 2},
+            trainer={"steps": 10},
+            tasks={"eval": None},
+        )
+    texts = [f.found for f in found if f.name == "provider calls"]
+    assert len(texts) == 1
+    assert texts[0].startswith(f"large-2026 at {url.removeprefix('http://')}: a step 32 calls (800 tokens in, 160 out)")
+    assert "the run 320 calls; 2 of 4 calls of the trial failed, and rollouts that are left out" in texts[0]
