@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lightning_core.config import Config
@@ -31,8 +31,8 @@ def prepare_training(
     *,
     solve: Solve | None,
     reward: RewardFunction | None,
-    tasks: Sequence[Task] | None,
-    eval_tasks: Sequence[Task] | None,
+    tasks: Iterable[Task] | None,
+    eval_tasks: Iterable[Task] | None,
     in_process: bool,
 ) -> Inputs:
     """The inputs of a run, from ``config`` where an argument is None. ``in_process``: whether agents run in this process.
@@ -60,7 +60,7 @@ def prepare_training(
 
 
 def prepare_evaluation(
-    config: Config, *, solve: Solve | None, reward: RewardFunction | None, tasks: Sequence[Task] | None
+    config: Config, *, solve: Solve | None, reward: RewardFunction | None, tasks: Iterable[Task] | None
 ) -> Inputs:
     """The inputs of an evaluation, from ``config`` where an argument is None. Raises `ConfigError` as `prepare_training` does."""
     solve, reward = solve or load_agent(config), reward or load_reward(config)
