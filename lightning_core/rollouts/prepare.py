@@ -9,6 +9,7 @@ from lightning_core.config import Config
 from lightning_core.config.build_rules import check_rules
 from lightning_core.config.signal_sections import signal_sections
 from lightning_core.errors import ConfigError
+from lightning_core.records.statistics.prices import read_prices
 from lightning_core.rollouts.attempt import Task
 from lightning_core.rollouts.entry_points import check_tasks, load_agent, load_reward, refuse_functions
 from lightning_core.rollouts.runner import RewardFunction, Solve
@@ -54,6 +55,7 @@ def prepare_training(
     check_tasks(config, [*tasks, *eval_tasks])
     check_overlap(config, tasks, eval_tasks)
     check_rules(config)
+    read_prices(config.prices)  # evaluations of the run read it
     for signal in signal_sections().values():
         signal.check_run(config, tasks)
     return Inputs(solve=solve, reward=reward, tasks=tasks, eval_tasks=eval_tasks)

@@ -269,6 +269,14 @@ def test_tasks_may_be_any_iterable(tmp_path: Path) -> None:
     assert evaluated.eval_tasks == held_out
 
 
+def test_a_missing_file_of_prices_leaves_no_folder(tmp_path: Path) -> None:
+    run = {"dir": str(tmp_path / "runs")}
+    settings = load_config({"policy": {"model": "m"}, "prices": str(tmp_path / "none.yaml"), "run": run})
+    with pytest.raises(ConfigError, match=r"prices: no file at .*none\.yaml"):
+        fit(lambda task: 0.0, config=settings, tasks=TASKS)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_step_without_groups_is_refused(tmp_path: Path) -> None:
     with Store(tmp_path / "store.db") as store:
         collector = Collector(config(), ScriptedAgents(), store)
