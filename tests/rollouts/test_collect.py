@@ -277,6 +277,20 @@ def test_a_missing_file_of_prices_leaves_no_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_monitors_and_warm_up_that_do_not_fit_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    def prepare(**sections: Any) -> Inputs:
+        return prepare_training(
+            config(**sections), solve=lambda task: 0.0, reward=None, tasks=TASKS, eval_tasks=None, in_process=True
+        )
+
+    with pytest.raises(ConfigError, match=r"monitors.stop: 'reward_hacking' requires held-out tasks; set tasks\.eval"):
+        prepare(monitors={"stop": ["reward_hacking"]}, eval={"every": 5})
+    prepare(trainer={"steps": 5, "warmup_steps": 5})
+    assert "warmup_steps" not in caplog.text
+    prepare(trainer={"steps": 5, "warmup_steps": 20})
+    assert "trainer.warmup_steps is 20, but trainer.steps is 5: the learning rate rises to 25% of" in caplog.text
+
+
 def test_a_step_without_groups_is_refused(tmp_path: Path) -> None:
     with Store(tmp_path / "store.db") as store:
         collector = Collector(config(), ScriptedAgents(), store)
