@@ -8,7 +8,7 @@ the call's advantage; one update of the policy.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lightning_core.config import Config
@@ -30,14 +30,15 @@ def fit(
     solve: Solve | None = None,
     *,
     config: Config,
-    tasks: Sequence[Task] | None = None,
-    eval_tasks: Sequence[Task] | None = None,
+    tasks: Iterable[Task] | None = None,
+    eval_tasks: Iterable[Task] | None = None,
     reward: RewardFunction | None = None,
     progress: Progress | bool | None = None,
 ) -> Result:
     """Train the policy of ``solve``'s agents; evaluate it on held-out tasks before and after.
 
-    ``solve(task)`` is the agent entry. Arguments that are not given are taken from ``config``. ``progress``: None shows it in a notebook,
+    ``solve(task)`` is the agent entry. Arguments that are not given are taken from ``config``. ``tasks`` and
+    ``eval_tasks``: any iterables, such as a generator; each is read once, before the run starts. ``progress``: None shows it in a notebook,
     True also on standard error, False nowhere. Raises `ConfigError`, `InfrastructureError`, `RewardError`, `TrainingError` or, on a
     signal, KeyboardInterrupt, after a checkpoint.
     """
@@ -101,14 +102,14 @@ def evaluate(
     *,
     config: Config,
     folder: Path,
-    tasks: Sequence[Task] | None = None,
+    tasks: Iterable[Task] | None = None,
     reward: RewardFunction | None = None,
     checkpoint: Path | None = None,
     progress: Progress | bool | None = None,
 ) -> Evaluation:
     """Run one pass over held-out ``tasks``, recorded in ``folder``.
 
-    Uses the weights of ``checkpoint``, if given, else the configured ones. ``progress``: as for `fit`.
+    Uses the weights of ``checkpoint``, if given, else the configured ones. ``tasks`` and ``progress``: as for `fit`.
     """
     inputs = prepare_evaluation(config, solve=solve, reward=reward, tasks=tasks)
     display = make_display(config, progress)

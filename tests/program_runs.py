@@ -39,6 +39,7 @@ class Program:
         return str(response.json()["choices"][0]["message"]["content"])
 
     def run(self, solve: Callable[[Any], Any], **sections: Any) -> list[Group]:
+        tasks = sections.pop("tasks_run", TASKS)
         reward, answer = sections.pop("reward", None), sections.pop("answer", "sampled")
         config = load_config({"policy": {"model": "m"}, "rollouts": {"retries": 0, "group_size": 2}, **sections})
         backend = ScriptedBackend(lambda prompt: answer)
@@ -50,7 +51,7 @@ class Program:
             background_loop() as background,
         ):
             collector = Collector(config, agents, store)
-            groups = background.call(collector.roll_out_all, TASKS, "eval_before", 0)
+            groups = background.call(collector.roll_out_all, tasks, "eval_before", 0)
             self.collector = collector
             self.episodes = collector.episodes(groups)
         return groups

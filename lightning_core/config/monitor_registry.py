@@ -38,6 +38,8 @@ class MonitorRule(DeclaredRule):
 
     each_policy: bool = False
     """Whether it is called per policy, with the metrics ``NAME/metric`` as ``metric``."""
+    requires: tuple[str, ...] = ()
+    """The dotted keys that must be set, or it never holds."""
     unless: str | None = None
     """The monitor of this name says more: while it holds, this one is not reported."""
 
@@ -51,9 +53,11 @@ MONITORS: Registry[MonitorRule] = Registry(
 )
 
 
-def monitor(name: str, *, each_policy: bool = False, unless: str | None = None) -> Callable[[F], F]:
+def monitor(
+    name: str, *, each_policy: bool = False, requires: tuple[str, ...] = (), unless: str | None = None
+) -> Callable[[F], F]:
     """Declare a monitor; see `MonitorRule` for the arguments."""
-    return lambda function: MONITORS.declare(name, function, each_policy=each_policy, unless=unless)
+    return lambda function: MONITORS.declare(name, function, each_policy=each_policy, requires=requires, unless=unless)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,7 +83,7 @@ def maxrl(groups: list[list[Value]]) -> dict[str, float]:
 
 @advantage_rule("reinforce++", compares="batch")
 def reinforce_plus_plus(groups: list[list[Value]]) -> dict[str, float]:
-    """`(v − μ) / (σ + ε)` of the batch; `group_by` is ignored (REINFORCE++, 2501.03262)."""
+    """`(v − μ) / (σ + ε)` of the batch, without `group_by` (REINFORCE++, 2501.03262)."""
     batch = _as_one_group(groups)
     mean, deviation = moments(batch)
     return {v.call: (v.value - mean) / (deviation + EPSILON) for v in batch}

@@ -146,6 +146,11 @@ class AdvantageRule(DeclaredRule):
     """Whether it needs all rollouts of a step at once even though it compares within groups."""
 
     @property
+    def uses_groups(self) -> bool:
+        """Whether its advantages can depend on the groups, which a rule of the user's gets even if it does not compare."""
+        return self.compares == "group" or (self.compares is None and not self.is_builtin)
+
+    @property
     def needs_batch(self) -> bool:
         """Whether the rule needs all groups of a step at once; see `CreditRules.needs_batch` for the groups themselves."""
         return self.whole_batch or self.compares == "batch"

@@ -137,10 +137,7 @@ def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool 
         if unknown_selectors(train, known):
             raise ConfigError(f"{unknown_names(known, **_keys(train=train, frozen=frozen))}{failed}")
         if trained and speaking and not trained & (ran | {e.agent for t in traces for e in t.events}):
-            raise TrainingError(
-                f"no trained agent was reached in {len(traces)} rollouts: {sorted(trained)!r}. Calls came from "
-                f"{sorted(name or '(no agent)' for name in speaking)!r}; train one of these, or add tasks that reach the others.{failed}"
-            )
+            raise _not_reached(config, trained, speaking, len(traces), failed)
         raise no_calls(rollouts)
     for reason, text in _UNRECORDED.items():
         found = {(e.agent or "", e.where) for t in traces for e in trace_ledger(t) if e.detail == reason}
@@ -158,6 +155,27 @@ def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool 
             )
         reached = "made no model call" if name in ran else "was not reached"
         logger.warning("the trained agent %r %s in %s", name, reached, plural(len(traces), "rollout"))
+
+
+def _not_reached(
+    config: Config, trained: Collection[str], speaking: Collection[str | None], rollouts: int, failed: str
+) -> TrainingError:
+    """The error if all calls came from ``speaking``, agents that are not trained or calls without an agent."""
+    by_mark = config.agents.train is None
+    named = sorted(name for name in speaking if name is not None)
+    advice = ["name one of these in agents.train"] if named else []
+    if None in speaking:
+        then = "" if by_mark else " and name it in agents.train"
+        advice.append(f"mark the function that makes the calls without an agent with @trainable{then}")
+    if not config.policies:
+        advice.append("set agents.train: all")
+    advice.append("add tasks that reach a trained agent")
+    text = f"{', '.join(advice[:-1])}, or {advice[-1]}"
+    return TrainingError(
+        f"no trained agent was reached in {plural(rollouts, 'rollout')}: {sorted(trained)!r}"
+        f"{', selected by their marks because agents.train is not set' if by_mark else ''}. Calls came from "
+        f"{[*named, *(['(no agent)'] if None in speaking else [])]!r}. {text[0].upper()}{text[1:]}.{failed}"
+    )
 
 
 def _keys(**names: Iterable[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from lightning_core.config import Config
 from lightning_core.config.imports import import_callable, user_code
 from lightning_core.config.sections import TaskSource
 from lightning_core.config.types import is_callable_name
-from lightning_core.errors import ConfigError, describe
+from lightning_core.errors import ConfigError, describe, show
 from lightning_core.records.failures import need_path
 from lightning_core.rollouts.attempt import Task
 
@@ -52,14 +52,38 @@ def load_tasks(source: TaskSource | str, *, key: str = "tasks") -> list[Task]:
     return check_tasks(islice(items, source.limit), name=f"{key} = {source.source}")
 
 
-def given_tasks(tasks: Sequence[Task], key: str) -> Sequence[Task]:
-    """``tasks``, passed in place of the tasks under ``key``; tasks without an id get their position.
+def given_tasks(tasks: Iterable[Task], key: str, *, name: str = "tasks") -> Sequence[Task]:
+    """The list of ``tasks``, passed as the argument ``name`` in place of the tasks under ``key``; tasks without an id get their position.
 
-    Raises `ConfigError` if there are none, and for a task that is not a mapping or has another's id.
+    Raises `ConfigError` if it is not an iterable of tasks or yields none, and for a task that is not a mapping or has another's id.
     """
-    if len(tasks) == 0:
-        raise ConfigError(f"tasks: found an empty list, expected at least one task; leave it out to use {key}")
-    return check_tasks(((f"tasks[{index}]", task) for index, task in enumerate(tasks)), name="tasks", json_only=False)
+    listed = _listed(tasks, key, name)
+    if not listed:
+        found = "an empty list" if isinstance(tasks, Sized) else "an iterable without tasks"
+        raise ConfigError(f"{name}: found {found}, expected at least one task; leave it out to use {key}")
+    return check_tasks(((f"{name}[{index}]", task) for index, task in enumerate(listed)), name=name, json_only=False)
+
+
+def _listed(tasks: object, key: str, name: str) -> list[Any]:
+    """The argument ``tasks`` as a list. Raises `ConfigError` if it cannot be a list of tasks, or may never end."""
+    # Some data sets can be indexed only, which suffices to iterate over them.
+    is_iterable = isinstance(tasks, Iterable) or hasattr(type(tasks), "__getitem__")
+    if isinstance(tasks, (str, bytes, Mapping)) or not is_iterable:
+        advice = (
+            "a single task is a list too" if isinstance(tasks, Mapping) else f"to use a file or a function, set {key}"
+        )
+        raise ConfigError(
+            f"{name}: expected a list or another iterable of tasks, found {type(tasks).__name__}: {show(tasks)}; {advice}"
+        )
+    items: Any = tasks
+    with user_code(f"{name}: iterating over the tasks failed"):
+        number = len(tasks) if isinstance(tasks, Sized) else None
+        listed: list[Any] = list(islice(items, _MOST_YIELDED + 1 if number is None else number))
+    if number is None and len(listed) > _MOST_YIELDED:
+        raise ConfigError(
+            f"{name}: found more than {_MOST_YIELDED:,} tasks in an iterable that may never end; pass a list, or end it"
+        )
+    return listed
 
 
 def training_tasks(config: Config) -> list[Task]:
@@ -84,11 +108,12 @@ def sample_held_out(tasks: list[Task], limit: int | None) -> list[Task]:
     return tasks if limit is None or limit >= len(tasks) else random.Random("eval").sample(tasks, limit)
 
 
-def run_eval_tasks(config: Config, given: Sequence[Task] | None) -> Sequence[Task]:
+def run_eval_tasks(config: Config, given: Iterable[Task] | None) -> Sequence[Task]:
     """The held-out tasks of a run: ``given``, else ``tasks.eval``; empty if there are none."""
     if given is None:
         return held_out_tasks(config) if config.tasks.eval else []
-    return given_tasks(given, "tasks.eval") if given else []
+    listed = _listed(given, "tasks.eval", "eval_tasks")
+    return given_tasks(listed, "tasks.eval", name="eval_tasks") if listed else []
 
 
 def shared_tasks(tasks: Sequence[Task], eval_tasks: Sequence[Task]) -> dict[str, str]:

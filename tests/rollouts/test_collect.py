@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,12 @@ from lightning_core.chat.chat import Chat
 from lightning_core.errors import ConfigError, InfrastructureError, TrainingError
 from lightning_core.otel import spans_to_otlp
 from lightning_core.records.store import Store
+from lightning_core.rollouts.attempt import Task
 from lightning_core.rollouts.background import background_loop
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.jobs import make_jobs
 from lightning_core.rollouts.local_agents import capturing, open_agents
+from lightning_core.rollouts.prepare import Inputs, prepare_evaluation, prepare_training
 from tests.rollouts.collected import Collected, ScriptedAgents, collect_step, open_scripted_signals
 
 TASKS = [{"id": name} for name in "abcd"]
@@ -215,6 +218,77 @@ def test_an_empty_list_of_tasks_is_refused_before_anything_is_created(tmp_path: 
     with pytest.raises(ConfigError, match=r"tasks: found an empty list, expected at least one .* use tasks\.eval"):
         evaluate(lambda task: 0.0, config=settings, folder=tmp_path / "evaluation", tasks=[])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("tasks", "found"),
+    [
+        (lambda: iter(()), "found an iterable without tasks, expected at least one task"),
+        (
+            lambda: "tasks.jsonl",
+            r"expected a list .* of tasks, found str: 'tasks.jsonl'; to use a file or a function, set tasks\.",
+        ),
+        (lambda: {"id": "a"}, "expected a list .* of tasks, found dict: .*; a single task is a list too"),
+        (lambda: 7, r"expected a list .* of tasks, found int: 7; to use a file or a function, set tasks\."),
+        (lambda: itertools.repeat({}), "found more than 1,000,000 tasks in an iterable that may never end"),
+        (lambda: (1 / task for task in [0]), "iterating over the tasks failed:\n(.|\n)*ZeroDivisionError"),
+    ],
+)
+def test_what_is_not_a_list_of_tasks_is_refused_before_anything_is_created(
+    tmp_path: Path, tasks: Callable[[], Any], found: str
+) -> None:
+    settings = config(policy={"model": str(tmp_path / "none")}, run={"dir": str(tmp_path / "runs")})
+    with pytest.raises(ConfigError, match=f"^tasks: {found}"):
+        fit(lambda task: 0.0, config=settings, tasks=tasks())
+    with pytest.raises(ConfigError, match=f"^tasks: {found}"):
+        evaluate(lambda task: 0.0, config=settings, folder=tmp_path / "evaluation", tasks=tasks())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tasks_may_be_any_iterable(tmp_path: Path) -> None:
+    class Indexed:
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Task:
+            return TASKS[index]
+
+    def inputs(tasks: Any, eval_tasks: Any = None) -> Inputs:
+        return prepare_training(
+            config(), solve=lambda task: 0.0, reward=None, tasks=tasks, eval_tasks=eval_tasks, in_process=True
+        )
+
+    held_out = [{"id": "held out"}]
+    found = inputs((task for task in TASKS), iter(held_out))
+    assert (found.tasks, found.eval_tasks) == (TASKS, held_out)
+    assert inputs(Indexed()).tasks == TASKS[:2]
+    assert inputs(TASKS, (task for task in list[Task]())).eval_tasks == []
+    with pytest.raises(ConfigError, match=r"^eval_tasks: expected a list .*, found int: 3; .*, set tasks\.eval"):
+        inputs(TASKS, 3)
+    evaluated = prepare_evaluation(config(), solve=lambda task: 0.0, reward=None, tasks=iter(held_out))
+    assert evaluated.eval_tasks == held_out
+
+
+def test_a_missing_file_of_prices_leaves_no_folder(tmp_path: Path) -> None:
+    run = {"dir": str(tmp_path / "runs")}
+    settings = load_config({"policy": {"model": "m"}, "prices": str(tmp_path / "none.yaml"), "run": run})
+    with pytest.raises(ConfigError, match=r"prices: no file at .*none\.yaml"):
+        fit(lambda task: 0.0, config=settings, tasks=TASKS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_monitors_and_warm_up_that_do_not_fit_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    def prepare(**sections: Any) -> Inputs:
+        return prepare_training(
+            config(**sections), solve=lambda task: 0.0, reward=None, tasks=TASKS, eval_tasks=None, in_process=True
+        )
+
+    with pytest.raises(ConfigError, match=r"monitors.stop: 'reward_hacking' requires held-out tasks; set tasks\.eval"):
+        prepare(monitors={"stop": ["reward_hacking"]}, eval={"every": 5})
+    prepare(trainer={"steps": 5, "warmup_steps": 5})
+    assert "warmup_steps" not in caplog.text
+    prepare(trainer={"steps": 5, "warmup_steps": 20})
+    assert "trainer.warmup_steps is 20, but trainer.steps is 5: the learning rate rises to 25% of" in caplog.text
 
 
 def test_a_step_without_groups_is_refused(tmp_path: Path) -> None:

@@ -470,6 +470,51 @@ def test_no_trained_agent_was_reached(program: Program) -> None:
         program.run(solve, agents={"train": ["refund"]})
 
 
+def test_a_mark_that_the_tasks_do_not_use_is_named_with_what_to_do(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    @trainable("summarizer")
+    def summarize(text: str) -> str:
+        return program.ask(text)
+
+    def solve(task: Any) -> float:
+        program.ask()
+        return 1.0
+
+    selected = r"\['summarizer'\], selected by their marks because agents.train is not set\. Calls came from \['\(no agent\)'\]"
+    advice = (
+        r"Mark the function that makes the calls without an agent with @trainable, set agents.train: all, or add tasks"
+    )
+    with pytest.raises(TrainingError, match=rf"reached in 2 rollouts: {selected}\. {advice}"):
+        program.run(solve)
+    assert "attempts. The marks" not in caplog.text
+    with pytest.raises(TrainingError, match="no trained agent was reached in 1 rollout:"):
+        program.run(solve, eval={"samples": 1}, tasks_run=TASKS[:1])
+    caplog.clear()
+    with pytest.raises(TrainingError, match="no trained agent was reached"):
+        program.run(solve, eval={"samples": 10})
+    warning = "made a call in 16 attempts. The marks ['summarizer'] select the agents to train"
+    assert caplog.text.count(warning) == 1
+    assert summarize.__name__ == "summarize"
+
+
+def test_a_marked_agent_that_later_tasks_reach_is_trained(program: Program, caplog: pytest.LogCaptureFixture) -> None:
+    @trainable("rare")
+    def rare() -> str:
+        return program.ask()
+
+    def solve(task: Any) -> float:
+        program.ask()
+        if task["id"] == "19":
+            rare()
+        return 1.0
+
+    sections = {"rollouts": {"retries": 0, "group_size": 2, "concurrency": 1}}
+    program.run(solve, tasks_run=[{"id": str(number)} for number in range(20)], **sections)
+    assert caplog.text.count("no trained agent made a call in 16 attempts") == 1
+    assert [e.task_id for e in program.episodes if e.transitions] == ["19"]
+
+
 def test_a_misspelt_agent_of_a_rule_for_auxiliary_calls_is_an_error(program: Program) -> None:
     rules = [{"name": "title", "contains": "title", "agent": "clasifier"}]
     with pytest.raises(ConfigError, match=r"agents.auxiliary names 'clasifier'.*Did you mean 'classifier'"):

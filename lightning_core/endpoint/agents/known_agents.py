@@ -34,7 +34,7 @@ from lightning_core.trace import POLICY, REWARD_FUNCTION
 logger = logging.getLogger(__name__)
 
 _MOST_UNREACHED = 16
-"""Most attempts without a call of a trained agent, if names in the configuration are unknown."""
+"""Most attempts without a call of a trained agent, if names in the configuration are unknown. If marks select, it is a warning."""
 
 _MOST_CHECKED = 16
 """Kept attempts after which several roles no longer stop the run."""
@@ -84,6 +84,10 @@ class KnownAgents:
         self._trained_spoke = False
         self._attempts = 0
         """The number of attempts since then without a trained agent."""
+        self._untrained: set[str] = set()
+        """The agents whose calls went to their own models, and ``(no agent)``."""
+        self._idle = 0
+        """The number of attempts in which no marked agent has made a call so far, while others did."""
 
     def decide(
         self,
@@ -126,6 +130,7 @@ class KnownAgents:
         if self._unknown(routing):
             session.provisional = True
             return Decision(address=address, policy=None, here=next(iter(routing.policies.values()), POLICY))
+        self._untrained.add(agent or "(no agent)")
         return Decision(address=address, policy=None)
 
     def verdict(self, session: Session) -> Verdict:
@@ -173,6 +178,7 @@ class KnownAgents:
         if self._awaited and (error := self._misspelt(routing, self._awaited)):
             return error
         if not session.provisional:
+            self._warn_of_idle_marks(routing)
             return self._unreached(routing) or "keep"
         if routing.select == "marked":
             if self._marks(routing):
@@ -209,6 +215,19 @@ class KnownAgents:
             return None
         error = unknown_names(self._known(), **{"agents.train": routing.trained, "agents.frozen": routing.frozen})
         return ConfigError(f"{error} No trained agent made a call in {self._attempts} attempts.")
+
+    def _warn_of_idle_marks(self, routing: Routing) -> None:
+        """Log once that only unmarked agents make calls. A warning: a marked agent exists, and later tasks may reach it."""
+        if routing.select != "marked" or self._trained_spoke or not self._untrained:
+            return
+        self._idle += 1
+        if self._idle == _MOST_UNREACHED:
+            logger.warning(
+                "no trained agent made a call in %d attempts. The marks %r select the agents to train, because agents.train is not set; "
+                "the calls came from %r and went to their own models. If that is not meant, stop the run, and mark the function that "
+                "makes these calls, or set agents.train: all",
+                *(self._idle, sorted(self._marks(routing)), sorted(self._untrained)),
+            )
 
     def _note_declared(self, rollout: str) -> None:
         run = find_rollout(rollout)

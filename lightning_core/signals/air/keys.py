@@ -86,6 +86,13 @@ class Air(Section):
     another attempt at the task, up to rounding. A single attempt succeeds by `eval.solved` alone. Otherwise, among
     attempts that all fail, the one that fails fastest has an advantage."""
 
+    @property
+    def has_rewards(self) -> bool:
+        """Whether a call can get a reward other than 0."""
+        tools = (self.tool_ok, self.tool_error, self.tool_unused, *self.tool_errors.values())
+        weights = (rule.weight for rule in (*self.formats, *self.rules))
+        return any((*tools, self.truncated, self.token_cost, self.call_cost, *weights))
+
 
 class AirKeys(Section):
     """The keys of intermediate rewards in the section ``credit``."""

@@ -22,6 +22,11 @@ def _check(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     air = air_of(c.credit)
     if air is not None and air.truncated_ramp and not air.truncated:
         yield (*_KEY, "truncated_ramp"), "has no effect without credit.air.truncated; set it, such as to -0.5"
+    elif air is not None and not air.has_rewards:
+        yield (
+            _KEY,
+            "has no effect: all rewards and costs are 0; set one, such as tool_error: -0.1, or remove the section",
+        )
 
 
 def _check_run(c: Sections, tasks: Sequence[Mapping[str, Any]]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lightning_core.config import Config
+from lightning_core.config.monitor_registry import MONITORS
 from lightning_core.errors import plural
 from lightning_core.records.run_folder.checkpoints import best_checkpoint, checkpoints
 from lightning_core.records.statistics.intervals import Estimate
@@ -207,7 +208,10 @@ class ImprovementPipeline:
         if minutes is not None:
             # Of each round one checkpoint, until the end: the best round may be any.
             kept = ["trainer.checkpoint_every=0", f"trainer.keep_checkpoints={_ROUNDS}"]
-            every = ["eval.every=0", "eval.early_stop=null", *kept]
+            # Each round is a run without evaluations of its own, so what needs them is off.
+            stop = [name for name in self.config.monitors.stop if not _needs_evaluations(name)]
+            off = ["eval.early_stop=null", "trainer.keep_best=false", f"monitors.stop={json.dumps(stop)}"]
+            every = ["eval.every=0", *off, *kept]
             # Training is evaluated before and after each round, which takes as long as it did for the policy.
             assert self.untrained is not None
             minutes -= (_ROUNDS + 1) * self.untrained.minutes
@@ -297,3 +301,7 @@ class ImprovementPipeline:
         assert self.provider is not None
         result = self.provider.result
         return None if result is None or self.provider.usd is None else self.provider.usd / max(1, result.rollouts)
+
+
+def _needs_evaluations(monitor: str) -> bool:
+    return monitor in MONITORS and "eval.every" in MONITORS[monitor].requires

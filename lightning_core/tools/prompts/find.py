@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,8 @@ def find_prompts(
     *,
     config: Config,
     folder: Path,
-    tasks: Sequence[Task] | None = None,
-    eval_tasks: Sequence[Task] | None = None,
+    tasks: Iterable[Task] | None = None,
+    eval_tasks: Iterable[Task] | None = None,
     reward: RewardFunction | None = None,
     demonstrations: int = DEMONSTRATIONS,
     sets: int = SETS,

@@ -133,6 +133,32 @@ def test_training_goes_on_in_rounds_as_long_as_it_gains(
     assert pipeline.best is trained[best]
 
 
+def test_a_round_turns_off_what_needs_evaluations_of_its_own(tmp_path: Path) -> None:
+    evaluated = {"eval": {"every": 5, "early_stop": {"reward": 1.0}}, "trainer": {"keep_best": True}}
+    sections = {**evaluated, "monitors": {"stop": ["no_gradient", "reward_hacking"]}}
+    settings: list[str] = []
+
+    def run(name: str, words: Sequence[str], runs: Path, prices: Prices, *, say: Callable[[str], None]) -> Stage:
+        settings[:] = [word for word in words if "=" in word]
+        tasks = {(f"t{i}", ""): 0.2 for i in range(40)}
+        return Stage(name=name, words=words, folder=runs / "run", minutes=0.001, result=None, usd=None, rewards=tasks)
+
+    pipeline = ImprovementPipeline(
+        config=load_config({"policy": {"model": "m"}, **sections}),
+        file="c.yaml",
+        overrides=(),
+        folder=tmp_path,
+        limits=ImprovementLimits(minutes=10),
+        prices=Prices(),
+        skip=frozenset({"prompts", "warm start"}),
+        say=lambda _: None,
+        run_command=run,
+    )
+    pipeline.run()
+    trained = load_config({"policy": {"model": "m"}, **sections}, settings)
+    assert (trained.eval.every, trained.trainer.keep_best, trained.monitors.stop) == (0, False, ("no_gradient",))
+
+
 @pytest.mark.parametrize(("reward", "used"), [(0.6, True), (0.1, False)])
 def test_prompts_are_used_if_an_evaluation_of_their_own_is_better(reward: float, used: bool, tmp_path: Path) -> None:
     """The search's run has rollouts of training tasks, which prove nothing."""
