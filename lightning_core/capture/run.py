@@ -293,14 +293,15 @@ class ActiveRollout:
             self._unlisted += times - listed
 
     def count_waiting(self) -> None:
-        """Count ``in_flight``, ``waiting`` and ``given_up`` requests; see `SentRequests`.
-
-        The largest numbers count: those when the agent ends, and when the rollout does.
-        """
-        sent = self.sent
-        for name, number in (("in_flight", sent.in_flight), ("waiting", sent.waiting), ("given_up", sent.given_up)):
+        """Count requests that are ``waiting`` or ``given_up``, see `SentRequests`: the most when the agent ends, or the rollout."""
+        for name, number in (("waiting", self.sent.waiting), ("given_up", self.sent.given_up)):
             if (more := number - self.counters[name]) > 0:
                 self.count(name, times=more)
+
+    def count_unsettled(self) -> None:
+        """Count ``unsettled`` requests when the agent has returned; see `SentRequests`."""
+        if number := self.sent.unsettled:
+            self.count("unsettled", times=number)
 
     def note_worker(self, worker: threading.Thread | asyncio.Task[Any], agent: str | None) -> None:
         """Record that a thread or task, which ``agent`` started, made a model call in its name. It must end before the rollout does."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
 SentKey = tuple[str | None, str, int]
 """Agent, URL, and a hash of the body: equal for a request and its retries."""
@@ -18,7 +19,8 @@ class SentRequests:
         self._failures: dict[SentKey, list[str | None]] = {}
         """The failures of each request; None in place of a text that is not kept."""
         self._texts = 0
-        self._sending = 0
+        self._sending: Counter[int] = Counter()
+        """The requests that clients are sending or wait for, by the number of those that were answered before."""
         self._answered = 0
         self._cancelled = False
         """Whether the agent did not wait for the end of the last request that ended."""
@@ -36,13 +38,13 @@ class SentRequests:
     def begin(self) -> int:
         """Count a request that a client begins to send. Returns the number of those answered so far, for `end`."""
         with self._lock:
-            self._sending += 1
+            self._sending[self._answered] += 1
             return self._answered
 
     def end(self, request: SentKey, before: int, *, answered: bool, cancelled: bool) -> None:
         """Count the end of a request. ``before``: what `begin` returned. ``cancelled``: its agent did not wait for it."""
         with self._lock:
-            self._sending -= 1
+            self._sending[before] -= 1
             self._cancelled = cancelled
             if answered:
                 self._answered += 1
@@ -86,14 +88,15 @@ class SentRequests:
         return len(self._given_up)
 
     @property
-    def in_flight(self) -> int:
-        """The number of requests whose clients prepare them or wait for a response."""
-        return self._sending + len(self._preparing)
+    def unsettled(self) -> int:
+        """The number of requests that have no answer, and beside which none was answered: these have lost no race."""
+        with self._lock:
+            return self._sending[self._answered]
 
     @property
     def waiting(self) -> int:
-        """`in_flight`, and the last request if its agent cancelled it while it waited."""
-        return self.in_flight + self._cancelled
+        """The number of requests whose clients prepare them or wait for a response, or were cancelled while they waited."""
+        return self._sending.total() + self._cancelled + len(self._preparing)
 
     def renew_lock(self) -> None:
         """Replace the lock, which another thread may have held when this process was forked."""

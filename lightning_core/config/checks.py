@@ -55,7 +55,6 @@ def check_sections(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     yield from check_chosen_agents(c)
     yield from check_named_calls(c)
     yield from check_credit(c.credit, group_size=c.rollouts.group_size, refill=c.rollouts.refill)
-    yield from _check_group_by(c)
     rules = _reward_rules(c)
     for signal in signal_sections().values():
         yield from signal.check(c)
@@ -314,26 +313,6 @@ def check_credit(
             ("rollouts", "refill"),
             f"goes with advantages that compare within groups, but credit.advantage is {c.advantage!r}, which does not",
         )
-
-
-def _check_group_by(c: Sections) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the group keys that no policy's advantages depend on."""
-    settings = policy_settings(c)
-    own = [name for name, policy in c.policies.items() if policy.credit.group_by is not None]
-    idle: dict[str, str] = {}
-    for name, policy in settings.items():
-        rule = declared(ADVANTAGE_RULES, policy.credit.advantage)
-        if policy.credit.group_by is not None and rule is not None and not rule.uses_groups:
-            idle[name] = (
-                f"has no effect with credit.advantage: {rule.name}, which does not compare within groups; remove the key, or use "
-                "another advantage"
-            )
-    for name in own:
-        if name in idle:
-            yield ("policies", name, "credit", "group_by"), idle[name]
-    heirs = [name for name in settings if name not in own]
-    if heirs and all(name in idle for name in heirs):
-        yield ("credit", "group_by"), idle[heirs[0]]
 
 
 def _check_rewards(c: CreditSection, rule: RewardRule) -> Iterator[tuple[KeyPath, str]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import reduce
+from collections.abc import Iterator
 
 from lightning_core.config.monitor_registry import MONITORS
 from lightning_core.config.rule_names import argument_problems
@@ -13,7 +12,7 @@ from lightning_core.errors import did_you_mean
 
 
 def check_monitors(c: Sections) -> Iterator[tuple[KeyPath, str]]:
-    """Yield monitors that are named twice, not used, or can never hold, and unknown arguments."""
+    """Yield monitors that are named twice or not used, and unknown arguments."""
     m = c.monitors
     own = {name for name, rule in MONITORS.items() if rule.is_builtin}
     for name in m.disable:
@@ -30,20 +29,6 @@ def check_monitors(c: Sections) -> Iterator[tuple[KeyPath, str]]:
             elif name not in own and name not in m.add:
                 advice = did_you_mean(name, m.add) or "add it there"
                 yield path, f"found {name!r}, which is not in monitors.add; {advice}"
-            elif name in own:
-                for text in _unmet(c, MONITORS[name].requires):
-                    yield path, f"{name!r} never holds {text}, or remove the monitor"
     for name, args in m.args.items():
         if name in own:
             yield from argument_problems(MONITORS[name], args, ("monitors", "args", name))
-
-
-def _unmet(c: Sections, keys: Iterable[str]) -> Iterator[str]:
-    """Those of ``keys`` that are not set, as the end of an error with what to do."""
-    for key in keys:
-        if key == "eval.every" and c.eval.every >= c.trainer.steps:
-            yield (
-                f"without an evaluation during training: eval.every is {c.eval.every} and trainer.steps {c.trainer.steps}; lower eval.every"
-            )
-        elif not reduce(getattr, key.split("."), c):
-            yield f"without {key}; set it{', such as to 5' if key == 'eval.every' else ''}"

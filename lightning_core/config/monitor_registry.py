@@ -38,8 +38,10 @@ class MonitorRule(DeclaredRule):
 
     each_policy: bool = False
     """Whether it is called per policy, with the metrics ``NAME/metric`` as ``metric``."""
-    requires: tuple[str, ...] = ()
-    """The dotted keys that must be set, or it never holds."""
+    needs_evaluations: bool = False
+    """Whether it compares evaluations during training."""
+    needs_air: bool = False
+    """Whether it is about intermediate rewards (``credit.air``)."""
     unless: str | None = None
     """The monitor of this name says more: while it holds, this one is not reported."""
 
@@ -54,10 +56,22 @@ MONITORS: Registry[MonitorRule] = Registry(
 
 
 def monitor(
-    name: str, *, each_policy: bool = False, requires: tuple[str, ...] = (), unless: str | None = None
+    name: str,
+    *,
+    each_policy: bool = False,
+    needs_evaluations: bool = False,
+    needs_air: bool = False,
+    unless: str | None = None,
 ) -> Callable[[F], F]:
     """Declare a monitor; see `MonitorRule` for the arguments."""
-    return lambda function: MONITORS.declare(name, function, each_policy=each_policy, requires=requires, unless=unless)
+    return lambda function: MONITORS.declare(
+        name,
+        function,
+        each_policy=each_policy,
+        needs_evaluations=needs_evaluations,
+        needs_air=needs_air,
+        unless=unless,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,9 +89,7 @@ def _all_problems(model: type[BaseModel], source: Source, error: ValidationError
 
 
 def _names(problem: Problem, paths: Collection[KeyPath]) -> bool:
-    """Whether ``problem`` is about one of the keys ``paths``, or a section of them: a removed value must not be reported as missing."""
-    if any(path[: len(problem.path)] == problem.path for path in paths):
-        return True
+    """Whether ``problem`` is about one of the keys ``paths``: a removed value must not be reported as missing."""
     keys = (re.escape(dotted(path[-2:])) for path in paths if len(path) > 1)
     return any(re.search(rf"(?<!\w){key}(?!\w)", problem.text) for key in keys)
 

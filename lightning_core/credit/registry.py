@@ -147,8 +147,8 @@ class AdvantageRule(DeclaredRule):
 
     @property
     def uses_groups(self) -> bool:
-        """Whether its advantages can depend on the groups, which a rule of the user's gets even if it does not compare."""
-        return self.compares == "group" or (self.compares is None and not self.is_builtin)
+        """Whether its advantages can depend on the groups, which a user's rule always gets."""
+        return self.compares == "group" or not self.is_builtin
 
     @property
     def needs_batch(self) -> bool:

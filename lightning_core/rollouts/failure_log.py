@@ -59,10 +59,10 @@ class FailureLog:
             logger.warning("task %r: attempt %d failed (%s); retrying%s", task, attempt, error, times, extra=COUNTED)
 
     def returned_early(self, task: str) -> None:
-        """Log that the agent returned, with a reward that counts, while a model request of it had no answer."""
+        """Log that the agent returned, with a reward that counts, before one of its model requests was answered."""
         if (times := self._early.count("early")) is not None:
             logger.warning(
-                "task %r: the agent returned while a model request of it had no answer, so its reward may depend on how fast models "
+                "task %r: the agent returned before one of its model requests was answered, so its reward may depend on how fast models "
                 "answer. Have it wait for the answer, or for longer, if the result needs it%s",
                 *(task, times),
                 extra=COUNTED,

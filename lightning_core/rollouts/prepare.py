@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from lightning_core.config import Config
 from lightning_core.config.build_rules import check_rules
-from lightning_core.config.monitor_registry import MONITORS
 from lightning_core.config.signal_sections import signal_sections
+from lightning_core.config.without_effect import settings_without_effect
 from lightning_core.errors import ConfigError
 from lightning_core.records.statistics.prices import read_prices
 from lightning_core.rollouts.attempt import Task
@@ -56,28 +56,15 @@ def prepare_training(
     eval_tasks = run_eval_tasks(config, eval_tasks)
     if not eval_tasks and (config.trainer.keep_best or config.eval.early_stop is not None):
         raise ConfigError("trainer.keep_best and eval.early_stop require held-out tasks; set tasks.eval")
-    for name in config.monitors.stop if not eval_tasks else ():
-        if name in MONITORS and "eval.every" in MONITORS[name].requires:
-            raise ConfigError(f"monitors.stop: {name!r} requires held-out tasks; set tasks.eval, or remove the monitor")
     check_tasks(config, [*tasks, *eval_tasks])
     check_overlap(config, tasks, eval_tasks)
     check_rules(config)
     read_prices(config.prices)  # evaluations of the run read it
     for signal in signal_sections().values():
         signal.check_run(config, tasks)
-    _warn_of_warmup(config)
+    for text in settings_without_effect(config):
+        logger.warning("a setting has no effect: %s", text)
     return Inputs(solve=solve, reward=reward, tasks=tasks, eval_tasks=eval_tasks)
-
-
-def _warn_of_warmup(config: Config) -> None:
-    """Log a warning if warm-up outlasts the run. It is no error: a trial of a few steps, or a run to be resumed, may mean it."""
-    warmup, steps = config.trainer.warmup_steps, config.trainer.steps
-    if warmup > steps:
-        logger.warning(
-            "trainer.warmup_steps is %d, but trainer.steps is %d: the learning rate rises to %.0f%% of trainer.learning_rate only; lower "
-            "trainer.warmup_steps, unless the run is short on purpose or will be resumed with more steps",
-            *(warmup, steps, 100 * steps / warmup),
-        )
 
 
 def prepare_evaluation(

@@ -285,7 +285,7 @@ class Runner:
         )
         if verdict == "keep":
             self._failures.raised(job.task_id, outcome, error)
-            if outcome.status == "ok" and run.counters["in_flight"]:
+            if outcome.status == "ok" and run.counters["unsettled"]:
                 self._failures.returned_early(job.task_id)
         ended = Rollout(
             job=job,

@@ -211,22 +211,21 @@ def _warn_of_idle_rewards(traces: Sequence[Trace]) -> None:
 
 
 def _warn_of_unread_calls(traces: Sequence[Trace]) -> None:
-    """Log a warning for trained agents whose model writes most tool calls as text."""
-    read: Counter[str] = Counter()
+    """Log a warning for trained agents of whose responses with tools at least half have a tool call as text."""
+    responses: Counter[str] = Counter()
     unread: defaultdict[str, list[str]] = defaultdict(list)
     for call in (c for t in traces for c in t.calls if c.trained and c.response is not None and c.tools):
         agent, response = call.agent or "", call.response or {}
-        if response.get("tool_calls"):
-            read[agent] += 1
-        elif call.finish_reason != "length" and has_unread_call(response):
+        responses[agent] += 1
+        if call.finish_reason != "length" and has_unread_call(response, call.tools or ()):
             unread[agent].append(response["content"])
     for agent, texts in sorted(unread.items()):
-        if len(texts) > read[agent]:
+        if 2 * len(texts) >= responses[agent]:
             logger.warning(
-                "the model of the agent %r wrote %s as text, malformed or not in the form of its chat template, and %d that the agent "
-                "received as calls. The first: %s. Have the agent request tool_choice 'required', which ensures the form, show a solved "
-                "task with a call in its prompt, or choose a model that was trained to call tools",
-                *(agent, plural(len(texts), "tool call"), read[agent], show(texts[0])),
+                "%d of %s of the agent %r to requests with tools have a tool call as text, malformed or not in the form of the "
+                "model's chat template. The first: %s. Unless the agent reads calls in text, have it request tool_choice 'required', which "
+                "ensures the form, show a solved task with a call in its prompt, or choose a model that was trained to call tools",
+                *(len(texts), plural(responses[agent], "response"), agent, show(texts[0])),
             )
 
 

@@ -186,22 +186,35 @@ def test_an_id_that_the_model_repeats_is_replaced():
     assert second.startswith("call_")
 
 
-@pytest.mark.parametrize("text", [text for name, text, _, calls in READ if calls and name != "pythonic"])
+TOOLS = [{"type": "function", "function": {"name": "a", "parameters": {}}}]
+
+
+@pytest.mark.parametrize(
+    "text", [text for name, text, _, calls in READ if calls and name not in ("pythonic", "harmony")]
+)
 def test_a_call_in_the_form_of_another_model_is_found_in_text(text: str) -> None:
-    assert has_unread_call({"role": "assistant", "content": text})
-    assert not has_unread_call({"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "a"}}]})
+    assert has_unread_call({"role": "assistant", "content": text}, TOOLS)
+    assert not has_unread_call(
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "a"}}]}, TOOLS
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         (f"I call it:\n```json\n{A_TEXT}\n```", True),
+        (f"with {{x}}: {A_TEXT}", True),
+        (f'{{"type": "function", "function": {A_TEXT}}}', True),
+        ('{"name": "no_such_tool", "arguments": {}}', True),
         ("<tool_call>{oops", True),
         ("", False),
         ("The answer is {4}.", False),
+        ("Done.<|end|>", False),
         ('{"name": "Ada", "age": 36}', False),
+        ('{"name": "Ada", "parameters": {}, "age": 36}', False),
+        ('See {"name": "no_such_tool", "arguments": {}}', False),
         ('{"answer": "call a", "arguments": {}}', False),
     ],
 )
-def test_json_is_a_call_if_it_has_a_name_and_arguments(text: str, expected: bool) -> None:
-    assert has_unread_call({"role": "assistant", "content": text}) is expected
+def test_json_is_a_call_if_it_has_arguments_and_the_name_of_a_tool(text: str, expected: bool) -> None:
+    assert has_unread_call({"role": "assistant", "content": text}, TOOLS) is expected

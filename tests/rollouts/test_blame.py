@@ -14,7 +14,10 @@ import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from lightning_core import reward
 from lightning_core.capture import current_address, current_rollout, scope
@@ -22,7 +25,7 @@ from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import ConfigError
 from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.local_agents import patched
-from lightning_core.testing.recording_server import RecordingServer
+from lightning_core.testing.recording_server import RecordingServer, serve_app
 from tests.endpoint.serving import HI, WRITER, serve
 from tests.rollouts import executor_runs
 from tests.rollouts.executor_runs import numbered
@@ -401,36 +404,45 @@ def test_an_answer_that_comes_after_the_agent_gave_up_changes_nothing(endpoint: 
     assert rollout.status == "timeout", rollout.error
 
 
-@pytest.mark.parametrize("waits", [False, True])
-def test_an_agent_that_returns_before_the_answer_is_a_warning(
-    endpoint: PolicyEndpoint, caplog: pytest.LogCaptureFixture, waits: bool
+class SlowProvider:
+    """Answers requests for the model "slow" when `answer` is set, and others at once."""
+
+    def __init__(self) -> None:
+        self.met, self.answer = threading.Event(), threading.Event()
+
+    async def respond(self, request: Request) -> JSONResponse:
+        if (await request.json())["model"] == "slow":
+            self.met.set()
+            await asyncio.to_thread(self.answer.wait, 30)
+        choice = {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
+        return JSONResponse({"id": "1", "object": "chat.completion", "model": "m", "created": 1, "choices": [choice]})
+
+
+@pytest.mark.parametrize(("then", "warned"), [("return", True), ("wait", False), ("ask another", False)])
+def test_an_agent_that_returns_before_an_answer_is_a_warning(
+    caplog: pytest.LogCaptureFixture, then: str, warned: bool
 ) -> None:
-    slow = threading.Event()
-    asking: list[threading.Thread] = []
+    provider, asking = SlowProvider(), list[threading.Thread]()
+
+    def ask(model: str) -> None:
+        body = {"model": model, "messages": HI}
+        httpx.post("https://api.openai.com/v1/chat/completions", json=body, timeout=30)
 
     def solve(task: Any) -> float:
-        begun = threading.Event()
-
-        def prepare(request: httpx.Request) -> None:
-            begun.set()
-            slow.wait(30)
-
-        def ask() -> None:
-            with contextlib.suppress(Exception), httpx.Client(event_hooks={"request": [prepare]}) as made:
-                made.post("https://api.openai.com/v1/chat/completions", json={"model": "m", "messages": HI})
-
-        if waits:
-            slow.set()
-        asking.append(threading.Thread(target=ask, daemon=True))
+        asking.append(threading.Thread(target=ask, args=("slow",), daemon=True))
         asking[-1].start()
-        begun.wait(30)
-        if waits:
+        assert provider.met.wait(30)
+        if then == "wait":
+            provider.answer.set()
             asking[-1].join(30)
+        elif then == "ask another":  # the slow one has lost a race
+            ask("fast")
         return 0.0
 
-    with patched(()):
+    app = Starlette(routes=[Route("/{path:path}", provider.respond, methods=["POST"])])
+    with serve_app(app) as url, serve(lambda prompt: "answer", upstream=f"{url}/v1") as endpoint, patched(()):
         (rollout,) = run(endpoint, solve, retries=0)
-        slow.set()
+        provider.answer.set()
         asking[-1].join(30)
     assert (rollout.status, rollout.reward) == ("ok", 0.0)
-    assert ("the agent returned while a model request of it had no answer" in caplog.text) is not waits
+    assert ("the agent returned before one of its model requests was answered" in caplog.text) is warned

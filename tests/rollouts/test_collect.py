@@ -277,18 +277,54 @@ def test_a_missing_file_of_prices_leaves_no_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_monitors_and_warm_up_that_do_not_fit_the_run(caplog: pytest.LogCaptureFixture) -> None:
-    def prepare(**sections: Any) -> Inputs:
-        return prepare_training(
-            config(**sections), solve=lambda task: 0.0, reward=None, tasks=TASKS, eval_tasks=None, in_process=True
-        )
-
-    with pytest.raises(ConfigError, match=r"monitors.stop: 'reward_hacking' requires held-out tasks; set tasks\.eval"):
-        prepare(monitors={"stop": ["reward_hacking"]}, eval={"every": 5})
-    prepare(trainer={"steps": 5, "warmup_steps": 5})
-    assert "warmup_steps" not in caplog.text
-    prepare(trainer={"steps": 5, "warmup_steps": 20})
-    assert "trainer.warmup_steps is 20, but trainer.steps is 5: the learning rate rises to 25% of" in caplog.text
+@pytest.mark.parametrize(
+    ("sections", "warning"),
+    [
+        (
+            {"monitors": {"stop": ["reward_hacking"]}},
+            "monitors.stop has 'reward_hacking', which is evaluated on held-out",
+        ),
+        ({"monitors": {"stop": ["reward_hacking"]}, "eval": {"every": 5}}, None),
+        (
+            {"monitors": {"stop": ["reward_hacking"]}, "eval": {"every": 5}, "trainer": {"steps": 5}},
+            "eval.every is 5 and trainer.steps 5",
+        ),
+        ({"monitors": {"stop": ["shaping_alone"]}}, "'shaping_alone', but there are no intermediate rewards"),
+        ({"monitors": {"stop": ["shaping_alone"]}, "credit": {"air": {"tool_error": -0.1}}}, None),
+        ({"credit": {"air": {"gate": False}}}, "all rewards and costs of credit.air are 0"),
+        ({"credit": {"air": {"tool_errors": {"timeout": -0.1}}}}, None),
+        (
+            {"credit": {"group_by": ["task"], "advantage": "none"}},
+            "credit.advantage: none does not compare within groups",
+        ),
+        (
+            {"credit": {"group_by": ["task"], "advantage": "reinforce++"}},
+            "credit.group_by is ['task'], but credit.advantage: rein",
+        ),
+        ({"credit": {"group_by": ["task", "agent"], "advantage": "reinforce++-baseline"}}, None),
+        (
+            {
+                "policies": {
+                    "a": {"agents": ["a"], "credit": {"advantage": "none", "group_by": ["task"]}},
+                    "b": {"agents": ["b"]},
+                }
+            },
+            "credit.group_by of policy a is",
+        ),
+        ({"trainer": {"steps": 5, "warmup_steps": 5}}, None),
+        (
+            {"trainer": {"steps": 5, "warmup_steps": 20}},
+            "trainer.steps is 5: the learning rate rises to 25% of trainer",
+        ),
+    ],
+)
+def test_a_setting_without_effect_is_a_warning_when_a_run_starts(
+    caplog: pytest.LogCaptureFixture, sections: dict[str, Any], warning: str | None
+) -> None:
+    settings = load_config({"policy": {"model": "m"}, **sections})
+    prepare_training(settings, solve=lambda task: 0.0, reward=None, tasks=TASKS, eval_tasks=None, in_process=True)
+    assert ("a setting has no effect" in caplog.text) is (warning is not None)
+    assert (warning or "") in caplog.text
 
 
 def test_a_step_without_groups_is_refused(tmp_path: Path) -> None:

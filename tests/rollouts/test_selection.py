@@ -634,7 +634,7 @@ def test_most_calls_of_tools_as_text_are_a_warning(
     groups = program.run(solve, answer=answer)
     check_agents(load_config({"policy": {"model": "m"}}), [r for g in groups for r in g.rollouts])
     assert (
-        "the model of the agent 'agent' wrote 2 tool calls as text, malformed or not in the form of" in caplog.text
+        "2 of 2 responses of the agent 'agent' to requests with tools have a tool call as text" in caplog.text
     ) is warned
     assert ("tool_choice 'required'" in caplog.text) is warned
     console = Console(width=200)

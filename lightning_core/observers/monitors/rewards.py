@@ -13,7 +13,7 @@ _MIN_TASKS = 6
 _TINY = 1e-12
 
 
-@monitor("reward_hacking", requires=("eval.every",))
+@monitor("reward_hacking", needs_evaluations=True)
 def reward_hacking(history: History, held_out: HeldOut, *, steps: Steps = 3, errors: Limit = 3.0) -> str | None:
     """The held-out reward fell since its best evaluation, by more than chance (`errors` standard errors and more), while the
     training reward of the last `steps` steps is above the one at that evaluation. With a curriculum, whose steps have other tasks, the
@@ -43,7 +43,7 @@ def reward_hacking(history: History, held_out: HeldOut, *, steps: Steps = 3, err
     )
 
 
-@monitor("intermediate_rewards", each_policy=True, requires=("credit.air",))
+@monitor("intermediate_rewards", each_policy=True, needs_air=True)
 def intermediate_rewards(
     history: History, held_out: HeldOut, *, steps: Steps = 5, errors: Limit = 4.0, ratio: Share = 0.1
 ) -> str | None:
@@ -72,7 +72,7 @@ def intermediate_rewards(
     )
 
 
-@monitor("shaping_alone", requires=("credit.air",))
+@monitor("shaping_alone", needs_air=True)
 def shaping_alone(history: History, held_out: HeldOut, *, steps: Steps = 5, at_least: Share = 0.5) -> str | None:
     """In a share of `at_least` of the groups of `steps` steps, the attempts differ in the rewards of `credit.air` alone."""
     alone = mean(last(history, steps), "air_alone")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -141,15 +141,27 @@ def held_out_endings(store: Store, *, before: int | None, after: int | None) -> 
         ("after", "eval_after", after),
     )
     for evaluation, phase, step in phases:
-        records = [] if step is None else store.rollouts(phase=phase, step=step)
-        rollouts = sum(r.attempt == 0 for r in records)
+        final = [] if step is None else _final_attempts(store.rollouts(phase=phase, step=step))
         for name, statuses in ENDINGS.items():
-            ended = [r for r in records if r.status in statuses]
-            # An attempt that was repeated has an error too.
-            number = len(ended) if name != "left_out" else rollouts - (len(records) - len(ended))
-            if number:
+            if ended := [r for r in final if r.status in statuses]:
                 error = next((one_line(r.error, _ERROR_CHARACTERS) for r in ended if r.error is not None), None)
-                yield HeldOutEnding(evaluation=evaluation, ending=name, number=number, rollouts=rollouts, error=error)
+                yield HeldOutEnding(
+                    evaluation=evaluation, ending=name, number=len(ended), rollouts=len(final), error=error
+                )
+
+
+def _final_attempts(records: Iterable[RolloutRecord]) -> list[RolloutRecord]:
+    """``records`` without attempts that were repeated. Each rollout of a task has one first attempt, and one that counts or is its last."""
+    by_task: defaultdict[str, list[RolloutRecord]] = defaultdict(list)
+    for record in records:
+        by_task[record.task_id].append(record)
+    final: list[RolloutRecord] = []
+    for attempts in by_task.values():
+        counted = [r for r in attempts if r.status not in LEFT_OUT]
+        lost = sum(r.attempt == 0 for r in attempts) - len(counted)
+        latest = sorted((r for r in attempts if r.status in LEFT_OUT), key=lambda r: r.attempt, reverse=True)
+        final += [*counted, *latest[:lost]]
+    return sorted(final, key=lambda r: r.ordinal)
 
 
 def sample_answers(store: Store, before: Rewards, after: Rewards) -> list[Answers]:

@@ -71,8 +71,11 @@ class InProcessExecutor:
         running = RunningHere(work.limit)
         work.started(running)
         if self._reward is None:
-            return Returned(result=await self._run(self._solve, (work.task,), running, _shown))
+            returned = Returned(result=await self._run(self._solve, (work.task,), running, _shown))
+            _count_unsettled()
+            return returned
         result, answer = await self._run(self._solve, (work.task,), running, _with_answer)
+        _count_unsettled()
         began = time.monotonic()
         scored, failed = None, None
         try:
@@ -335,6 +338,11 @@ def _count_waiting() -> None:
     """Count the requests that have no response when the agent fails: they may have one when the runner learns of it."""
     if (run := current_rollout()) is not None:
         run.count_waiting()
+
+
+def _count_unsettled() -> None:
+    if (run := current_rollout()) is not None:
+        run.count_unsettled()
 
 
 def _shown(value: Any) -> Any:

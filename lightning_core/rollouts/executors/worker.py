@@ -197,6 +197,7 @@ class Worker:
             self._end_copy(error)
             return {"raised": failures.dump(error)}
         self._end_copy(None)
+        given.scope.run.count_unsettled()
         if self._program.reward is None:
             return {"result": results.dump(result)}
         ended: dict[str, Any] = {"answer": results.to_answer(result)}  # the function may change it

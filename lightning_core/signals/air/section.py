@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from lightning_core.signals.air.rewards import with_air_of
 if TYPE_CHECKING:
     from lightning_core.config.sections import Sections
 
+logger = logging.getLogger(__name__)
+
 _KEY: KeyPath = ("credit", "air")
 
 
@@ -22,17 +25,17 @@ def _check(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     air = air_of(c.credit)
     if air is not None and air.truncated_ramp and not air.truncated:
         yield (*_KEY, "truncated_ramp"), "has no effect without credit.air.truncated; set it, such as to -0.5"
-    elif air is not None and not air.has_rewards:
-        yield (
-            _KEY,
-            "has no effect: all rewards and costs are 0; set one, such as tool_error: -0.1, or remove the section",
-        )
 
 
 def _check_run(c: Sections, tasks: Sequence[Mapping[str, Any]]) -> None:
     air = air_of(c.credit)
     if air is not None:
         import_rules(air)
+        if not air.has_rewards:
+            logger.warning(
+                "a setting has no effect: all rewards and costs of credit.air are 0; set one, such as tool_error: -0.1, or remove the "
+                "section"
+            )
 
 
 def _agents(c: Sections) -> Iterator[tuple[KeyPath, Names | None]]:

@@ -21,7 +21,7 @@ _MUCH_WASTE = 0.5
 """Share of the groups without a gradient from which on the summary has advice."""
 _SOLVED = 0.9
 _ENDINGS = {
-    "failed": "failed, and count with the reward so far, else 0",
+    "failed": "failed (scored with the reward so far, or 0)",
     "max_calls": "reached rollouts.max_calls",
     "left_out": "were left out",
 }
@@ -76,13 +76,14 @@ def _narrow(found: Mapping[str, Comparison]) -> RenderableType:
 
 
 def _held_out_endings(summary: Summary) -> Iterator[Text]:
-    """``4 of 8 held-out rollouts before training failed, which count with the reward so far, else 0; the first: …``"""
+    """``4 of 8 held-out rollouts before training failed (scored with the reward so far, or 0); the first: …``"""
     for e in summary.held_out_endings:
         of = f"{e.number:,} of {plural(e.rollouts, 'held-out rollout')} {e.evaluation} training"
         yield Text(f"{of} {_ENDINGS[e.ending]}{'' if e.error is None else f'; the first: {e.error}'}")
     if missing := summary.eval_tasks_left_out:
+        are, their = ("is", "its") if missing == 1 else ("are", "their")
         yield Text(
-            f"The comparison is without {plural(missing, 'task')}, whose rollouts were all left out in one of the evaluations."
+            f"{plural(missing, 'held-out task')} {are} excluded: all {their} rollouts were left out in one of the evaluations"
         )
 
 

@@ -190,7 +190,7 @@ def _call_lines(call: Call, trace: Trace, credit: CallCredit | None, errors: _Er
         parts.append(f"answered from the record of call {call.replays}")
     if call.forks is not None:
         parts.append(f"sampled in place of call {call.forks}")
-    if call.tools and call.response is not None and has_unread_call(call.response):
+    if call.tools and call.response is not None and has_unread_call(call.response, call.tools):
         parts.append("a tool call as text, which the agent receives as text")
     if call.finish_reason not in (None, "stop"):
         parts.append(f"finish reason {call.finish_reason}")

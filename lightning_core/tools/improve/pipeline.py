@@ -304,4 +304,4 @@ class ImprovementPipeline:
 
 
 def _needs_evaluations(monitor: str) -> bool:
-    return monitor in MONITORS and "eval.every" in MONITORS[monitor].requires
+    return monitor in MONITORS and MONITORS[monitor].needs_evaluations

@@ -115,8 +115,6 @@ def changed_config(
     rewards = _rule_name(REWARD_RULES, parameters.get(REWARDS), credit.rewards, "rewards")
     advantage = _rule_name(ADVANTAGE_RULES, parameters.get(ADVANTAGE), credit.advantage, "advantage")
     keys = _group_keys(credit, parameters, groups)
-    if advantage in ADVANTAGE_RULES and not ADVANTAGE_RULES[advantage].uses_groups:
-        keys = None  # the form sends the chosen ones with every advantage
     for key in keys or ():
         _rule_name(GROUP_KEYS, key, key if key in (credit.group_by or ()) else "", "group_by")
     flat = {key: getattr(credit, key) for key in RULE_ARGUMENT_KEYS}

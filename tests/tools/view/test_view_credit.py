@@ -52,8 +52,6 @@ def test_the_rules_of_the_run_change_nothing(sample: httpx.Client) -> None:
         ("rewards=explicit&group=task&group=agent&step=1",
          ["credit.rewards=explicit", "credit.gamma=null", "credit.group_by=[task, agent]"]),
         ("advantage=none", ["credit.advantage=none"]),
-        ("rewards=broadcast&advantage=reinforce%2B%2B&group=task&group=agent",
-         ["credit.rewards=broadcast", "credit.gamma=null", "credit.advantage=reinforce++"]),
     ],
 )  # fmt: skip
 def test_the_page_has_the_numbers_of_the_command(
