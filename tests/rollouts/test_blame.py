@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -422,27 +423,31 @@ class SlowProvider:
 def test_an_agent_that_returns_before_an_answer_is_a_warning(
     caplog: pytest.LogCaptureFixture, then: str, warned: bool
 ) -> None:
-    provider, asking = SlowProvider(), list[threading.Thread]()
+    provider = SlowProvider()
 
     def ask(model: str) -> None:
         body = {"model": model, "messages": HI}
         httpx.post("https://api.openai.com/v1/chat/completions", json=body, timeout=30)
 
     def solve(task: Any) -> float:
-        asking.append(threading.Thread(target=ask, args=("slow",), daemon=True))
-        asking[-1].start()
+        asking = pool.submit(ask, "slow")
         assert provider.met.wait(30)
         if then == "wait":
             provider.answer.set()
-            asking[-1].join(30)
+            asking.result(30)
         elif then == "ask another":  # the slow one has lost a race
             ask("fast")
         return 0.0
 
     app = Starlette(routes=[Route("/{path:path}", provider.respond, methods=["POST"])])
-    with serve_app(app) as url, serve(lambda prompt: "answer", upstream=f"{url}/v1") as endpoint, patched(()):
+    with (
+        ThreadPoolExecutor(1) as pool,
+        serve_app(app) as url,
+        serve(lambda prompt: "answer", upstream=f"{url}/v1") as endpoint,
+        patched(()),
+    ):
+        pool.submit(int).result(30)  # a thread that is older than the rollout
         (rollout,) = run(endpoint, solve, retries=0)
         provider.answer.set()
-        asking[-1].join(30)
-    assert (rollout.status, rollout.reward) == ("ok", 0.0)
+    assert (rollout.status, rollout.reward) == ("ok", 0.0), rollout.error
     assert ("the agent returned before one of its model requests was answered" in caplog.text) is warned
