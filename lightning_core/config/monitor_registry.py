@@ -40,8 +40,6 @@ class MonitorRule(DeclaredRule):
     """Whether it is called per policy, with the metrics ``NAME/metric`` as ``metric``."""
     needs_evaluations: bool = False
     """Whether it compares evaluations during training."""
-    needs_air: bool = False
-    """Whether it is about intermediate rewards (``credit.air``)."""
     unless: str | None = None
     """The monitor of this name says more: while it holds, this one is not reported."""
 
@@ -60,7 +58,6 @@ def monitor(
     *,
     each_policy: bool = False,
     needs_evaluations: bool = False,
-    needs_air: bool = False,
     unless: str | None = None,
 ) -> Callable[[F], F]:
     """Declare a monitor; see `MonitorRule` for the arguments."""
@@ -69,7 +66,6 @@ def monitor(
         function,
         each_policy=each_policy,
         needs_evaluations=needs_evaluations,
-        needs_air=needs_air,
         unless=unless,
     )
 

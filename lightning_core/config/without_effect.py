@@ -34,15 +34,11 @@ def _group_keys(c: Config) -> Iterator[str]:
 def _monitors(c: Config) -> Iterator[str]:
     for name in c.monitors.stop:
         rule = MONITORS.get(name)
-        if rule is None:
-            continue
-        if rule.needs_evaluations and not 0 < c.eval.every < c.trainer.steps:
+        if rule is not None and rule.needs_evaluations and not 0 < c.eval.every < c.trainer.steps:
             yield (
                 f"monitors.stop has {name!r}, which is evaluated on held-out tasks during training, but eval.every is {c.eval.every} and "
                 f"trainer.steps {c.trainer.steps}; set eval.every below trainer.steps, or remove the monitor"
             )
-        if rule.needs_air and getattr(c.credit, "air", None) is None:
-            yield f"monitors.stop has {name!r}, but there are no intermediate rewards; set credit.air, or remove the monitor"
 
 
 def _warmup(c: Config) -> Iterator[str]:

@@ -15,6 +15,7 @@ import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from rich.console import Console
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -27,6 +28,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.testing.recording_server import RecordingServer, serve_app
+from lightning_core.tools.cli.tree import make_tree
 from tests.endpoint.serving import HI, WRITER, serve
 from tests.rollouts import executor_runs
 from tests.rollouts.executor_runs import numbered
@@ -451,3 +453,8 @@ def test_an_agent_that_returns_before_an_answer_is_a_warning(
         provider.answer.set()
     assert (rollout.status, rollout.reward) == ("ok", 0.0), rollout.error
     assert ("the agent returned before one of its model requests was answered" in caplog.text) is warned
+    console = Console(width=100)
+    with console.capture() as shown:
+        console.print(make_tree(rollout.trace))
+    assert ("model requests without an answer when the agent returned: 1" in shown.get()) is warned
+    assert "not recorded" not in shown.get()

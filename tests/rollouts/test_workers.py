@@ -20,7 +20,7 @@ from lightning_core.rollouts.executors.pool import Pool, WorkerHandle
 from lightning_core.rollouts.executors.reference import FunctionReference
 from lightning_core.rollouts.executors.worker import to_settings
 from tests.rollouts import executor_agents as agents
-from tests.rollouts import opens_a_connection, starts_a_thread
+from tests.rollouts import opens_a_connection, starts_a_pool, starts_a_thread
 from tests.rollouts.executor_runs import exists, finish, numbered, open_endpoint, run, running, wait_until_gone
 
 endpoint = pytest.fixture(open_endpoint)
@@ -154,18 +154,25 @@ def test_retries_add_no_workers(endpoint: PolicyEndpoint, tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+@pytest.mark.parametrize(
+    ("agent", "first", "name"),
+    [
+        (starts_a_thread, "the thread 'monitor'", "monitor']"),
+        (starts_a_pool, "a thread of a pool", "ThreadPoolExecutor-"),
+    ],
+)
 def test_workers_share_the_import_up_to_its_first_thread(
-    endpoint: PolicyEndpoint, caplog: pytest.LogCaptureFixture
+    endpoint: PolicyEndpoint, caplog: pytest.LogCaptureFixture, agent: Any, first: str, name: str
 ) -> None:
     with caplog.at_level("INFO", "lightning_core.rollouts.executors.pool"):
-        rollouts = run(endpoint, starts_a_thread.shares, numbered(4), concurrency=2)
+        rollouts = run(endpoint, agent.shares, numbered(4), concurrency=2)
     if not starts_after_fork():
         assert [(r.status, r.reward) for r in rollouts] == [("ok", 0.0)] * 4, [r.error for r in rollouts]
-        assert "importing the agent started threads: ['monitor']" in caplog.text
+        assert f"importing the agent started threads: ['{name}" in caplog.text
         return
     assert [(r.status, r.reward) for r in rollouts] == [("ok", 1.0)] * 4, [r.error for r in rollouts]
-    assert "importing the agent starts the thread 'monitor'" in caplog.text
-    assert "starts_a_thread.py:" in caplog.text
+    assert f"importing the agent starts {first} (" in caplog.text
+    assert f"{Path(agent.__file__).name}:" in caplog.text
 
 
 @pytest.mark.long

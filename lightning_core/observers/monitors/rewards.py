@@ -43,7 +43,7 @@ def reward_hacking(history: History, held_out: HeldOut, *, steps: Steps = 3, err
     )
 
 
-@monitor("intermediate_rewards", each_policy=True, needs_air=True)
+@monitor("intermediate_rewards", each_policy=True)
 def intermediate_rewards(
     history: History, held_out: HeldOut, *, steps: Steps = 5, errors: Limit = 4.0, ratio: Share = 0.1
 ) -> str | None:
@@ -72,7 +72,7 @@ def intermediate_rewards(
     )
 
 
-@monitor("shaping_alone", needs_air=True)
+@monitor("shaping_alone")
 def shaping_alone(history: History, held_out: HeldOut, *, steps: Steps = 5, at_least: Share = 0.5) -> str | None:
     """In a share of `at_least` of the groups of `steps` steps, the attempts differ in the rewards of `credit.air` alone."""
     alone = mean(last(history, steps), "air_alone")

@@ -7,21 +7,22 @@ import os
 import threading
 import traceback
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-_SKIPPED = ("<frozen", "lightning_core/", "/threading.py")
+_SKIPPED = ("<frozen", "lightning_core/", "/threading.py", "/concurrent/futures/")
 
 
 @contextmanager
 def before_first_thread(stop: Callable[[str], None]) -> Generator[None]:
     """Call ``stop`` once, on the thread that starts the first `threading.Thread` of the body, before it starts.
 
-    Its argument names the thread and the line. For a process of its own: `Thread.start` stays wrapped, which costs nothing afterwards,
-    because others may have wrapped it since.
+    Its argument names the thread and the line. For a process of its own: the methods stay wrapped, which costs nothing afterwards,
+    because others may have wrapped them since.
     """
     waiting = [stop]
-    start = threading.Thread.start
+    start, submit = threading.Thread.start, ThreadPoolExecutor.submit
 
     @functools.wraps(start)
     def stopping(self: threading.Thread, *args: Any, **kwargs: Any) -> None:
@@ -29,7 +30,14 @@ def before_first_thread(stop: Callable[[str], None]) -> Generator[None]:
             waiting.pop()(f"the thread {self.name!r} ({_caller()})")
         start(self, *args, **kwargs)
 
-    threading.Thread.start = stopping
+    # A pool starts its threads while it holds a lock that every fork waits for.
+    @functools.wraps(submit)
+    def stopping_pool(self: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> Any:
+        if waiting:
+            waiting.pop()(f"a thread of a pool ({_caller()})")
+        return submit(self, *args, **kwargs)
+
+    threading.Thread.start, ThreadPoolExecutor.submit = stopping, stopping_pool
     try:
         yield
     finally:

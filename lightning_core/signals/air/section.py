@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _KEY: KeyPath = ("credit", "air")
+_MONITORS = ("intermediate_rewards", "shaping_alone")
+"""The monitors that are about these rewards."""
 
 
 def _check(c: Sections) -> Iterator[tuple[KeyPath, str]]:
@@ -29,13 +31,19 @@ def _check(c: Sections) -> Iterator[tuple[KeyPath, str]]:
 
 def _check_run(c: Sections, tasks: Sequence[Mapping[str, Any]]) -> None:
     air = air_of(c.credit)
-    if air is not None:
-        import_rules(air)
-        if not air.has_rewards:
+    if air is None:
+        for name in filter(_MONITORS.__contains__, c.monitors.stop):
             logger.warning(
-                "a setting has no effect: all rewards and costs of credit.air are 0; set one, such as tool_error: -0.1, or remove the "
-                "section"
+                "a setting has no effect: monitors.stop has %r, but there are no intermediate rewards; set credit.air, or remove the "
+                "monitor",
+                name,
             )
+        return
+    import_rules(air)
+    if not air.has_rewards:
+        logger.warning(
+            "a setting has no effect: all rewards and costs of credit.air are 0; set one, such as tool_error: -0.1, or remove the section"
+        )
 
 
 def _agents(c: Sections) -> Iterator[tuple[KeyPath, Names | None]]:

@@ -20,6 +20,14 @@ from lightning_core.tools.runs.traces import merit
 from lightning_core.trace import Call, Event, Trace
 
 _INDENT = "  "
+_REQUESTS = {
+    "infrastructure": "failures outside the agent",
+    "recovered": "failed model requests that a retry recovered",
+    "waiting": "model requests without a response at the end",
+    "given_up": "model requests that the agent cancelled",
+    "unsettled": "model requests without an answer when the agent returned",
+}
+"""What the counters of requests count; the others count what could not be recorded."""
 
 
 def make_tree(
@@ -120,7 +128,7 @@ def _header(trace: Trace, record: RolloutRecord | None) -> Iterator[str]:
             name = "" if reward.name is None else f" ({one_line(reward.name)})"
             yield f"reward {_number(reward.value)}{target}{name}"
     for kind, count in trace.counters.items():
-        yield f"not recorded: {kind}, {count} times"
+        yield f"{_REQUESTS[kind]}: {count}" if kind in _REQUESTS else f"not recorded: {kind}, {count} times"
 
 
 def _tree(trace: Trace, credit: Mapping[str, CallCredit], full: bool) -> Tree:
