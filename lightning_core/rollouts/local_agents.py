@@ -14,6 +14,7 @@ from lightning_core.backends.gate import SharedBackend
 from lightning_core.capture.integration import installed
 from lightning_core.chat.chat import Chat
 from lightning_core.config import Config
+from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.agents.routing import Routing
 from lightning_core.endpoint.forwarding.upstream import upstream_target
 from lightning_core.endpoint.interface import Endpoint
@@ -24,6 +25,8 @@ from lightning_core.endpoint.workers.sharded import ShardedEndpoint
 from lightning_core.otel import exporting
 from lightning_core.propagation.process_patches import process_patches
 from lightning_core.rollouts.attempt import Attempt, Job, Rollout
+from lightning_core.rollouts.executors.choose import choose_executor
+from lightning_core.rollouts.executors.executor import Executor
 from lightning_core.rollouts.runner import RewardFunction, Runner, Solve
 
 _CALLS_AT_ONCE = 8
@@ -107,6 +110,29 @@ def open_endpoint(
 
 
 @contextmanager
+def importing_agents(
+    config: Config, solve: Solve, reward_function: RewardFunction | None = None
+) -> Generator[Executor]:
+    """The executor of ``config``, for `open_agents`. Its process imports the agent at once, so the caller can load a model meanwhile.
+
+    Inside `capturing`. Raises `ConfigError` if the configured executor cannot run them.
+    """
+    executor = _choose_executor(config, solve, reward_function, config.rollouts)
+    executor.open()
+    try:
+        yield executor
+    finally:
+        executor.discard()
+
+
+def _choose_executor(
+    config: Config, solve: Solve, reward_function: RewardFunction | None, settings: Rollouts
+) -> Executor:
+    name = config.agent if isinstance(config.agent, str) else None
+    return choose_executor(solve, reward_function, settings, agent_name=name, reward_name=config.reward)
+
+
+@contextmanager
 def open_agents(
     config: Config,
     solve: Solve,
@@ -115,10 +141,11 @@ def open_agents(
     *,
     reward_function: RewardFunction | None = None,
     concurrency: int | None = None,
+    executor: Executor | None = None,
 ) -> Generator[LocalAgents]:
     """Agents that ``backend`` answers through a separate endpoint; inside `capturing`.
 
-    ``concurrency``: rollouts at the same time; None: as configured.
+    ``concurrency``: rollouts at the same time; None: as configured. ``executor``: see `importing_agents`.
     """
     settings = config.rollouts.model_copy(update={"concurrency": concurrency or config.rollouts.concurrency})
     agents = frozenset(config.agents.trained_names) | frozenset(config.agents.frozen)
@@ -130,8 +157,7 @@ def open_agents(
             settings=settings,
             agents=agents,
             reward_function=reward_function,
-            agent_name=config.agent if isinstance(config.agent, str) else None,
-            reward_name=config.reward,
+            executor=executor or _choose_executor(config, solve, reward_function, settings),
         ) as runner,
         ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="lightning-endpoint-call") as threads,
     ):

@@ -45,6 +45,7 @@ from lightning_core.rollouts.executors.choose import choose_executor
 from lightning_core.rollouts.executors.executor import (
     Assignment,
     DisplacedError,
+    Executor,
     ExecutorError,
     Returned,
     Running,
@@ -86,19 +87,15 @@ class Runner:
         agents: frozenset[str] = frozenset(),
         reward_function: RewardFunction | None = None,
         strict: bool = True,
-        agent_name: str | None = None,
-        reward_name: str | None = None,
+        executor: Executor | None = None,
     ) -> None:
         """``agents``: agents selected by name, in addition to those marked in code.
 
-        ``strict``: a rollout with capture errors is an infrastructure failure. ``agent_name``, ``reward_name``: the names of
-        ``solve`` and ``reward_function`` in the configuration (``module:callable``), if any. Raises `ConfigError` if the
-        configured executor cannot run them.
+        ``strict``: a rollout with capture errors is an infrastructure failure. ``executor``: of ``solve`` and ``reward_function``,
+        which the runner opens and closes; None for the configured one. Raises `ConfigError` if that cannot run them.
         """
         self._mark = get_mark(solve)
-        self._executor = choose_executor(
-            solve, reward_function, settings, agent_name=agent_name, reward_name=reward_name
-        )
+        self._executor = choose_executor(solve, reward_function, settings) if executor is None else executor
         self._endpoint = endpoint
         self._settings = settings
         self._agents = agents

@@ -13,7 +13,7 @@ from lightning_core.rollouts.attempt import Rollout
 from lightning_core.rollouts.background import BackgroundLoop, background_loop
 from lightning_core.rollouts.collect import Collector
 from lightning_core.rollouts.interrupts import interruptible
-from lightning_core.rollouts.local_agents import capturing, open_agents
+from lightning_core.rollouts.local_agents import capturing, importing_agents, open_agents
 from lightning_core.rollouts.recorded import RecordedAgents
 from lightning_core.rollouts.signal import Resources, open_signals
 from lightning_core.trainers import Learner, make_trainer
@@ -63,6 +63,7 @@ def open_run(
     with ExitStack() as stack:
         stack.enter_context(interruptible(None if weights_only else config.run.grace_seconds))
         stack.enter_context(capturing(config))
+        executor = stack.enter_context(importing_agents(config, plan.inputs.solve, plan.inputs.reward))
         observers.phase("loading the model")
         trainer = sampling_trainer(config, checkpoint) if weights_only else make_trainer(config)
         stack.callback(trainer.learner.close)
@@ -80,7 +81,11 @@ def open_run(
         observers.phase("starting the agents")
         store = stack.enter_context(Store(plan.folder / "store.db"))
         local = stack.enter_context(
-            open_agents(config, plan.inputs.solve, trainer.backend, trainer.chats, reward_function=plan.inputs.reward)
+            open_agents(
+                *(config, plan.inputs.solve, trainer.backend, trainer.chats),
+                reward_function=plan.inputs.reward,
+                executor=executor,
+            )
         )
         agents = RecordedAgents(local, store)
         resources = Resources(

@@ -21,6 +21,7 @@ import torch
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.backends.torch.engine import SampledModel, TorchBackend
 from lightning_core.model.compute import choose_path
+from lightning_core.model.products import multiply_few_rows
 from lightning_core.model.source import load_model
 
 ROWS = (1, 8, 64)
@@ -33,6 +34,7 @@ def compare_decode(folder: Path | str, name: str) -> None:
     model: Any = load_model(folder, torch.float32)
     path = choose_path(model)
     model.requires_grad_(False)
+    multiply_few_rows(model)
     backend = TorchBackend(
         {"policy": SampledModel(model=model, path=path)},
         max_context=1024, max_batch=max(ROWS), gather_ms=200, seed=0,

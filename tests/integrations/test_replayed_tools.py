@@ -39,7 +39,7 @@ def running(framework: str, solve: Callable[[Any], Any], **options: Any) -> Gene
         serve(lambda prompt: random_tools.script(rng, prompt)) as endpoint,
         executor_runs.running(
             endpoint, solve, settings={"executor": "task", "retries": 0, "timeout_seconds": 60}, agents=frozenset({"clerk", "guest"}),
-            agent_name=f"tests.integrations.random_tools:{solve.__name__}", **options,
+            **options,
         ) as runner,
     ):  # fmt: skip
         yield runner

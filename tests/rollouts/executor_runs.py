@@ -12,6 +12,7 @@ from typing import Any
 from lightning_core.config.sections import Rollouts
 from lightning_core.endpoint.server import PolicyEndpoint, Routing
 from lightning_core.rollouts.attempt import Job, Rollout
+from lightning_core.rollouts.executors.choose import choose_executor
 from lightning_core.rollouts.local_agents import patched
 from lightning_core.rollouts.runner import Runner
 from tests.endpoint.serving import serve
@@ -32,10 +33,11 @@ def running(
     endpoint: PolicyEndpoint, solve: Callable[[Any], Any], *, settings: Mapping[str, Any] = WORKERS, **options: Any
 ) -> Generator[Runner]:
     """A runner with ``settings``, which ``options`` replace; by default of four worker processes, without retries."""
-    names = ("reward_function", "agent_name", "agents", "strict")
-    more = {name: options.pop(name) for name in names if name in options}
+    more = {name: options.pop(name) for name in ("reward_function", "agents", "strict") if name in options}
+    agent_name = options.pop("agent_name", None)
     rollouts = Rollouts.model_validate({**settings, **options})
-    with Runner(solve, endpoint=endpoint, settings=rollouts, **more) as runner:
+    executor = choose_executor(solve, more.get("reward_function"), rollouts, agent_name=agent_name)
+    with Runner(solve, endpoint=endpoint, settings=rollouts, executor=executor, **more) as runner:
         yield runner
 
 

@@ -13,15 +13,22 @@ from typing import Any
 
 import pytest
 
+from lightning_core.backends.scripted import ScriptedBackend
+from lightning_core.chat.chat import Chat
+from lightning_core.config import Config, load_config
 from lightning_core.endpoint.server import PolicyEndpoint
+from lightning_core.errors import ConfigError
+from lightning_core.rollouts.attempt import Job
+from lightning_core.rollouts.entry_points import load_agent
 from lightning_core.rollouts.executors.commands import COMMAND, KILL, START, CommandSender
 from lightning_core.rollouts.executors.first_thread import starts_after_fork
 from lightning_core.rollouts.executors.pool import Pool, WorkerHandle
 from lightning_core.rollouts.executors.reference import FunctionReference
 from lightning_core.rollouts.executors.worker import to_settings
+from lightning_core.rollouts.local_agents import capturing, importing_agents, open_agents
 from tests.rollouts import executor_agents as agents
-from tests.rollouts import opens_a_connection, starts_a_pool, starts_a_thread
-from tests.rollouts.executor_runs import exists, finish, numbered, open_endpoint, run, running, wait_until_gone
+from tests.rollouts import opens_a_connection, starts_a_pool, starts_a_thread, uses_openai
+from tests.rollouts.executor_runs import ROUTING, exists, finish, numbered, open_endpoint, run, running, wait_until_gone
 
 endpoint = pytest.fixture(open_endpoint)
 
@@ -184,3 +191,48 @@ def test_workers_that_import_the_agent_themselves_say_why(
     assert "each worker process imports the agent itself" in caplog.text
     if sys.platform == "linux":
         assert "importing the agent left files or connections open: ['socket:" in caplog.text
+
+
+def early_config(agent: str) -> Config:
+    return load_config({"agent": agent, "policy": {"model": "scripted"}, "rollouts": {"executor": "process"}})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_the_agent_is_imported_before_there_is_a_model() -> None:
+    config = early_config("tests.rollouts.executor_agents:number")
+    solve = load_agent(config)
+    backend = ScriptedBackend(lambda prompt: "answer")
+    chats = dict.fromkeys(backend.models, Chat(backend.tokenizer))
+    with capturing(config), importing_agents(config, solve) as executor:
+        early = launcher()
+        with open_agents(config, solve, backend, chats, executor=executor) as agents:
+            job = Job(task={"id": 3}, task_id="3", seed=1)
+            (rollout,) = asyncio.run(agents.roll_out([job], ROUTING, lambda attempts: None))
+            assert rollout.reward == 3.0
+            assert launcher() == early
+        assert not exists(early)
+    assert early not in children(os.getpid())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_nothing_is_left_of_an_import_if_the_model_cannot_be_loaded() -> None:
+    config = early_config("tests.rollouts.executor_agents:number")
+
+    early = 0
+
+    def load_model() -> None:
+        nonlocal early
+        with capturing(config), importing_agents(config, load_agent(config)):
+            early = launcher()
+            raise ConfigError("no such model")
+
+    with pytest.raises(ConfigError, match="no such model"):
+        load_model()
+    assert early
+    assert not exists(early)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shares what is imported")
+def test_workers_share_what_clients_import_with_their_first_request(endpoint: PolicyEndpoint) -> None:
+    (rollout,) = run(endpoint, uses_openai.first_request, numbered(1))
+    assert (rollout.error, rollout.reward) == (None, 0.0)

@@ -52,9 +52,7 @@ def running(solve: Callable[[Any], Any], model: Model | None = None, **options: 
         patched(()),
         ServingEndpoint(other, Chat(other.tokenizer), routing=Routing(max_tokens=100)) as upstream,
         PolicyEndpoint(backend, Chat(backend.tokenizer), upstream=UpstreamServer(base_url=upstream.url)) as endpoint,
-        Runner(
-            solve, endpoint=endpoint, settings=settings, agent_name=f"tests.signals.forked_agents:{solve.__name__}"
-        ) as runner,
+        Runner(solve, endpoint=endpoint, settings=settings) as runner,
     ):
         yield runner
 

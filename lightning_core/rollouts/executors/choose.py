@@ -77,6 +77,11 @@ class FallbackExecutor:
         self._first.open()
         self._second.open()
 
+    def discard(self) -> None:
+        """See `Executor.discard`."""
+        self._first.discard()
+        self._second.discard()
+
     async def close(self) -> None:
         """See `Executor.close`."""
         await asyncio.gather(self._first.close(), self._second.close())

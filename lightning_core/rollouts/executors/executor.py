@@ -59,10 +59,14 @@ class Running(Protocol):
 
 
 class Executor(Protocol):
-    """Runs agents. The runner calls all methods but `open` and `close` on its event loop."""
+    """Runs agents. The runner calls `call` and `close` on its event loop."""
 
     def open(self) -> None:
-        """Start what runs agents; returns at once."""
+        """Start what runs agents, unless it is started; returns at once."""
+        ...
+
+    def discard(self) -> None:
+        """End what `open` started, if no agent was run."""
         ...
 
     async def call(self, work: Assignment) -> Returned:

@@ -61,6 +61,9 @@ class InProcessExecutor:
     def open(self) -> None:
         """See `Executor.open`."""
 
+    def discard(self) -> None:
+        """See `Executor.discard`."""
+
     async def close(self) -> None:
         """See `Executor.close`."""
         if self._shared is not None:

@@ -147,7 +147,9 @@ class Pool:
         """Bytes that what each worker imports takes."""
 
     def open(self) -> None:
-        """Start the process that imports the agent; returns at once."""
+        """Start the process that imports the agent, unless it is started; returns at once."""
+        if self._socket is not None:
+            return
         ours, theirs = socket.socketpair()
         with theirs, without_scope():
             line = command(_LAUNCHER, theirs.fileno())
@@ -229,6 +231,16 @@ class Pool:
             return await asyncio.wait_for(asyncio.shield(worker.exited), _EXIT_SECONDS)
         self.end(worker)
         return None
+
+    def discard(self) -> None:
+        """End the process that imports the agent, if no worker was asked for."""
+        if self._launcher is not None and self._ready is None and self._launcher.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._launcher.pid, signal.SIGKILL)
+            self._launcher.wait()
+        if self._socket is not None and self._ready is None:
+            self._socket.close()
+            self._socket = None
 
     async def close(self) -> None:
         """Kill all workers."""

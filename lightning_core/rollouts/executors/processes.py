@@ -49,6 +49,10 @@ class ProcessExecutor:
         """See `Executor.open`."""
         self._pool.open()
 
+    def discard(self) -> None:
+        """See `Executor.discard`."""
+        self._pool.discard()
+
     async def close(self) -> None:
         """See `Executor.close`."""
         await self._pool.close()

@@ -15,6 +15,7 @@ from lightning_core.model.load import LoadedModel, load
 from lightning_core.model.memory import MOST_TOKENS, MemoryPlan, cached_bytes, plan, trained_bytes
 from lightning_core.model.merge import unmergeable
 from lightning_core.model.peft import unloadable
+from lightning_core.model.products import multiply_few_rows
 from lightning_core.model.source import number_of_weights
 from lightning_core.model.tuning import Tuning, tune_adapter, tune_weights
 from lightning_core.trainers.learning_rate import learning_rate
@@ -24,17 +25,17 @@ from lightning_core.trainers.torch.machine import free_memory
 
 def load_policy(policy: PolicySettings, *, deterministic: bool = False) -> LoadedModel:
     """Load the model of ``policy``; see `load` and `checked`."""
-    return checked(
-        load(
-            policy.model,
-            device=policy.device,
-            dtype=policy.dtype,
-            max_context=policy.max_context,
-            gradient_checkpointing=policy.gradient_checkpointing,
-            check_tokenizer=partial(Chat, template_kwargs=policy.chat_template_kwargs),
-        ),
-        deterministic=deterministic,
+    loaded = load(
+        policy.model,
+        device=policy.device,
+        dtype=policy.dtype,
+        max_context=policy.max_context,
+        gradient_checkpointing=policy.gradient_checkpointing,
+        check_tokenizer=partial(Chat, template_kwargs=policy.chat_template_kwargs),
     )
+    if not deterministic:  # a row's product must not depend on the number of rows
+        multiply_few_rows(loaded.model)
+    return checked(loaded, deterministic=deterministic)
 
 
 def open_backend(settings: TrainerSection, max_context: int, *, seed: int) -> TorchBackend:
