@@ -39,7 +39,8 @@ def multiply_few_rows(model: Any) -> None:
             module.forward = MethodType(_forward, module)
 
 
-def _forward(layer: Linear, input: Tensor) -> Tensor:
+def _forward(layer: Any, input: Tensor) -> Tensor:
+    """The forward pass of ``layer``, a `Linear`."""
     weight_OI: Tensor = layer.weight
     bias_O: Tensor | None = layer.bias
     if torch.is_grad_enabled() or input.dtype != torch.float32 or not input.numel():
