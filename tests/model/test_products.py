@@ -21,7 +21,7 @@ SHAPES = {"layer": (96, 64), "narrow": (32, 96), "output layer": (1024, 64)}
 
 @pytest.fixture(autouse=True)
 def mkl_multiplies(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    """As on a CPU without instructions for bfloat16, whatever this one has."""
+    """As on a CPU without instructions for bfloat16."""
     monkeypatch.setattr(products, "bfloat16_unit", lambda: None)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     with exact_products():
