@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_core.model.attention import Geometry
 from lightning_core.model.own_logits import check_logits, has_weights_beside, own_logits
+from lightning_core.model.products import PLAIN
 
 PART = {"cpu": 2**21, "cuda": 2**26}
 """Logits computed at a time. On a CPU 8 MiB in float32, which fits caches: larger parts measured slower. GPUs want more."""
@@ -141,7 +142,7 @@ class OutputHead:
 
 def _is_plain(layer: Any) -> bool:
     """Whether the layer is a bare `Linear`, without hooks that change its output."""
-    return not (layer._forward_hooks or layer._forward_pre_hooks) and type(layer) is torch.nn.Linear
+    return not (layer._forward_hooks or layer._forward_pre_hooks) and type(layer) in PLAIN
 
 
 def linear_logprobs(

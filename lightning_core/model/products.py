@@ -1,17 +1,16 @@
 """Products of few rows with the weights of linear layers, on CPUs where MKL makes them.
 
-A decoding step multiplies all weights with one row per response. MKL first copies the operand on the right of a product to an
-order of its own. `torch.nn.functional.linear` puts the weights there: with few rows, the copy takes longer than the product.
-As ``W xᵀ`` the weights are the operand on the left, which is not copied. For the output layer, whose result is large, oneDNN is faster.
+A decoding step multiplies all weights with one row per response. With few rows, MKL takes longer for ``x Wᵀ``, as torch calls it,
+than for ``W xᵀ``, and oneDNN is faster than both with a large output layer (decision 0014). A layer's way depends on its shapes and on
+whether gradients are computed, not on a measurement, so a resumed run computes as before.
 
-Which way is taken depends on the shapes alone, so a resumed run computes as before.
+The layers get another class. A `TorchFunctionMode` would leave them alone, but costs up to 30 ms of a decoding step.
 
 Dimensions: R rows, I inputs, O outputs of a layer.
 """
 
 from __future__ import annotations
 
-from types import MethodType
 from typing import Any
 
 import torch
@@ -22,34 +21,62 @@ from torch.nn import Linear
 from lightning_core.model.precision import bfloat16_unit
 
 _FEW = 64
-"""Rows up to which ``W xᵀ`` is faster; of a single row, whose product copies nothing, it is not."""
-_WIDE = 16
-"""Layers with so many times as many outputs as inputs are multiplied by oneDNN."""
+"""Rows up to which ``W xᵀ`` is faster. A single row is multiplied as a vector, in either way."""
+_OUTPUT_ROWS = 256
+"""Rows up to which an output layer is multiplied by oneDNN, whose result is copied."""
+_LARGE = 1 << 24
+"""Weights from which an output layer is."""
+
+
+class LayerOfFewRows(Linear):
+    """A linear layer that computes few rows as ``W xᵀ``, in passes without gradients."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """See `Linear`."""
+        rows = _rows(input)
+        if not 1 < rows <= _FEW or not _is_own_product(self, input):
+            return F.linear(input, self.weight, self.bias)
+        output_RO = torch.mm(self.weight, input.reshape(rows, -1).t()).t().contiguous()
+        bias_O: Any = self.bias
+        return (output_RO if bias_O is None else output_RO.add_(bias_O)).view(*input.shape[:-1], len(self.weight))
+
+
+class OutputOfFewRows(Linear):
+    """An output layer that oneDNN multiplies with few rows, in passes without gradients."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """See `Linear`."""
+        if not 0 < _rows(input) <= _OUTPUT_ROWS or not _is_own_product(self, input):
+            return F.linear(input, self.weight, self.bias)
+        return F.linear(input.to_mkldnn(), self.weight, self.bias).to_dense()
+
+
+PLAIN = (Linear, LayerOfFewRows, OutputOfFewRows)
+"""The classes of layers that are a product and nothing else."""
 
 
 def multiply_few_rows(model: Any) -> None:
-    """Let the linear layers of ``model`` choose their product by the number of rows, in passes without gradients.
+    """Let the float32 linear layers of ``model`` choose their product by the number of rows, in passes without gradients.
 
-    Results differ in rounding. Nothing is changed where MKL does not make the products, or for weights of another type than float32.
+    Results differ in rounding. Nothing is changed on CPUs with instructions for bfloat16, where `set_product_precision` lets oneDNN
+    make all products, and where torch has no MKL or no oneDNN.
     """
-    if bfloat16_unit() is not None or not torch.backends.mkl.is_available():
+    if bfloat16_unit() is not None or not torch.backends.mkl.is_available() or not torch.backends.mkldnn.is_available():
         return
+    output = model.get_output_embeddings()
     for module in model.modules():
-        if type(module) is Linear and module.weight.device.type == "cpu" and module.weight.dtype == torch.float32:
-            module.forward = MethodType(_forward, module)
+        if type(module) is not Linear or module.weight.device.type != "cpu" or module.weight.dtype != torch.float32:
+            continue
+        if module is not output:
+            module.__class__ = LayerOfFewRows
+        elif module.weight.numel() >= _LARGE:
+            module.__class__ = OutputOfFewRows
 
 
-def _forward(layer: Any, input: Tensor) -> Tensor:
-    """The forward pass of ``layer``, a `Linear`."""
-    weight_OI: Tensor = layer.weight
-    bias_O: Tensor | None = layer.bias
-    if torch.is_grad_enabled() or input.dtype != torch.float32 or not input.numel():
-        return F.linear(input, weight_OI, bias_O)
-    outputs, inputs = weight_OI.shape
-    if outputs >= _WIDE * inputs:
-        return F.linear(input.to_mkldnn(), weight_OI, bias_O).to_dense()
-    rows = input.numel() // inputs
-    if not 1 < rows <= _FEW:
-        return F.linear(input, weight_OI, bias_O)
-    output_RO = torch.mm(weight_OI, input.reshape(rows, inputs).t()).t().contiguous()
-    return (output_RO if bias_O is None else output_RO.add_(bias_O)).view(*input.shape[:-1], outputs)
+def _rows(input: Tensor) -> int:
+    return input.shape[:-1].numel()
+
+
+def _is_own_product(layer: Linear, input: Tensor) -> bool:
+    """Whether the product may be made in another way: `torch.autograd` knows only that of torch."""
+    return not torch.is_grad_enabled() and input.dtype == layer.weight.dtype == torch.float32

@@ -115,11 +115,12 @@ def importing_agents(
 ) -> Generator[Executor]:
     """The executor of ``config``, for `open_agents`. Its process imports the agent at once, so the caller can load a model meanwhile.
 
-    Inside `capturing`. Raises `ConfigError` if the configured executor cannot run them.
+    Inside `capturing`. A plan for the free memory that is made meanwhile counts what is imported so far. Raises `ConfigError` if the
+    configured executor cannot run them.
     """
     executor = _choose_executor(config, solve, reward_function, config.rollouts)
-    executor.open()
     try:
+        executor.open()
         yield executor
     finally:
         executor.discard()
@@ -145,7 +146,7 @@ def open_agents(
 ) -> Generator[LocalAgents]:
     """Agents that ``backend`` answers through a separate endpoint; inside `capturing`.
 
-    ``concurrency``: rollouts at the same time; None: as configured. ``executor``: see `importing_agents`.
+    ``concurrency``: rollouts at the same time; None: as configured. ``executor``: from `importing_agents`, for the configured concurrency.
     """
     settings = config.rollouts.model_copy(update={"concurrency": concurrency or config.rollouts.concurrency})
     agents = frozenset(config.agents.trained_names) | frozenset(config.agents.frozen)
@@ -157,7 +158,7 @@ def open_agents(
             settings=settings,
             agents=agents,
             reward_function=reward_function,
-            executor=executor or _choose_executor(config, solve, reward_function, settings),
+            executor=_choose_executor(config, solve, reward_function, settings) if executor is None else executor,
         ) as runner,
         ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="lightning-endpoint-call") as threads,
     ):

@@ -21,6 +21,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.rollouts.attempt import Job
 from lightning_core.rollouts.entry_points import load_agent
 from lightning_core.rollouts.executors.commands import COMMAND, KILL, START, CommandSender
+from lightning_core.rollouts.executors.executor import Executor
 from lightning_core.rollouts.executors.first_thread import starts_after_fork
 from lightning_core.rollouts.executors.pool import Pool, WorkerHandle
 from lightning_core.rollouts.executors.reference import FunctionReference
@@ -197,39 +198,53 @@ def early_config(agent: str) -> Config:
     return load_config({"agent": agent, "policy": {"model": "scripted"}, "rollouts": {"executor": "process"}})
 
 
+def reward_of_3(config: Config, executor: Executor) -> float | None:
+    """The reward of the task 3, with the process of ``executor`` that imports the agent."""
+    backend = ScriptedBackend(lambda prompt: "answer")
+    chats = dict.fromkeys(backend.models, Chat(backend.tokenizer))
+    with open_agents(config, load_agent(config), backend, chats, executor=executor) as agents:
+        job = Job(task={"id": 3}, task_id="3", seed=1)
+        (rollout,) = asyncio.run(agents.roll_out([job], ROUTING, lambda attempts: None))
+        assert launcher()
+    return rollout.reward
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_the_agent_is_imported_before_there_is_a_model() -> None:
     config = early_config("tests.rollouts.executor_agents:number")
-    solve = load_agent(config)
-    backend = ScriptedBackend(lambda prompt: "answer")
-    chats = dict.fromkeys(backend.models, Chat(backend.tokenizer))
-    with capturing(config), importing_agents(config, solve) as executor:
+    with capturing(config), importing_agents(config, load_agent(config)) as executor:
         early = launcher()
-        with open_agents(config, solve, backend, chats, executor=executor) as agents:
-            job = Job(task={"id": 3}, task_id="3", seed=1)
-            (rollout,) = asyncio.run(agents.roll_out([job], ROUTING, lambda attempts: None))
-            assert rollout.reward == 3.0
-            assert launcher() == early
+        assert reward_of_3(config, executor) == 3.0
         assert not exists(early)
     assert early not in children(os.getpid())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_nothing_is_left_of_an_import_if_the_model_cannot_be_loaded() -> None:
-    config = early_config("tests.rollouts.executor_agents:number")
-
-    early = 0
+    config = early_config("tests.rollouts.starts_a_program:solve")
+    early = list[int]()
 
     def load_model() -> None:
-        nonlocal early
         with capturing(config), importing_agents(config, load_agent(config)):
-            early = launcher()
+            early.append(launcher())
+            while not (programs := children(early[0])):
+                time.sleep(0.01)
+            early.extend(programs)
             raise ConfigError("no such model")
 
     with pytest.raises(ConfigError, match="no such model"):
         load_model()
-    assert early
-    assert not exists(early)
+    wait_until_gone(early)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_an_import_that_was_killed_is_repeated_before_the_first_rollout() -> None:
+    config = early_config("tests.rollouts.executor_agents:number")
+    with capturing(config), importing_agents(config, load_agent(config)) as executor:
+        early = launcher()
+        os.kill(early, signal.SIGKILL)
+        os.waitid(os.P_PID, early, os.WEXITED | os.WNOWAIT)
+        assert reward_of_3(config, executor) == 3.0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shares what is imported")

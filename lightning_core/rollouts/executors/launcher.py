@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,6 +50,8 @@ _LAZY_MODULES = {
     "langchain_core": ("langchain_core.tracers.langchain", "langchain_core.tracers.run_collector"),
 }
 """Modules that a package imports when it is first used, not when it is imported."""
+_HARMLESS = ("numpy", "anyio")
+"""Packages whose modules can be imported in the middle of an import: they start nothing."""
 
 
 def main(fd: int) -> None:
@@ -75,6 +78,16 @@ class Launcher:
 
     def serve(self) -> None:
         """Import the agent, then start and end workers until the runner is gone. In a worker: run its rollouts."""
+        try:
+            self._serve()
+        except ConnectionError:  # the runner is gone
+            if self._worker is not None:
+                raise
+        finally:
+            if self._worker is None:
+                self._end_all()  # also what an import has started that failed
+
+    def _serve(self) -> None:
         before = _open_files(), _native_threads()
         adopt_orphans()
         try:
@@ -85,6 +98,8 @@ class Launcher:
             return
         if self._worker is not None:  # forked during the import
             self._work(program, imported=True)
+        if sys.platform == "linux":
+            _import_lazy_modules()
         obstacle = _why_not_fork(*before)
         self._ready("spawn" if obstacle else "fork", obstacle, memory_bytes())
         self._start_workers()
@@ -105,6 +120,7 @@ class Launcher:
         _, status = os.waitpid(pid, 0)
         message = {} if found is None else json.loads(found)
         if "ready" in message:
+            _import_lazy_modules(_HARMLESS)
             self._ready("resume", f"importing the agent starts {thread}", max(message["memory"] - memory_bytes(), 0))
             self._start_workers()
             if self._worker is not None:
@@ -120,7 +136,6 @@ class Launcher:
         self._own = descendants()
         self._forks = start != "spawn"
         if self._forks:
-            _import_lazy_modules()
             gc.collect()
             gc.freeze()  # a collection in a worker would copy the pages of all objects
         send_json(self._control, {"ready": True, "start": start, "obstacle": obstacle, "memory": memory})
@@ -247,19 +262,19 @@ def _end_worker(error: BaseException) -> NoReturn:
     os._exit(1)
 
 
-def _import_lazy_modules() -> None:
-    """Import once what each worker would import in its first rollout: for the seed, and what packages import with their first request.
+def _import_lazy_modules(packages: Iterable[str] = _LAZY_MODULES) -> None:
+    """Import what ``packages`` import when they are first used, which each worker would do in its first rollout.
 
-    Without it a worker's first rollout with openai takes 60 to 350 ms of processor time more.
+    For a first request with openai that is 60 to 350 ms of processor time.
     """
-    for package, names in _LAZY_MODULES.items():
-        for name in names if _is_imported(package) else ():
-            with contextlib.suppress(Exception):  # other versions have other modules
+    for package in filter(_is_imported, packages):
+        for name in _LAZY_MODULES[package]:
+            with contextlib.suppress(ImportError, AttributeError):  # other versions have other modules
                 importlib.import_module(name)
 
 
 def _is_imported(package: str) -> bool:
-    """Whether ``package`` is imported whole: workers may be forked in the middle of an import."""
+    """Whether ``package`` is imported, and not just being imported."""
     spec = getattr(sys.modules.get(package), "__spec__", None)
     return spec is not None and not getattr(spec, "_initializing", False)
 

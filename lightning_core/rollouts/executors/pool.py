@@ -149,7 +149,9 @@ class Pool:
     def open(self) -> None:
         """Start the process that imports the agent, unless it is started; returns at once."""
         if self._socket is not None:
-            return
+            if self._ready is not None or self._launcher is None or self._launcher.poll() is None:
+                return
+            self._socket.close()  # it ended before it was needed, such as for lack of memory
         ours, theirs = socket.socketpair()
         with theirs, without_scope():
             line = command(_LAUNCHER, theirs.fileno())
@@ -234,13 +236,17 @@ class Pool:
 
     def discard(self) -> None:
         """End the process that imports the agent, if no worker was asked for."""
-        if self._launcher is not None and self._ready is None and self._launcher.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._launcher.pid, signal.SIGKILL)
+        if self._launcher is None or self._socket is None or self._ready is not None:
+            return
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._socket = None
+        try:
+            self._launcher.wait(_GRACE_SECONDS)  # it ends what the import has started
+        except subprocess.TimeoutExpired:  # it still imports
+            end_group(self._launcher.pid, signal.SIGKILL)
             self._launcher.wait()
-        if self._socket is not None and self._ready is None:
-            self._socket.close()
-            self._socket = None
 
     async def close(self) -> None:
         """Kill all workers."""

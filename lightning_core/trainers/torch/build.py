@@ -33,7 +33,7 @@ def load_policy(policy: PolicySettings, *, deterministic: bool = False) -> Loade
         gradient_checkpointing=policy.gradient_checkpointing,
         check_tokenizer=partial(Chat, template_kwargs=policy.chat_template_kwargs),
     )
-    if not deterministic:  # a row's product must not depend on the number of rows
+    if policy.dtype == "auto" and not deterministic:  # a deterministic row does not depend on the number of rows
         multiply_few_rows(loaded.model)
     return checked(loaded, deterministic=deterministic)
 
