@@ -18,6 +18,8 @@ from lightning_core.chat.chat import Chat
 from lightning_core.config import Config, load_config
 from lightning_core.endpoint.server import PolicyEndpoint
 from lightning_core.errors import ConfigError
+from lightning_core.observers.progress import SilentProgress
+from lightning_core.records.observer import Observers
 from lightning_core.rollouts.attempt import Job
 from lightning_core.rollouts.entry_points import load_agent
 from lightning_core.rollouts.executors.commands import COMMAND, KILL, START, CommandSender
@@ -27,6 +29,9 @@ from lightning_core.rollouts.executors.pool import Pool, WorkerHandle
 from lightning_core.rollouts.executors.reference import FunctionReference
 from lightning_core.rollouts.executors.worker import to_settings
 from lightning_core.rollouts.local_agents import capturing, importing_agents, open_agents
+from lightning_core.rollouts.prepare import Inputs
+from lightning_core.trainers.open_run import open_run
+from lightning_core.trainers.plan import Plan
 from tests.rollouts import executor_agents as agents
 from tests.rollouts import opens_a_connection, starts_a_pool, starts_a_thread, uses_openai
 from tests.rollouts.executor_runs import ROUTING, exists, finish, numbered, open_endpoint, run, running, wait_until_gone
@@ -194,8 +199,8 @@ def test_workers_that_import_the_agent_themselves_say_why(
         assert "importing the agent left files or connections open: ['socket:" in caplog.text
 
 
-def early_config(agent: str) -> Config:
-    return load_config({"agent": agent, "policy": {"model": "scripted"}, "rollouts": {"executor": "process"}})
+def early_config(agent: str, model: str = "scripted") -> Config:
+    return load_config({"agent": agent, "policy": {"model": model}, "rollouts": {"executor": "process"}})
 
 
 def reward_of_3(config: Config, executor: Executor) -> float | None:
@@ -217,6 +222,29 @@ def test_the_agent_is_imported_before_there_is_a_model() -> None:
         assert reward_of_3(config, executor) == 3.0
         assert not exists(early)
     assert early not in children(os.getpid())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_a_run_imports_the_agent_while_it_loads_its_model(tmp_path: Path) -> None:
+    found = list[int]()
+
+    class AtLoad(SilentProgress):
+        def phase(self, name: str, total: int | None = None) -> None:
+            if name == "loading the model":
+                found.append(launcher())
+
+    config = early_config("tests.rollouts.executor_agents:number", model=str(tmp_path / "missing"))
+    plan = Plan(
+        config=config,
+        folder=tmp_path,
+        checkpoint=None,
+        inputs=Inputs(solve=load_agent(config)),
+        observers=Observers([AtLoad()]),
+    )
+    with pytest.raises(ConfigError, match="missing"), open_run(plan):
+        pass
+    assert len(found) == 1
+    assert not exists(found[0])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
