@@ -215,6 +215,18 @@ def test_the_report_averages_no_rows_of_other_cpus_or_other_defaults() -> None:
     assert "other against fast, 1 paired runs of 1 agents" in "\n".join(report.lines(rows, "fast"))
 
 
+def test_the_report_compares_over_all_cpus_what_is_paired_on_each() -> None:
+    baseline, changed = table({str(n): [1.0] for n in range(6)})
+    elsewhere = [replace(r, cpu="another CPU", seed=1) for r in [*baseline, *changed]]
+    elsewhere = [replace(r, after=[0.0] * 4) if r.variant == "fast" else r for r in elsewhere]
+    text = "\n".join(report.lines([*baseline, *changed, *elsewhere]))
+    *_, over_all = text.split("The first suite")
+    assert f"pairs of {' and '.join(sorted([cpu_model(), 'another CPU']))}" in over_all
+    assert "fast against defaults, 12 paired runs of 6 agents" in over_all
+    assert "solved share +0.000 [" in over_all
+    assert "pairs of" not in "\n".join(report.lines([*baseline, *changed, *elsewhere[:6]]))
+
+
 def test_the_report_names_classes_that_are_never_solved() -> None:
     _, held_out = split(agents_of("first")["handoff"])
     own = replace(row("handoff"), after=[float(task["desk"] == "repairs") for task in held_out])

@@ -1,6 +1,7 @@
 """The tables of the results: each agent with each variant, and the variants against one of them.
 
-Rows of different CPUs, or of other numbers of threads, are in tables of their own: other numbers of steps fit into their time.
+Rows of different CPUs, or of other numbers of threads, are in tables of their own: other numbers of steps fit into their time. Both runs
+of a pair have one CPU, so a comparison of variants that has pairs of several CPUs is printed once more over all of them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from statistics import fmean
 from lightning_core.records.statistics.intervals import Estimate
 from tests.bench.defaults.classes import solved_classes
 from tests.bench.defaults.results import Row
-from tests.bench.defaults.statistics import MIN_SEEDS, by_agent, over_agents, paired, reward, solved
+from tests.bench.defaults.statistics import MIN_SEEDS, by_agent, cpus_of_pairs, over_agents, paired, reward, solved
 from tests.bench.defaults.variant import BASELINE, CORES
 
 _OFF_BUDGET = 0.2
@@ -44,6 +45,20 @@ def lines(rows: Sequence[Row], against: str = BASELINE.name) -> Iterator[str]:
                 yield ""
                 yield from _comparison(name, against, baseline, members)
         yield ""
+    yield from _over_cpus([row for row in rows if row.is_known], against)
+
+
+def _over_cpus(rows: Sequence[Row], against: str) -> Iterator[str]:
+    """The comparisons whose pairs are of several CPUs."""
+    for suite, minutes, threads in sorted({(row.suite, row.minutes, row.threads) for row in rows}):
+        groups = variants([row for row in rows if (row.suite, row.minutes, row.threads) == (suite, minutes, threads)])
+        baseline = groups.get(against, [])
+        for name, members in groups.items():
+            cpus = cpus_of_pairs(baseline, members)
+            if name != against and len(cpus) > 1:
+                yield f"The {suite} suite, {minutes:g} minutes of two cores, pairs of {' and '.join(cpus)}"
+                yield from _comparison(name, against, baseline, members)
+                yield ""
 
 
 def _conditions(row: Row) -> tuple[str, float, str, int]:

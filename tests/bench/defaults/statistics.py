@@ -43,6 +43,12 @@ def paired(baseline: Sequence[Row], changed: Sequence[Row], figure: Figure) -> d
     return dict(found)
 
 
+def cpus_of_pairs(baseline: Sequence[Row], changed: Sequence[Row]) -> list[str]:
+    """The CPUs of the runs that `paired` compares."""
+    keys = set(map(_pair, baseline))
+    return sorted({row.cpu for row in changed if _pair(row) in keys})
+
+
 def _pair(row: Row) -> tuple[str, str, int, float, str, str, int]:
     return row.suite, row.agent, row.seed, row.minutes, row.basis, row.cpu, row.threads
 
