@@ -27,7 +27,8 @@ ENV = "LLAMA_CPP"
 SENTENCEPIECE = "tokenizer.model"
 """The tokenizer's file that the converter reads for some models, such as Phi-3."""
 _SCRIPT = "convert_hf_to_gguf.py"
-_SOURCES = "llama-cpp-python==0.3.36"
+_PROJECT = "llama-cpp-python"
+_SOURCES = f"{_PROJECT}==0.3.36"
 _SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 _PARTS = (_SCRIPT, "conversion", "gguf-py", "LICENSE")
 
@@ -97,7 +98,9 @@ def _fetch(target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
         logger.warning("downloading llama.cpp's converter, once (77 MB)")
         advice = f"Without a network, set {ENV} to a folder with llama.cpp's sources, or use --format hf"
-        archive = download(_SOURCES, Path(scratch) / "archive", "--no-binary=:all:", sha256=_SHA256, advice=advice)
+        # pip builds the metadata of what it downloads. With ``:all:`` it would also make the tools for that from their sources.
+        only_sources = f"--no-binary={_PROJECT}"
+        archive = download(_SOURCES, Path(scratch) / "archive", only_sources, sha256=_SHA256, advice=advice)
         whole = Path(scratch) / "whole"
         with tarfile.open(archive) as sources:
             for member in sources:
