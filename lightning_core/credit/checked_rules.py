@@ -66,14 +66,11 @@ def common_components(rewarded: Mapping[str, Sequence[Component]]) -> Sequence[C
 
 
 def flat_calls(groups: Sequence[Sequence[Value]], rules: CreditRules) -> set[str]:
-    """The calls of flat groups, which have nothing to be compared with; none if the advantage rule of ``rules`` does not compare, or
-    compares them with other groups."""
+    """The calls of flat groups, which have nothing to be compared with; none if the advantage rule of ``rules`` does not compare."""
     rule = rules.advantage_rule
     # A function that is not declared may give flat groups an advantage, such as one with a constant baseline.
     compares = rule.compares is not None and ADVANTAGE_RULES.get(rule.name) is rule
-    if not compares or rule.compares_flat:
-        return set()
-    return {v.call for group in groups if is_flat(group) for v in group}
+    return {v.call for group in groups if compares and is_flat(group) for v in group}
 
 
 def advantages_of(groups: list[list[Value]], rules: CreditRules) -> dict[str, float]:

@@ -137,16 +137,13 @@ class RewardRule(DeclaredRule):
 class AdvantageRule(DeclaredRule):
     """``rule(groups, *, …)`` returns the advantages by call id.
 
-    If a declared rule compares, calls of flat groups (one rollout, or equal values) get 0, unless it ``compares_flat`` groups. Only a
-    ``whole_batch`` rule is passed them.
+    If a declared rule compares, calls of flat groups (one rollout, or equal values) get 0. Only a ``whole_batch`` rule is passed them.
     """
 
     compares: Literal["group", "batch"] | None = "group"
     """Compares values within groups, over the batch (one group), or not at all."""
     whole_batch: bool = False
     """Whether it needs all rollouts of a step at once even though it compares within groups."""
-    compares_flat: bool = False
-    """Whether it compares flat groups with the others of the step, and its results for them count. It needs the ``whole_batch``."""
 
     @property
     def uses_groups(self) -> bool:
@@ -365,20 +362,10 @@ def reward_rule(
 
 
 def advantage_rule(
-    name: str,
-    *,
-    compares: Literal["group", "batch"] | None = "group",
-    whole_batch: bool = False,
-    compares_flat: bool = False,
+    name: str, *, compares: Literal["group", "batch"] | None = "group", whole_batch: bool = False
 ) -> Callable[[F], F]:
     """Declare an advantage rule; see `AdvantageRule` for the arguments."""
-
-    def declare(function: F) -> F:
-        return ADVANTAGE_RULES.declare(
-            name, function, compares=compares, whole_batch=whole_batch, compares_flat=compares_flat
-        )
-
-    return declare
+    return lambda function: ADVANTAGE_RULES.declare(name, function, compares=compares, whole_batch=whole_batch)
 
 
 def group_key(name: str) -> Callable[[F], F]:

@@ -19,7 +19,7 @@ from lightning_core.credit import CreditRules, Episode, assign_credit
 from lightning_core.credit.explain import explain_credit
 from lightning_core.errors import ConfigError
 from lightning_core.trace import Reward
-from tests.credit.episodes import call, episode, event, from_calls
+from tests.credit.episodes import call, event, from_calls
 from tests.credit.test_credit_rules import news, values
 from tests.credit.test_policy_gradient import exact, expectation
 from tests.signals.test_forks_rules import group
@@ -188,34 +188,6 @@ def test_tree_adds_the_advantages_within_the_tree_and_within_the_task():
         "o0": 1 / 6 + 1 / 18, "o1": 2 / 3 + 5 / 9, "o2": 2 / 3 + 5 / 9, "p0": -1 / 3, "p1": -1 / 3,
         "f1": -1 / 3 - 4 / 9, "f2": -1 / 3 - 4 / 9, "g1": 1 / 6 + 1 / 18,
     })  # fmt: skip
-
-
-@pytest.fixture
-def failed() -> CreditRules:
-    credit = {"advantage": "examples.rules.failed_groups:grpo_failed"}
-    (rules,) = policy_rules(load_config({"policy": {"model": "m"}, "credit": credit})).values()
-    return rules
-
-
-def test_failed_groups_are_compared_with_the_batch(failed: CreditRules):
-    """Six rollouts, of which one has three calls: μ = 1/2, and σ = 0.5477 with Bessel's correction."""
-    rewards = {"one": (1, 0), "two": (0, 0), "three": (1, 1)}
-    episodes = [
-        episode(f"{task}{n}", reward, "aaa" if (task, n) == ("one", 0) else "a", task=task)
-        for task, pair in rewards.items()
-        for n, reward in enumerate(pair)
-    ]
-    found = assign_credit(episodes, failed)
-    assert [found.advantages[f"{e.rollout}0"] for e in episodes] == pytest.approx(
-        [0.7071, -0.7071, -0.9129, -0.9129, 0, 0], abs=1e-4
-    )
-    assert (found.metrics["groups_equal"], found.metrics["groups_wasted"]) == (2, 1)
-
-
-@pytest.mark.parametrize("reward", [0, 0.3])
-def test_if_all_rollouts_earn_the_same_none_has_an_advantage(failed: CreditRules, reward: float):
-    found = assign_credit([episode(f"{task}{n}", reward, task=task) for task in "ab" for n in range(3)], failed)
-    assert set(found.advantages.values()) == {0}
 
 
 @pytest.mark.parametrize(

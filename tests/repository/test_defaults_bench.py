@@ -14,16 +14,19 @@ import pytest
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.scripted import EveryModel, ScriptedBackend
 from lightning_core.chat.chat import Chat
+from lightning_core.credit import CreditRules, assign_credit
 from lightning_core.testing import Playground, open_playground
 from lightning_core.testing.programs import run_async
 from lightning_core.tools.doctor.gather import cpu_model
 from tests.bench.defaults import report
+from tests.bench.defaults.failed_groups import grpo_failed
 from tests.bench.defaults.queue import left, steps_of, wanted
 from tests.bench.defaults.results import Row, append, read
 from tests.bench.defaults.statistics import by_agent, over_agents, paired, reward, solved
 from tests.bench.defaults.suite.agent import HELD_OUT, Agent, constant_reward, split
 from tests.bench.defaults.suites import SUITES, agents_of
 from tests.bench.defaults.variant import BASELINE, MOST_STEPS, Variant, basis, configure, parse_variant
+from tests.credit.episodes import episode
 
 AGENTS = {(suite, name): agent for suite in SUITES for name, agent in agents_of(suite).items()}
 NONSENSE = ("nonsense",) * 20
@@ -221,10 +224,28 @@ def test_the_report_compares_over_all_cpus_what_is_paired_on_each() -> None:
     elsewhere = [replace(r, after=[0.0] * 4) if r.variant == "fast" else r for r in elsewhere]
     text = "\n".join(report.lines([*baseline, *changed, *elsewhere]))
     *_, over_all = text.split("The first suite")
-    assert f"pairs of {' and '.join(sorted([cpu_model(), 'another CPU']))}" in over_all
+    assert f"2 threads, pairs of {' and '.join(sorted([cpu_model(), 'another CPU']))}" in over_all
     assert "fast against defaults, 12 paired runs of 6 agents" in over_all
     assert "solved share +0.000 [" in over_all
     assert "pairs of" not in "\n".join(report.lines([*baseline, *changed, *elsewhere[:6]]))
+
+
+def test_failed_groups_are_compared_with_the_batch() -> None:
+    """Six rollouts, of which one has three calls: μ = 1/2, and σ = 0.5477 with Bessel's correction."""
+    rules = CreditRules(advantage=grpo_failed)
+    rewards = {"one": (1, 0), "two": (0, 0), "three": (1, 1)}
+    episodes = [
+        episode(f"{task}{n}", earned, "aaa" if (task, n) == ("one", 0) else "a", task=task)
+        for task, pair in rewards.items()
+        for n, earned in enumerate(pair)
+    ]
+    found = assign_credit(episodes, rules)
+    assert [found.advantages[f"{e.rollout}0"] for e in episodes] == pytest.approx(
+        [0.7071, -0.7071, -0.9129, -0.9129, 0, 0], abs=1e-4
+    )
+    assert (found.metrics["groups_equal"], found.metrics["groups_wasted"]) == (2, 1)
+    equal = assign_credit([episode(f"{task}{n}", 0.3, task=task) for task in "ab" for n in range(3)], rules)
+    assert set(equal.advantages.values()) == {0}
 
 
 def test_the_report_names_classes_that_are_never_solved() -> None:

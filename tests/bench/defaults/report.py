@@ -31,8 +31,7 @@ def lines(rows: Sequence[Row], against: str = BASELINE.name) -> Iterator[str]:
         found = [row for row in rows if _conditions(row) == key]
         own = [row for row in found if row.is_known]
         groups = variants(own)
-        unit = "thread" if threads == 1 else "threads"
-        yield f"The {suite} suite, {minutes:g} minutes of two cores, {cpu}, {threads} {unit}, {len(own)} runs"
+        yield f"The {suite} suite, {minutes:g} minutes of two cores, {cpu}, {_threads(threads)}, {len(own)} runs"
         for row in found:
             if not row.is_known:
                 yield f"without {row.agent}, seed {row.seed}, {row.variant}: all rollouts of an evaluation were left out"
@@ -56,9 +55,14 @@ def _over_cpus(rows: Sequence[Row], against: str) -> Iterator[str]:
         for name, members in groups.items():
             cpus = cpus_of_pairs(baseline, members)
             if name != against and len(cpus) > 1:
-                yield f"The {suite} suite, {minutes:g} minutes of two cores, pairs of {' and '.join(cpus)}"
+                given = f"{minutes:g} minutes of two cores, {_threads(threads)}"
+                yield f"The {suite} suite, {given}, pairs of {' and '.join(cpus)}"
                 yield from _comparison(name, against, baseline, members)
                 yield ""
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
 
 
 def _conditions(row: Row) -> tuple[str, float, str, int]:

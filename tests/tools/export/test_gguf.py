@@ -205,3 +205,19 @@ def test_the_output_of_a_converter_that_fails_is_in_a_file(tmp_path: Path, monke
     (log,) = re.findall(r"output is in (\S+)\. Set LLAMA_CPP", text)
     assert "Traceback" in Path(log).read_text()
     Path(log).unlink()
+
+
+def test_only_the_converter_is_downloaded_as_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With ``:all:`` pip also builds the build tools of the archive, for about 100 seconds of a processor in place of 10."""
+    found: list[str] = []
+
+    def download(*given: Any, **_: Any) -> Path:
+        found.extend(map(str, given))
+        raise InfrastructureError("no network")
+
+    monkeypatch.setenv("LIGHTNING_CACHE", str(tmp_path))
+    monkeypatch.delenv(gguf.ENV, raising=False)
+    monkeypatch.setattr(gguf, "download", download)
+    with pytest.raises(InfrastructureError, match="no network"):
+        gguf.write_gguf(tmp_path / "model", tmp_path / "file.gguf", dtype="float16", name="m")
+    assert "--no-binary=llama-cpp-python" in found
