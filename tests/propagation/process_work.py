@@ -63,9 +63,10 @@ def ask_nested(text: str) -> str:
 
 
 def kept() -> tuple[bool, int, tuple[str, ...]]:
-    """What a process knows of rollouts between two pieces of work."""
+    """What a process knows of rollouts between two pieces of work: variables that a rollout sets, not those of the user."""
     live = runs._live  # pyright: ignore[reportPrivateUsage]
-    return current_rollout() is None, len(live), tuple(name for name in os.environ if name.startswith("LIGHTNING_"))
+    names = (name for name in os.environ if name.startswith("LIGHTNING_") and name != "LIGHTNING_CACHE")
+    return current_rollout() is None, len(live), tuple(names)
 
 
 def address() -> str | None:
