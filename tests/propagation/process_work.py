@@ -65,8 +65,8 @@ def ask_nested(text: str) -> str:
 def kept() -> tuple[bool, int, tuple[str, ...]]:
     """What a process knows of rollouts between two pieces of work: variables that a rollout sets, not those of the user."""
     live = runs._live  # pyright: ignore[reportPrivateUsage]
-    names = (name for name in os.environ if name.startswith("LIGHTNING_") and name != "LIGHTNING_CACHE")
-    return current_rollout() is None, len(live), tuple(names)
+    names = {name for name in os.environ if name.startswith("LIGHTNING_")} - {"LIGHTNING_CACHE", "LIGHTNING_DEBUG"}
+    return current_rollout() is None, len(live), tuple(sorted(names))
 
 
 def address() -> str | None:

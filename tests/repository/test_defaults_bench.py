@@ -187,6 +187,9 @@ def test_the_report_has_all_agents_and_compares_variants() -> None:
     assert "worse by more than their interval: not known; 6 agents have too few seeds for an interval (3)" in text
     assert text.count("mean ") == 2
     assert "equal time" not in text
+    assert "two commits" not in text
+    later = "\n".join(report.lines([*baseline, *(replace(r, commit="d") if r.seed else r for r in changed)]))
+    assert "12 paired runs of 6 agents\n  6 of them ran at two commits, whose speed may differ\n" in later
     short = report.lines([*baseline, *(replace(r, seconds=90.0) for r in changed)])
     assert "not at equal time: 0 25%, " in "\n".join(short)
 

@@ -13,7 +13,7 @@ from statistics import fmean
 from lightning_core.records.statistics.intervals import Estimate
 from tests.bench.defaults.classes import solved_classes
 from tests.bench.defaults.results import Row
-from tests.bench.defaults.statistics import MIN_SEEDS, by_agent, cpus_of_pairs, over_agents, paired, reward, solved
+from tests.bench.defaults.statistics import MIN_SEEDS, by_agent, over_agents, paired, pairs, reward, solved
 from tests.bench.defaults.variant import BASELINE, CORES
 
 _OFF_BUDGET = 0.2
@@ -53,7 +53,7 @@ def _over_cpus(rows: Sequence[Row], against: str) -> Iterator[str]:
         groups = variants([row for row in rows if (row.suite, row.minutes, row.threads) == (suite, minutes, threads)])
         baseline = groups.get(against, [])
         for name, members in groups.items():
-            cpus = cpus_of_pairs(baseline, members)
+            cpus = sorted({row.cpu for _, row in pairs(baseline, members)})
             if name != against and len(cpus) > 1:
                 given = f"{minutes:g} minutes of two cores, {_threads(threads)}"
                 yield f"The {suite} suite, {given}, pairs of {' and '.join(cpus)}"
@@ -138,6 +138,8 @@ def _comparison(name: str, against: str, baseline: Sequence[Row], rows: Sequence
         return
     runs = sum(map(len, differences.values()))
     yield f"{name} against {against}, {runs} paired runs of {len(differences)} agents"
+    if other := sum(one.commit != row.commit for one, row in pairs(baseline, rows)):
+        yield f"  {other} of them ran at two commits, whose speed may differ"
     yield f"  solved share {_interval(over_agents(differences))}"
     yield f"  reward       {_interval(over_agents(paired(baseline, rows, reward)))}"
     agents = by_agent(baseline, rows)

@@ -33,20 +33,18 @@ def solved(row: Row) -> float:
     return row.solved_after
 
 
+def pairs(baseline: Sequence[Row], changed: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """The runs that differ in their changes alone, and perhaps in their commit, in the order of agents and seeds."""
+    others = {_pair(row): row for row in baseline}
+    return [(others[_pair(row)], row) for row in sorted(changed, key=_pair) if _pair(row) in others]
+
+
 def paired(baseline: Sequence[Row], changed: Sequence[Row], figure: Figure) -> dict[str, list[float]]:
-    """The differences of ``figure`` between runs that differ in their changes alone, in the order of the seeds, by agent."""
-    by_key = {_pair(row): figure(row) for row in baseline}
+    """The differences of ``figure`` in `pairs`, in the order of the seeds, by agent."""
     found: dict[str, list[float]] = defaultdict(list)
-    for row in sorted(changed, key=_pair):
-        if _pair(row) in by_key:
-            found[row.agent].append(figure(row) - by_key[_pair(row)])
+    for other, row in pairs(baseline, changed):
+        found[row.agent].append(figure(row) - figure(other))
     return dict(found)
-
-
-def cpus_of_pairs(baseline: Sequence[Row], changed: Sequence[Row]) -> list[str]:
-    """The CPUs of the runs that `paired` compares."""
-    keys = set(map(_pair, baseline))
-    return sorted({row.cpu for row in changed if _pair(row) in keys})
 
 
 def _pair(row: Row) -> tuple[str, str, int, float, str, str, int]:
@@ -98,15 +96,12 @@ def by_agent(baseline: Sequence[Row], changed: Sequence[Row]) -> list[AgentDiffe
 
     The interval does not expand for the number of seeds: with three, 4 to 10% of agents without a difference are reported.
     """
-    others = {_pair(row): row for row in baseline}
-    pairs: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
-    for row in sorted(changed, key=_pair):
-        other = others.get(_pair(row))
-        if other is not None:
-            differences = np.asarray(row.after, dtype=np.float64) - np.asarray(other.after, dtype=np.float64)
-            # A task that was left out counts as the mean of the others.
-            pairs[row.agent].append(np.where(np.isnan(differences), np.nanmean(differences), differences))
-    found = [_difference(agent, np.stack(rows)) for agent, rows in pairs.items()]
+    by_name: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
+    for other, row in pairs(baseline, changed):
+        differences = np.asarray(row.after, dtype=np.float64) - np.asarray(other.after, dtype=np.float64)
+        # A task that was left out counts as the mean of the others.
+        by_name[row.agent].append(np.where(np.isnan(differences), np.nanmean(differences), differences))
+    found = [_difference(agent, np.stack(rows)) for agent, rows in by_name.items()]
     return sorted(found, key=lambda difference: difference.mean)
 
 
