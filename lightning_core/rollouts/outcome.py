@@ -138,13 +138,18 @@ def classify(evidence: Evidence) -> Outcome:
     cause = next(filter(_is_outside, chain(error)), None)
     if cause is not None:
         return _outside(why if cause is error else f"{why} (caused by {describe(cause)})")
-    last = _last_calls(evidence.calls)
-    if (evidence.waits or any(map(_is_unanswered, last))) and any(map(_is_timeout, chain(error))):
+    unanswered = any(map(_is_unanswered, _last_calls(evidence.calls)))
+    if (evidence.waits or unanswered) and any(map(_is_timeout, chain(error))):
         return _outside(f"{why}, while a model call had no answer", "timeout")
-    refusal = next((call for call in last if _is_refused(call)), None)
+    refusal = last_refusal(evidence.calls)
     if refusal is not None and (refusal is evidence.calls[-1] or _is_quoted(refusal, error)):
         return Outcome(status=_after(refusal, evidence), error=f"{refusal.error} (the agent raised {why})")
     return Outcome(status="failed", error=why)
+
+
+def last_refusal(calls: Sequence[Call]) -> Call | None:
+    """The last request of the first agent whose last one was refused; None if there is none."""
+    return next(filter(_is_refused, _last_calls(calls)), None)
 
 
 def _after(refusal: Call, evidence: Evidence) -> Status:

@@ -21,7 +21,7 @@ from lightning_core.rollouts.counts import (
     seconds_to_metrics,
 )
 from lightning_core.trace import Reward
-from tests.credit.episodes import episode
+from tests.credit.episodes import call, episode
 
 
 def rollout(*calls: Call, reward: float = 0.0, status: Any = "ok") -> Rollout:
@@ -52,6 +52,20 @@ def test_the_standard_deviation_is_that_of_all_groups_together() -> None:
     counts = {"rows": 1, "rollouts_trained": 1, **add_counts(*groups)}
     assert counts_to_metrics(counts)["reward_std"] == pytest.approx(np.std([0, 1, 1, 3]))
     assert counted(*[rollout(reward=0.1)] * 3)["reward_std"] == pytest.approx(0, abs=1e-6)
+
+
+def test_results_after_a_refused_last_request_are_counted_with_their_mean_reward() -> None:
+    answered, recovered, other = call("1", "r", "a", 0), call("3", "r", "a", 2), call("4", "r", "b", 3)
+    refused = call("2", "r", "a", 1, error="ContextOverflowError: 9 tokens", refused="9 tokens")
+    rollouts = [
+        rollout(answered, refused, reward=0.25),
+        rollout(answered, refused, other, reward=0.0),
+        rollout(answered, refused, recovered, reward=1.0),
+        rollout(answered, refused, reward=0.5, status="failed"),
+    ]
+    found = counted(*rollouts)
+    assert (found["rollouts_caught_refusal"], found["caught_refusal_reward"]) == (2, 0.125)
+    assert not [name for name in counted(rollouts[2]) if "refusal" in name], "only steps that have one"
 
 
 def two_policies() -> list[Episode]:

@@ -58,6 +58,23 @@ def left_out(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least:
     )
 
 
+@monitor("caught_refusals")
+def caught_refusals(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least: Share = 0.1) -> str | None:
+    """In a share of `at_least` of the rollouts the last request of an agent was refused, and the agent returned a result all the same."""
+    lines = last(history, steps)
+    caught = total(lines, "rollouts_caught_refusal")
+    rollouts = total(lines, "rollouts")
+    if not caught or caught / rollouts < at_least:
+        return None
+    reward, all_rewards = mean(lines, "caught_refusal_reward"), mean(lines, "reward")
+    return (
+        f"in {caught / rollouts:.0%} of the rollouts of {period(steps)} the last request of an agent was refused, and the agent returned a "
+        f"result all the same. They are trained with its reward, {reward:.3g} on average; that of all rollouts is {all_rewards:.3g}. "
+        "Correct what is refused: lightning-rl trace lists the reasons. If the model is not to blame, do not catch the error: "
+        "rollouts.on_refused then decides whether the rollout counts"
+    )
+
+
 @monitor("no_calls")
 def no_calls(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least: Share = 0.5) -> str | None:
     """In a share of `at_least` of the rollouts no trained agent made a model call."""

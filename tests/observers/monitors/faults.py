@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from lightning_core import trainable
 from lightning_core.credit import Episode
@@ -135,6 +135,16 @@ def provider_gone(task: Task) -> float:
     return healthy(task)
 
 
+def catches_refusals(task: Task) -> float:
+    """For every second task the agent sends a schema that is not supported, and takes the error for an empty answer."""
+    if int(task["id"][1:]) % 2:
+        return healthy(task)
+    try:
+        return wanted(task, say(task, "(?=a)[a-h]"))
+    except BadRequestError:
+        return 0.0
+
+
 def caches() -> Callable[[Task], float]:
     """An agent that answers three of four rollouts from a cache."""
     rollouts = itertools.count()
@@ -220,6 +230,7 @@ FAULTS: Sequence[Fault] = [
           sections={"rollouts": {**FEW}}),
     _fault("the provider of another agent is gone for a quarter of the tasks", "left_out", provider_gone,
            rollouts={**FEW, "retries": 0}),
+    _fault("the agent takes a refused request for an empty answer", "caught_refusals", catches_refusals, rollouts=FEW),
     _fault("the agent rewrites its history in each turn", "forked_contexts", rewrites_history, rollouts=FEW),
     Fault(fault="the agent caches its answers", expected=frozenset({"no_calls"}), solve=caches, sections={"rollouts": {**FEW}}),
     _fault("a group key that no two attempts share", "single_attempt", rollouts=FEW,

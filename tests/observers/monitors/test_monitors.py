@@ -36,6 +36,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "single_attempt": ({"groups_single": 3, "groups_equal": 0, "calls_credited": 16}, "credit.group_by"),
     "failed_rollouts": ({"rollouts_failed": 16}, "lightning-rl trace"),
     "left_out": ({"rollouts_left_out": 4}, "rollouts.retries"),
+    "caught_refusals": (
+        {"rollouts_caught_refusal": 4, "caught_refusal_reward": 0.0},
+        "0 on average; that of all rollouts is 0.5",
+    ),
     "no_calls": ({"rollouts_without_calls": 16}, "agents.train"),
     "forked_contexts": ({"context_clean": 10, "context_forked": 20}, "policy.chat_template_kwargs"),
     "truncation": ({"calls_truncated": 32}, "rollouts.max_tokens"),
