@@ -19,7 +19,7 @@ from lightning_core.testing import Playground, open_playground
 from lightning_core.testing.programs import run_async
 from lightning_core.tools.doctor.gather import cpu_model
 from tests.bench.defaults import report
-from tests.bench.defaults.failed_groups import grpo_failed
+from tests.bench.defaults.failed_groups import grpo_failed, grpo_some_failed, ngrpo
 from tests.bench.defaults.queue import left, steps_of, wanted
 from tests.bench.defaults.results import Row, append, read
 from tests.bench.defaults.statistics import by_agent, over_agents, paired, reward, solved
@@ -249,6 +249,32 @@ def test_failed_groups_are_compared_with_the_batch() -> None:
     assert (found.metrics["groups_equal"], found.metrics["groups_wasted"]) == (2, 1)
     equal = assign_credit([episode(f"{task}{n}", 0.3, task=task) for task in "ab" for n in range(3)], rules)
     assert set(equal.advantages.values()) == {0}
+
+
+def test_of_some_failed_groups_as_many_count_as_groups_that_differ() -> None:
+    rules = CreditRules(advantage=grpo_some_failed)
+    rewards = {"a": (0, 0), "b": (0, 0), "c": (1, 0), "d": (1, 1)}
+    episodes = [
+        episode(f"{task}{n}", earned, task=task) for task, pair in rewards.items() for n, earned in enumerate(pair)
+    ]
+    found = assign_credit(episodes, rules).advantages
+    assert [task for task in rewards if found[f"{task}00"]] == ["a", "c"]
+    assert found == {
+        call: 0.0 if call[0] == "b" else a
+        for call, a in assign_credit(episodes, CreditRules(advantage=grpo_failed)).advantages.items()
+    }
+    settled = [e for e in episodes if e.trace.task_id != "c"]
+    assert [task for task in "abd" if assign_credit(settled, rules).advantages[f"{task}00"]] == ["a"]
+
+
+def test_an_imagined_success_belongs_to_each_group() -> None:
+    rules = CreditRules(advantage=ngrpo)
+    rewards = {"a": (0, 0, 0), "b": (1, 0, 0), "c": (1, 1, 1), "d": (2, 2, 2)}
+    episodes = [
+        episode(f"{task}{n}", earned, task=task) for task, group in rewards.items() for n, earned in enumerate(group)
+    ]
+    found = assign_credit(episodes, rules)
+    assert list(found.advantages.values()) == pytest.approx([*[-0.5] * 3, 0.8660, -0.8660, -0.8660, *[0] * 6], abs=1e-4)
 
 
 def test_the_report_names_classes_that_are_never_solved() -> None:
