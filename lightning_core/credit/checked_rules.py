@@ -66,15 +66,16 @@ def common_components(rewarded: Mapping[str, Sequence[Component]]) -> Sequence[C
 
 
 def flat_calls(groups: Sequence[Sequence[Value]], rules: CreditRules) -> set[str]:
-    """The calls of flat groups, which have nothing to be compared with; none if the advantage rule of ``rules`` does not compare."""
+    """The calls of flat groups, which have nothing to be compared with; none if the advantage rule of ``rules`` does not compare, or
+    decides about them itself."""
     rule = rules.advantage_rule
     # A function that is not declared may give flat groups an advantage, such as one with a constant baseline.
-    compares = rule.compares is not None and ADVANTAGE_RULES.get(rule.name) is rule
+    compares = rule.compares is not None and not rule.equal_groups and ADVANTAGE_RULES.get(rule.name) is rule
     return {v.call for group in groups if compares and is_flat(group) for v in group}
 
 
 def advantages_of(groups: list[list[Value]], rules: CreditRules) -> dict[str, float]:
-    """The checked result of the advantage rule of ``rules`` for ``groups``; 0 in flat groups if the rule compares."""
+    """The checked result of the advantage rule of ``rules`` for ``groups``; 0 for `flat_calls`."""
     rule = rules.advantage_rule
     flat = dict.fromkeys(flat_calls(groups, rules), 0.0)
     compared = [group for group in groups if rule.whole_batch or group[0].call not in flat]

@@ -137,13 +137,16 @@ class RewardRule(DeclaredRule):
 class AdvantageRule(DeclaredRule):
     """``rule(groups, *, …)`` returns the advantages by call id.
 
-    If a declared rule compares, calls of flat groups (one rollout, or equal values) get 0. Only a ``whole_batch`` rule is passed them.
+    If a declared rule compares, calls of flat groups (one rollout, or equal values) get 0, unless it has ``equal_groups``. Only a rule with
+    that or with ``whole_batch`` is passed them.
     """
 
     compares: Literal["group", "batch"] | None = "group"
     """Compares values within groups, over the batch (one group), or not at all."""
     whole_batch: bool = False
     """Whether it needs all rollouts of a step at once even though it compares within groups."""
+    equal_groups: bool = False
+    """Whether calls of flat groups get the advantages that it returns for them."""
 
     @property
     def uses_groups(self) -> bool:
@@ -362,10 +365,16 @@ def reward_rule(
 
 
 def advantage_rule(
-    name: str, *, compares: Literal["group", "batch"] | None = "group", whole_batch: bool = False
+    name: str,
+    *,
+    compares: Literal["group", "batch"] | None = "group",
+    whole_batch: bool = False,
+    equal_groups: bool = False,
 ) -> Callable[[F], F]:
     """Declare an advantage rule; see `AdvantageRule` for the arguments."""
-    return lambda function: ADVANTAGE_RULES.declare(name, function, compares=compares, whole_batch=whole_batch)
+    return lambda function: ADVANTAGE_RULES.declare(
+        name, function, compares=compares, whole_batch=whole_batch, equal_groups=equal_groups
+    )
 
 
 def group_key(name: str) -> Callable[[F], F]:

@@ -19,7 +19,7 @@ from lightning_core.credit import CreditRules, Episode, assign_credit
 from lightning_core.credit.explain import explain_credit
 from lightning_core.errors import ConfigError
 from lightning_core.trace import Reward
-from tests.credit.episodes import call, event, from_calls
+from tests.credit.episodes import call, episode, event, from_calls
 from tests.credit.test_credit_rules import news, values
 from tests.credit.test_policy_gradient import exact, expectation
 from tests.signals.test_forks_rules import group
@@ -217,3 +217,36 @@ def test_forks_go_with_a_rule_that_uses_them():
     config = load_config({"policy": {"model": "m"}, "credit": credit, "rollouts": {"forks": {}}})
     with pytest.raises(ConfigError, match=r"found 'hgpo', which ignores rollouts.forks; expected one of"):
         policy_rules(config)
+
+
+def failed_groups() -> CreditRules:
+    credit = {"advantage": "examples.rules.failed_groups:grpo_failed"}
+    (rules,) = policy_rules(load_config({"policy": {"model": "m"}, "credit": credit})).values()
+    return rules
+
+
+def test_failed_groups_are_compared_with_the_batch():
+    """Six rollouts, of which one has three calls: μ = 1/2, and σ = 0.5477 with Bessel's correction."""
+    rewards = {"one": (1, 0), "two": (0, 0), "three": (1, 1)}
+    episodes = [
+        episode(f"{task}{n}", earned, "aaa" if (task, n) == ("one", 0) else "a", task=task)
+        for task, pair in rewards.items()
+        for n, earned in enumerate(pair)
+    ]
+    found = assign_credit(episodes, failed_groups())
+    by_rollout = [found.advantages[f"{e.rollout}0"] for e in episodes]
+    assert by_rollout == pytest.approx([0.7071, -0.7071, -0.9129, -0.9129, 0, 0], abs=1e-4)
+    assert (found.metrics["groups_equal"], found.metrics["groups_wasted"]) == (2, 1)
+    assert failed_groups().needs_batch, "so the viewer recomputes the step, and verl refuses groups one by one"
+
+
+def test_without_a_difference_in_the_batch_failed_groups_get_no_advantage():
+    equal = [episode(f"{task}{n}", 0.3, task=task) for task in "ab" for n in range(3)]
+    assert set(assign_credit(equal, failed_groups()).advantages.values()) == {0}
+    at_the_mean = [
+        episode(f"{task}{n}", value, task=task)
+        for task, value in zip("abc", (0.1, 0.2, 0.3), strict=True)
+        for n in range(3)
+    ]
+    found = assign_credit(at_the_mean, failed_groups()).advantages
+    assert [task for task in "abc" if found[f"{task}00"]] == ["a"], "b's values are the mean up to rounding"

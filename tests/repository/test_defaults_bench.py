@@ -14,12 +14,12 @@ import pytest
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.scripted import EveryModel, ScriptedBackend
 from lightning_core.chat.chat import Chat
+from lightning_core.config.rule_names import function_of
 from lightning_core.credit import CreditRules, assign_credit
 from lightning_core.testing import Playground, open_playground
 from lightning_core.testing.programs import run_async
 from lightning_core.tools.doctor.gather import cpu_model
 from tests.bench.defaults import report
-from tests.bench.defaults.failed_groups import grpo_failed, grpo_some_failed, ngrpo
 from tests.bench.defaults.queue import left, steps_of, wanted
 from tests.bench.defaults.results import Row, append, read
 from tests.bench.defaults.statistics import by_agent, over_agents, paired, reward, solved
@@ -233,26 +233,13 @@ def test_the_report_compares_over_all_cpus_what_is_paired_on_each() -> None:
     assert "pairs of" not in "\n".join(report.lines([*baseline, *changed, *elsewhere[:6]]))
 
 
-def test_failed_groups_are_compared_with_the_batch() -> None:
-    """Six rollouts, of which one has three calls: μ = 1/2, and σ = 0.5477 with Bessel's correction."""
-    rules = CreditRules(advantage=grpo_failed)
-    rewards = {"one": (1, 0), "two": (0, 0), "three": (1, 1)}
-    episodes = [
-        episode(f"{task}{n}", earned, "aaa" if (task, n) == ("one", 0) else "a", task=task)
-        for task, pair in rewards.items()
-        for n, earned in enumerate(pair)
-    ]
-    found = assign_credit(episodes, rules)
-    assert [found.advantages[f"{e.rollout}0"] for e in episodes] == pytest.approx(
-        [0.7071, -0.7071, -0.9129, -0.9129, 0, 0], abs=1e-4
-    )
-    assert (found.metrics["groups_equal"], found.metrics["groups_wasted"]) == (2, 1)
-    equal = assign_credit([episode(f"{task}{n}", 0.3, task=task) for task in "ab" for n in range(3)], rules)
-    assert set(equal.advantages.values()) == {0}
+def bench_rule(name: str) -> CreditRules:
+    """Imported in a test: the module declares a rule."""
+    return CreditRules(advantage=function_of(f"tests.bench.defaults.failed_groups:{name}", key="credit.advantage"))
 
 
 def test_of_some_failed_groups_as_many_count_as_groups_that_differ() -> None:
-    rules = CreditRules(advantage=grpo_some_failed)
+    rules = bench_rule("grpo_some_failed")
     rewards = {"a": (0, 0), "b": (0, 0), "c": (1, 0), "d": (1, 1)}
     episodes = [
         episode(f"{task}{n}", earned, task=task) for task, pair in rewards.items() for n, earned in enumerate(pair)
@@ -261,14 +248,14 @@ def test_of_some_failed_groups_as_many_count_as_groups_that_differ() -> None:
     assert [task for task in rewards if found[f"{task}00"]] == ["a", "c"]
     assert found == {
         call: 0.0 if call[0] == "b" else a
-        for call, a in assign_credit(episodes, CreditRules(advantage=grpo_failed)).advantages.items()
+        for call, a in assign_credit(episodes, bench_rule("grpo_failed")).advantages.items()
     }
     settled = [e for e in episodes if e.trace.task_id != "c"]
     assert [task for task in "abd" if assign_credit(settled, rules).advantages[f"{task}00"]] == ["a"]
 
 
 def test_an_imagined_success_belongs_to_each_group() -> None:
-    rules = CreditRules(advantage=ngrpo)
+    rules = bench_rule("ngrpo")
     rewards = {"a": (0, 0, 0), "b": (1, 0, 0), "c": (1, 1, 1), "d": (2, 2, 2)}
     episodes = [
         episode(f"{task}{n}", earned, task=task) for task, group in rewards.items() for n, earned in enumerate(group)
