@@ -2,7 +2,8 @@
 
 **Each rollout counts once** in means and deviations, however many calls or rows it has: each of its n calls in a group weighs
 1/n. Averaging over rows is biased (arXiv 2608.17528): a rollout with reward 1 and three rows and a rollout with reward 0 and
-one row have the mean 1/2, not 3/4. `assign_credit` gives flat groups (`is_flat`) the advantage 0 without calling the rule.
+one row have the mean 1/2, not 3/4. `assign_credit` gives flat groups (`is_flat`) the advantage 0 without calling the rule,
+unless the rule decides about them (`AdvantageRule.flat_groups`).
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def maxrl(groups: list[list[Value]]) -> dict[str, float]:
 @advantage_rule("reinforce++", compares="batch")
 def reinforce_plus_plus(groups: list[list[Value]]) -> dict[str, float]:
     """`(v − μ) / (σ + ε)` of the batch, without `group_by` (REINFORCE++, 2501.03262)."""
-    batch = _as_one_group(groups)
+    batch = as_one_group(groups)
     mean, deviation = moments(batch)
     return {v.call: (v.value - mean) / (deviation + EPSILON) for v in batch}
 
@@ -98,7 +99,7 @@ def reinforce_plus_plus_baseline(groups: list[list[Value]]) -> dict[str, float]:
     for group in groups:
         (mean, _), flat = moments(group), is_flat(group)
         by_group.append([replace(v, value=0.0 if flat else v.value - mean) for v in group])
-    centred = _as_one_group(by_group)
+    centred = as_one_group(by_group)
     if all(map(is_flat, groups)):
         return {v.call: 0.0 for v in centred}
     mean, deviation = moments(centred)
@@ -132,7 +133,7 @@ def moments(group: Sequence[Value]) -> tuple[float, float]:
     return mean, math.sqrt(square / (n - 1)) if n > 1 else 0.0
 
 
-def _as_one_group(groups: Sequence[Sequence[Value]]) -> list[Value]:
+def as_one_group(groups: Sequence[Sequence[Value]]) -> list[Value]:
     """All values as one group, with the weights adjusted to it."""
     values = [v for group in groups for v in group]
     calls = Counter(v.rollout for v in values)

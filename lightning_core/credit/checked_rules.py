@@ -66,11 +66,13 @@ def common_components(rewarded: Mapping[str, Sequence[Component]]) -> Sequence[C
 
 
 def flat_calls(groups: Sequence[Sequence[Value]], rules: CreditRules) -> set[str]:
-    """The calls of flat groups, which have nothing to be compared with; none if the advantage rule of ``rules`` does not compare, or
-    decides about them itself."""
+    """The calls of flat groups, whose advantage is 0: they have nothing to be compared with.
+
+    None if the advantage rule of ``rules`` does not compare, or decides about them itself.
+    """
     rule = rules.advantage_rule
     # A function that is not declared may give flat groups an advantage, such as one with a constant baseline.
-    compares = rule.compares is not None and not rule.equal_groups and ADVANTAGE_RULES.get(rule.name) is rule
+    compares = rule.compares is not None and not rule.flat_groups and ADVANTAGE_RULES.get(rule.name) is rule
     return {v.call for group in groups if compares and is_flat(group) for v in group}
 
 

@@ -156,7 +156,7 @@ class Component:
     """Coefficient of the component's advantages."""
     share: float | None = None
     """If set, components are levels of a weighted mean: a call's coefficient is ``weight · share / Σ share`` over the levels
-    that compare the call, where its group is not flat."""
+    that compare the call, where its group is not flat or the advantage rule decides about flat groups."""
     group_by: Sequence[str | Callable[[Episode], Sequence[str]]] = ()
     """Group keys in addition to the rule's. Functions must be equal in all episodes."""
     name: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -99,13 +100,14 @@ def group_values(
 def equalise(groups: Sequence[Sequence[Value]], outcomes: Mapping[str, Hashable]) -> list[list[Value]]:
     """``groups``, with equal values in groups whose rollouts have the same outcome.
 
-    An outcome of None equals no other.
+    An outcome of None equals no other. The values are replaced by their mean, in which each rollout counts once.
     """
     found: list[list[Value]] = []
     for group in groups:
         first, *others = dict.fromkeys(outcomes.get(v.rollout) for v in group)
         same = first is not None and all(agree(first, other) for other in others)
-        found.append([replace(v, value=group[0].value) for v in group] if same else list(group))
+        mean = math.fsum(v.weight * v.value for v in group) / math.fsum(v.weight for v in group)
+        found.append([replace(v, value=mean) for v in group] if same else list(group))
     return found
 
 

@@ -137,7 +137,7 @@ class RewardRule(DeclaredRule):
 class AdvantageRule(DeclaredRule):
     """``rule(groups, *, …)`` returns the advantages by call id.
 
-    If a declared rule compares, calls of flat groups (one rollout, or equal values) get 0, unless it has ``equal_groups``. Only a rule with
+    If a declared rule compares, calls of flat groups (one rollout, or equal values) get 0, unless it has ``flat_groups``. Only a rule with
     that or with ``whole_batch`` is passed them.
     """
 
@@ -145,8 +145,9 @@ class AdvantageRule(DeclaredRule):
     """Compares values within groups, over the batch (one group), or not at all."""
     whole_batch: bool = False
     """Whether it needs all rollouts of a step at once even though it compares within groups."""
-    equal_groups: bool = False
-    """Whether calls of flat groups get the advantages that it returns for them."""
+    flat_groups: bool = False
+    """Whether calls of flat groups get the advantages that it returns for them. Values of rollouts with equal outcomes
+    (`RewardRule.depends_on`) are replaced by their mean."""
 
     @property
     def uses_groups(self) -> bool:
@@ -369,11 +370,11 @@ def advantage_rule(
     *,
     compares: Literal["group", "batch"] | None = "group",
     whole_batch: bool = False,
-    equal_groups: bool = False,
+    flat_groups: bool = False,
 ) -> Callable[[F], F]:
     """Declare an advantage rule; see `AdvantageRule` for the arguments."""
     return lambda function: ADVANTAGE_RULES.declare(
-        name, function, compares=compares, whole_batch=whole_batch, equal_groups=equal_groups
+        name, function, compares=compares, whole_batch=whole_batch, flat_groups=flat_groups
     )
 
 

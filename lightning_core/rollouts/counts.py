@@ -16,7 +16,7 @@ from lightning_core.credit import Credit, Episode
 from lightning_core.records.statistics.solved import is_solved
 from lightning_core.records.store import LEFT_OUT
 from lightning_core.rollouts.attempt import Group, Rollout
-from lightning_core.rollouts.outcome import last_refusal
+from lightning_core.rollouts.outcome import last_refusals
 from lightning_core.transitions import Row, Transition, discarded_calls
 
 _CONTEXTS = ("new", "clean", "realigned", "forked")
@@ -28,7 +28,7 @@ _SUMS = (
     "rollouts_solved",
     "rollouts_trained",
     "rollouts_credited",
-    "caught_refusal_rewards",
+    "caught_refusal_reward_sum",
     "versions_behind",
 )
 """Counts that are replaced by means."""
@@ -48,7 +48,7 @@ def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0, solved: float 
     statuses = Counter(r.status for r in rollouts)
     causes = Counter((c.context, cause) for c in calls if (cause := cause_of(c.context_reason)))
     del causes["realigned", "template"]  # these continue their tokens
-    caught = [r.reward for r in rollouts if r.status == "ok" and last_refusal(r.trace.calls) is not None]
+    caught = [r.reward for r in rollouts if r.status == "ok" and last_refusals(r.trace.calls)]
     return {
         "reward_sum": math.fsum(r.reward for r in finished),
         "reward_squares": math.fsum(r.reward**2 for r in finished),
@@ -58,7 +58,8 @@ def count_rollouts(rollouts: Sequence[Rollout], *, lost: int = 0, solved: float 
         "rollouts_invalid": statuses["invalid"],
         **{f"rollouts_{status}": number for status, number in statuses.items() if status in _REASONS},
         "rollouts_left_out": len(rollouts) + lost - len(finished),
-        **({"rollouts_caught_refusal": len(caught), "caught_refusal_rewards": math.fsum(caught)} if caught else {}),
+        "rollouts_caught_refusal": len(caught),
+        "caught_refusal_reward_sum": math.fsum(caught),
         "rollouts_without_calls": sum(not any(c.trained for c in r.trace.calls) for r in finished),
         **{f"context_{kind}": sum(c.context == kind for c in calls) for kind in _CONTEXTS},
         "context_rewritten": sum(causes[kind, cause] for kind in ("new", "forked") for cause in CHANGES),
@@ -163,7 +164,7 @@ def counts_to_metrics(counts: Mapping[str, float]) -> dict[str, float]:
         metrics["reward_std"] = math.sqrt(max(0.0, counts["reward_squares"] / finished - reward**2))
     metrics |= _mean("solved", counts, "rollouts_solved", finished)
     metrics |= _mean(
-        "caught_refusal_reward", counts, "caught_refusal_rewards", counts.get("rollouts_caught_refusal", 0)
+        "caught_refusal_reward", counts, "caught_refusal_reward_sum", counts.get("rollouts_caught_refusal", 0)
     )
     metrics |= {key: value for key, value in counts.items() if not _is_sum(key)}
     if "rollouts_trained" in counts:

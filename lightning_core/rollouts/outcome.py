@@ -141,15 +141,16 @@ def classify(evidence: Evidence) -> Outcome:
     unanswered = any(map(_is_unanswered, _last_calls(evidence.calls)))
     if (evidence.waits or unanswered) and any(map(_is_timeout, chain(error))):
         return _outside(f"{why}, while a model call had no answer", "timeout")
-    refusal = last_refusal(evidence.calls)
-    if refusal is not None and (refusal is evidence.calls[-1] or _is_quoted(refusal, error)):
+    refusals = last_refusals(evidence.calls)
+    refusal = next((call for call in refusals if call is evidence.calls[-1] or _is_quoted(call, error)), None)
+    if refusal is not None:
         return Outcome(status=_after(refusal, evidence), error=f"{refusal.error} (the agent raised {why})")
     return Outcome(status="failed", error=why)
 
 
-def last_refusal(calls: Sequence[Call]) -> Call | None:
-    """The last request of the first agent whose last one was refused; None if there is none."""
-    return next(filter(_is_refused, _last_calls(calls)), None)
+def last_refusals(calls: Sequence[Call]) -> list[Call]:
+    """The refused requests among the last ones of each agent."""
+    return list(filter(_is_refused, _last_calls(calls)))
 
 
 def _after(refusal: Call, evidence: Evidence) -> Status:

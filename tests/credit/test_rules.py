@@ -337,6 +337,28 @@ def test_the_pages_are_up_to_date(page: str, tables: int) -> None:
     assert len(TABLES) == 5
 
 
+def test_a_rule_can_decide_about_flat_groups() -> None:
+    """Three tasks: one attempt, two with equal rewards and numbers of calls that differ, two that differ."""
+    found: list[list[float]] = []
+
+    def minus_one(groups: list[list[Value]]) -> dict[str, float]:
+        found.extend([v.value for v in group] for group in groups)
+        return {v.call: -1.0 for group in groups for v in group}
+
+    alone, equal = [episode("s", 1, task="s")], [episode("p", 1, "aa", task="p"), episode("q", 1, task="p")]
+    episodes = [*alone, *equal, *EPISODES]
+    advantage_rule("declared")(minus_one)
+    before = assign_credit(episodes, CreditRules(advantage="declared")).advantages
+    assert [call for call, advantage in before.items() if advantage == 0] == ["s0", "p0", "p1", "q0"]
+    ADVANTAGE_RULES.forget("declared")
+    advantage_rule("declared", flat_groups=True)(minus_one)
+    discounted = CreditRules(rewards="discounted", gamma=0.5, group_by=["task"], advantage="declared")
+    for order in (episodes, episodes[::-1]):
+        found.clear()
+        assert set(assign_credit(order, discounted).advantages.values()) == {-1}
+        assert [0.875] * 3 in found, "the mean over rollouts of (0.5 + 1) / 2 and 1"
+
+
 def test_a_flat_group_gets_exactly_0_from_a_declared_rule() -> None:
     """The mean of three times 0.1 is not 0.1 in floating point."""
 

@@ -1,6 +1,6 @@
 """The credit rules of examples/rules, named as module:callable in a configuration, against hand-computed numbers.
 
-`tests.credit.test_rule_invariants` has them among the rules whose invariants it checks.
+`tests.credit.test_rule_invariants` has the reward rules among those whose invariants it checks.
 """
 
 from __future__ import annotations
@@ -219,8 +219,8 @@ def test_forks_go_with_a_rule_that_uses_them():
         policy_rules(config)
 
 
-def failed_groups() -> CreditRules:
-    credit = {"advantage": "examples.rules.failed_groups:grpo_failed"}
+def failed_groups(**credit: Any) -> CreditRules:
+    credit |= {"advantage": "examples.rules.failed_groups:grpo_failed"}
     (rules,) = policy_rules(load_config({"policy": {"model": "m"}, "credit": credit})).values()
     return rules
 
@@ -238,15 +238,18 @@ def test_failed_groups_are_compared_with_the_batch():
     assert by_rollout == pytest.approx([0.7071, -0.7071, -0.9129, -0.9129, 0, 0], abs=1e-4)
     assert (found.metrics["groups_equal"], found.metrics["groups_wasted"]) == (2, 1)
     assert failed_groups().needs_batch, "so the viewer recomputes the step, and verl refuses groups one by one"
+    by_turn = assign_credit(episodes, failed_groups(group_by=["task", "turn"])).advantages
+    assert by_turn["two00"] == pytest.approx(-0.9129, abs=1e-4), "each rollout counts once in the batch"
+    assert (by_turn["one01"], by_turn["one02"]) == (0, 0), "turns that one rollout has"
 
 
 def test_without_a_difference_in_the_batch_failed_groups_get_no_advantage():
-    equal = [episode(f"{task}{n}", 0.3, task=task) for task in "ab" for n in range(3)]
-    assert set(assign_credit(equal, failed_groups()).advantages.values()) == {0}
-    at_the_mean = [
-        episode(f"{task}{n}", value, task=task)
-        for task, value in zip("abc", (0.1, 0.2, 0.3), strict=True)
-        for n in range(3)
-    ]
-    found = assign_credit(at_the_mean, failed_groups()).advantages
-    assert [task for task in "abc" if found[f"{task}00"]] == ["a"], "b's values are the mean up to rounding"
+    def advantages(*by_task: float, attempts: int = 2) -> list[float]:
+        tasks = zip("abc", by_task, strict=False)
+        episodes = [episode(f"{task}{n}", value, task=task) for task, value in tasks for n in range(attempts)]
+        return list(assign_credit(episodes, failed_groups()).advantages.values())
+
+    assert advantages(0.3, 0.3) == [0] * 4
+    below, mean, above = advantages(0.0, 0.1, 0.2)[::2]
+    assert (below < 0, mean, above) == (True, 0, 0), "the mean is 0.10000000000000002"
+    assert advantages(0.0, 1.0, attempts=1) == [0, 0]

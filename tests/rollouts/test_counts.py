@@ -65,7 +65,9 @@ def test_results_after_a_refused_last_request_are_counted_with_their_mean_reward
     ]
     found = counted(*rollouts)
     assert (found["rollouts_caught_refusal"], found["caught_refusal_reward"]) == (2, 0.125)
-    assert not [name for name in counted(rollouts[2]) if "refusal" in name], "only steps that have one"
+    none = counted(rollouts[2])
+    assert none["rollouts_caught_refusal"] == 0
+    assert "caught_refusal_reward" not in none
 
 
 def two_policies() -> list[Episode]:

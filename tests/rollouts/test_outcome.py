@@ -155,6 +155,12 @@ def test_a_refused_request_counts_only_if_the_models_own_output_caused_it(calls:
         assert (outcome.status, outcome.retry) == (expected, False)
 
 
+def test_a_caught_refusal_of_another_agent_is_not_taken_for_the_one_that_ended_the_attempt() -> None:
+    """Of two last requests that were refused, the exception is about the last one, which filled the context."""
+    caught = replace(refused(), agent="helper")
+    assert classify(Evidence(error=KeyError("400"), calls=[caught, overflow(LONG)])).status == "overflow"
+
+
 def test_the_error_names_what_cannot_be_avoided_and_the_first_cause() -> None:
     assert classify(Evidence(failures=["502", "401"], permanent={"401"})).error == "401"
     closed = classify(Evidence(error=caused(OSError("Connection error."), RuntimeError("Session is closed"))))

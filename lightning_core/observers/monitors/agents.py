@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_core.chat.history.conversations import ADVICE, CHANGES
 from lightning_core.config.monitor_registry import HeldOut, History, Share, Steps, monitor
-from lightning_core.observers.monitors.reading import last, mean, period, share, total
+from lightning_core.observers.monitors.reading import last, mean, period, share, total, weighted_mean
 
 _CONTINUED = ("context_clean", "context_realigned", "context_forked", "context_rewritten")
 _FEW_CALLS = 10
@@ -60,17 +60,17 @@ def left_out(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least:
 
 @monitor("caught_refusals")
 def caught_refusals(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least: Share = 0.1) -> str | None:
-    """In a share of `at_least` of the rollouts the last request of an agent was refused, and the agent returned a result all the same."""
+    """In a share of `at_least` of the rollouts the last request of any agent was refused, and the rollout returned a result."""
     lines = last(history, steps)
-    caught = total(lines, "rollouts_caught_refusal")
-    rollouts = total(lines, "rollouts")
-    if not caught or caught / rollouts < at_least:
+    caught = share(lines, "rollouts_caught_refusal", "rollouts")
+    if caught is None or caught < at_least:
         return None
-    reward, all_rewards = mean(lines, "caught_refusal_reward"), mean(lines, "reward")
+    own = weighted_mean(lines, "caught_refusal_reward", "rollouts_caught_refusal")
+    every = weighted_mean(lines, "reward", "rollouts")
     return (
-        f"in {caught / rollouts:.0%} of the rollouts of {period(steps)} the last request of an agent was refused, and the agent returned a "
-        f"result all the same. They are trained with its reward, {reward:.3g} on average; that of all rollouts is {all_rewards:.3g}. "
-        "Correct what is refused: lightning-rl trace lists the reasons. If the model is not to blame, do not catch the error: "
+        f"in {caught:.0%} of the rollouts of {period(steps)} an agent's last request was refused, but the agent caught the error, and the "
+        f"rollout returned a result. These rollouts are trained with its reward: {own:.3g} on average, against {every:.3g} over all "
+        "rollouts. Correct the request: lightning-rl trace lists the reasons. If the model did not cause the refusal, let the agent raise: "
         "rollouts.on_refused then decides whether the rollout counts"
     )
 

@@ -30,6 +30,13 @@ def mean(lines: History, *names: str) -> float | None:
     return fmean(values) if values else None
 
 
+def weighted_mean(lines: History, name: str, weight: str) -> float:
+    """The mean of a metric over the steps that have it, each with the weight ``weight``; 0 if none has any."""
+    found = [(value, number(line, weight) or 0.0) for line in lines if (value := number(line, name)) is not None]
+    weights = math.fsum(w for _, w in found)
+    return math.fsum(value * w for value, w in found) / weights if weights else 0.0
+
+
 def total(lines: History, *names: str) -> float:
     """The sum of several metrics over ``lines``; a missing one counts as 0."""
     return math.fsum(number(line, name) or 0.0 for line in lines for name in names)

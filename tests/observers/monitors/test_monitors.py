@@ -13,7 +13,8 @@ from lightning_core.observers.monitors import MONITORS, Alert, HeldOut, alerts, 
 
 HEALTHY: dict[str, Any] = {
     "reward": 0.5, "solved": 0.3, "rollouts": 32, "rollouts_failed": 2, "rollouts_left_out": 1, "rollouts_invalid": 0,
-    "rollouts_without_calls": 1, "context_new": 32, "context_clean": 20, "context_realigned": 4, "context_forked": 2,
+    "rollouts_without_calls": 1, "rollouts_caught_refusal": 1,
+    "caught_refusal_reward": 0.4, "context_new": 32, "context_clean": 20, "context_realigned": 4, "context_forked": 2,
     "context_rewritten": 1, "calls": 64, "calls_truncated": 6, "calls_credited": 40, "response_tokens": 60.0,
     "sampling_entropy": 0.8, "groups": 4, "groups_equal": 1, "groups_single": 0, "rows_trained": 20, "staleness": 0.5,
     "grad_norm": 1.0, "clip_low_fraction": 0.05, "clip_high_fraction": 0.1, "logprob_difference_mean": 0.01,
@@ -38,7 +39,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "left_out": ({"rollouts_left_out": 4}, "rollouts.retries"),
     "caught_refusals": (
         {"rollouts_caught_refusal": 4, "caught_refusal_reward": 0.0},
-        "0 on average; that of all rollouts is 0.5",
+        "0 on average, against 0.5 over all rollouts",
     ),
     "no_calls": ({"rollouts_without_calls": 16}, "agents.train"),
     "forked_contexts": ({"context_clean": 10, "context_forked": 20}, "policy.chat_template_kwargs"),
@@ -97,6 +98,13 @@ def test_the_reasons_of_rollouts_that_are_left_out_are_counted() -> None:
     assert "infrastructure" not in alert.message
     (alert,) = raised(run_of(*[{"rollouts_left_out": 4, "rollouts_timeout": 3}] * 3), {})
     assert "the others had an infrastructure failure" in alert.message
+
+
+def test_the_mean_reward_after_refusals_counts_each_rollout_once() -> None:
+    one, nine = ({"rollouts_caught_refusal": n, "caught_refusal_reward": reward} for n, reward in ((1, 1.0), (9, 0.0)))
+    (alert,) = raised(run_of(one, nine, {"rollouts_caught_refusal": 0, "caught_refusal_reward": None}), {})
+    assert "in 10% of the rollouts of the last 3 steps" in alert.message
+    assert ": 0.1 on average" in alert.message
 
 
 @pytest.mark.parametrize(
