@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -11,12 +12,14 @@ from types import FrameType
 
 _NUMBERS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 _SAVE = getattr(signal, "SIGUSR1", None)
+_AGAIN_SECONDS = 0.01
+"""Enough for most callbacks to end."""
 _deferred: list[int] = []
 _deferring = 0
 _asked: list[int] = []
 """The signal that asked for the end after the step, if any."""
 _timers: list[threading.Timer] = []
-"""What sends it again after the grace period."""
+"""What sends signals again."""
 _to_save = threading.Event()
 
 
@@ -33,6 +36,9 @@ class Interrupted(KeyboardInterrupt):
 def interruptible(grace_seconds: float | None = None, *, on_save: Callable[[], None] | None = None) -> Generator[None]:
     """Raise `Interrupted` in the body for these signals, in the main thread of the process.
 
+    Python discards what is raised in a ``__del__`` method or in a callback of a weak reference, so a signal that arrives there is sent
+    again.
+
     ``grace_seconds``: the body calls `end_if_asked`, which raises for SIGTERM; after that time it is raised anywhere. The body
     also calls `save_asked`. None: it calls neither. ``on_save``: called for SIGUSR1 instead. A signal that the process ignores, as
     under nohup, or that it handles itself is left alone.
@@ -46,10 +52,7 @@ def interruptible(grace_seconds: float | None = None, *, on_save: Callable[[], N
             _interrupt(number, frame)
             return
         _asked.append(number)
-        timer = threading.Timer(grace_seconds, os.kill, (os.getpid(), number))
-        timer.daemon = True
-        timer.start()
-        _timers.append(timer)
+        _send_after(grace_seconds, number)
 
     handlers: dict[int, Callable[[int, FrameType | None], None]] = dict.fromkeys(_NUMBERS, _interrupt)
     handlers[signal.SIGTERM] = ask
@@ -60,9 +63,19 @@ def interruptible(grace_seconds: float | None = None, *, on_save: Callable[[], N
     before = {number: handler for number in handlers if (handler := signal.getsignal(number)) in defaults}
     for number in before:
         signal.signal(number, handlers[number])
+    report = sys.unraisablehook
+
+    def send_again(discarded: sys.UnraisableHookArgs) -> None:
+        if isinstance(discarded.exc_value, Interrupted):
+            _send_after(_AGAIN_SECONDS, discarded.exc_value.number)
+        else:
+            report(discarded)
+
+    sys.unraisablehook = send_again
     try:
         yield
     finally:
+        sys.unraisablehook = report
         _stop_timers()
         _asked.clear()
         _to_save.clear()
@@ -75,6 +88,13 @@ def end_if_asked() -> None:
     if _asked:
         _stop_timers()
         raise Interrupted(_asked[0])
+
+
+def _send_after(seconds: float, number: int) -> None:
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()
+    _timers.append(timer)
 
 
 def _stop_timers() -> None:
