@@ -325,7 +325,8 @@ class Runner:
             raise MissingRewardError(_missing(job, result, run.trace.rewards))
         if given:
             raise RewardError(
-                f"task {job.task_id!r}: {source} {show(value)}, but reward() was called as well; give the reward once"
+                f"task {job.task_id!r}: {source} {show(value)}, but reward() was called as well; give the reward once: "
+                "return it, or pass all parts to reward() and return None"
             )
         try:
             reward(check_reward(value), name="return")
