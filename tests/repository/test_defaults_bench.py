@@ -218,7 +218,7 @@ def test_the_report_averages_no_rows_of_other_cpus_or_other_defaults() -> None:
     assert "defaults, basis of earlier defaults\n" in text
     assert "fast against defaults, 6 paired runs of 6 agents" in text
     assert "fast: no run has the agent, seed and basis of a run with defaults" in text
-    assert "other against fast, 1 paired runs of 1 agents" in "\n".join(report.lines(rows, "fast"))
+    assert "other against fast, 1 paired run of 1 agent\n" in "\n".join(report.lines(rows, "fast"))
 
 
 def test_the_report_compares_over_all_cpus_what_is_paired_on_each() -> None:
@@ -282,7 +282,7 @@ def test_a_change_of_what_auto_means_is_another_basis(monkeypatch: pytest.Monkey
 def test_a_run_whose_evaluation_was_left_out_is_named_and_counts_in_no_mean() -> None:
     text = "\n".join(report.lines([row("query", gain=1.0), replace(row("query", 1), after=[None] * 4)]))
     assert "without query, seed 1, defaults: all rollouts of an evaluation were left out" in text
-    assert ", 1 runs" in text
+    assert ", 1 run\n" in text
     assert "nan" not in text
 
 

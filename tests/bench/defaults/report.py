@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
+from lightning_core.errors import plural
 from lightning_core.records.statistics.intervals import Estimate
 from tests.bench.defaults.classes import solved_classes
 from tests.bench.defaults.results import Row
@@ -31,7 +32,7 @@ def lines(rows: Sequence[Row], against: str = BASELINE.name) -> Iterator[str]:
         found = [row for row in rows if _conditions(row) == key]
         own = [row for row in found if row.is_known]
         groups = variants(own)
-        yield f"The {suite} suite, {minutes:g} minutes of two cores, {cpu}, {_threads(threads)}, {len(own)} runs"
+        yield f"The {suite} suite, {minutes:g} minutes of two cores, {cpu}, {plural(threads, 'thread')}, {plural(len(own), 'run')}"
         for row in found:
             if not row.is_known:
                 yield f"without {row.agent}, seed {row.seed}, {row.variant}: all rollouts of an evaluation were left out"
@@ -55,14 +56,20 @@ def _over_cpus(rows: Sequence[Row], against: str) -> Iterator[str]:
         for name, members in groups.items():
             cpus = sorted({row.cpu for _, row in pairs(baseline, members)})
             if name != against and len(cpus) > 1:
-                given = f"{minutes:g} minutes of two cores, {_threads(threads)}"
+                given = f"{minutes:g} minutes of two cores, {plural(threads, 'thread')}"
                 yield f"The {suite} suite, {given}, pairs of {' and '.join(cpus)}"
                 yield from _comparison(name, against, baseline, members)
                 yield ""
 
 
-def _threads(count: int) -> str:
-    return "1 thread" if count == 1 else f"{count} threads"
+def names(rows: Sequence[Row]) -> list[str]:
+    """The variants that others can be compared with: the defaults, and all that the report of ``rows`` names."""
+    tables: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        if row.is_known:
+            for key in (_conditions(row), (row.suite, row.minutes, row.threads)):
+                tables.setdefault(key, []).append(row)
+    return list(dict.fromkeys([BASELINE.name, *(name for own in tables.values() for name in variants(own))]))
 
 
 def _conditions(row: Row) -> tuple[str, float, str, int]:
@@ -137,7 +144,7 @@ def _comparison(name: str, against: str, baseline: Sequence[Row], rows: Sequence
         yield f"{name}: no run has the agent, seed and basis of a run with {against}"
         return
     runs = sum(map(len, differences.values()))
-    yield f"{name} against {against}, {runs} paired runs of {len(differences)} agents"
+    yield f"{name} against {against}, {plural(runs, 'paired run')} of {plural(len(differences), 'agent')}"
     if other := sum(one.commit != row.commit for one, row in pairs(baseline, rows)):
         yield f"  {other} of them ran at two commits, whose speed may differ"
     yield f"  solved share {_interval(over_agents(differences))}"

@@ -14,6 +14,7 @@ import yaml
 
 from lightning_core import Config, load_config
 from lightning_core.config import dump_config
+from lightning_core.errors import ConfigError
 from lightning_core.signals.curriculum.section import sampling_floor
 from lightning_core.trainers.learning_rate import learning_rate
 from tests.bench.defaults.suite.agent import HELD_OUT, Agent
@@ -49,6 +50,24 @@ def parse_variant(text: str) -> Variant:
     if name.strip() == BASELINE.name:
         raise ValueError(f"the name {BASELINE.name!r} is taken by the shipped defaults; choose another one")
     return Variant(name=name.strip(), changes=keys)
+
+
+def parse_change(text: str) -> Variant:
+    """The variant with the one change ``key=value``, by which it is called. Raises ValueError for other texts."""
+    if not text.partition("=")[1]:
+        raise ValueError(f"found {text!r}, expected key=value, such as trainer.learning_rate=1e-5")
+    return Variant(name=text, changes=(text,))
+
+
+def check(variant: Variant, agents: Sequence[Agent]) -> None:
+    """Raises ValueError if a run of one of ``agents`` could not begin with the changes: an unknown key, a wrong value, no such rule."""
+    from lightning_core.config.build_rules import check_rules
+
+    for agent in agents:
+        try:
+            check_rules(configure(agent, variant.changes, seed=0, steps=MOST_STEPS, folder="runs"))
+        except ConfigError as error:
+            raise ValueError(f"{variant.name!r} does not fit the agent {agent.name!r}: {error}") from error
 
 
 def configure(agent: Agent, changes: Sequence[str], *, seed: int, steps: int, folder: str) -> Config:
