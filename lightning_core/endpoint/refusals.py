@@ -31,6 +31,11 @@ logger = logging.getLogger(__name__)
 _CAUSE_CHARACTERS = 100
 """Failures that begin with the same text have one cause."""
 
+_NAME_IT = (
+    "give the calls a name: mark the function that makes them with @trainable('NAME'), or add a rule under agents.named"
+)
+"""The first step for calls without a name, which the configuration cannot select."""
+
 _NEVER_RECOVERED = b"another key"
 """The digest in the key of failures that no later request can be a retry of: the same client fails again."""
 
@@ -52,6 +57,15 @@ def record_refusal(
         RefusedSpan(address, operation, path, body, error)
 
 
+def advise_base(agent: str | None) -> str:
+    """The advice to answer the calls of ``agent``, which is not trained, with the base model of the run."""
+    if agent is None:
+        how = f"{_NAME_IT}. Then set the model of NAME to 'base' under agents.frozen, or train NAME"
+    else:
+        how = "set the agent's model to 'base' under agents.frozen, or train the agent"
+    return f"To answer these calls with the base model of the run, {how}."
+
+
 def unserved_model(
     dialect: Dialect, session: Session, agent: str | None, requested: str, models: Sequence[str], *, forwards: bool
 ) -> PolicyRequestError:
@@ -66,9 +80,11 @@ def unserved_model(
         text = f"model is missing; expected the name of a model: {served}"
     if forwards and requested and requested == session.routing.stand_in:
         text = f"eval.model is {requested!r}, but the request names no provider that has it; set policy.upstream to the provider's server"
+    elif forwards and agent is None:
+        text = f"an agent without a name is not trained, and {text}. Set policy.upstream, or {_NAME_IT}. Then train NAME, or set its model "
+        text += "under agents.frozen"
     elif forwards:
-        who = "an agent without a name" if agent is None else f"agent {agent!r}"
-        text = f"{who} is not trained, and {text}. Train the agent, set its model under agents.frozen, or set policy.upstream"
+        text = f"agent {agent!r} is not trained, and {text}. Train the agent, set its model under agents.frozen, or set policy.upstream"
     return PolicyRequestError(text, status=400 if is_missing else 404, param="model")
 
 

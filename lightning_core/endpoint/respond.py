@@ -23,7 +23,7 @@ from lightning_core.endpoint.forwarding.forward import Forwarder, answer_recorde
 from lightning_core.endpoint.forwarding.upstream import Remote
 from lightning_core.endpoint.prompts import note_unknown_variables, render_prompts, warn_of_hosted_tools
 from lightning_core.endpoint.record import CallSpan
-from lightning_core.endpoint.refusals import unserved_model
+from lightning_core.endpoint.refusals import advise_base, unserved_model
 from lightning_core.endpoint.request import IncomingRequest
 from lightning_core.endpoint.sample import Sampler, SamplingJob, seeded
 from lightning_core.endpoint.sessions import Session
@@ -126,7 +126,7 @@ class Responder:
             raise unserved_model(
                 dialect, incoming.session, incoming.address.agent, requested, models, forwards=forwards
             )
-        return remote
+        return replace(remote, advice=advise_base(incoming.address.agent))
 
     def render(
         self, incoming: IncomingRequest, request: ChatRequest, model: str, kept: Sequence[KeptText] | None = None

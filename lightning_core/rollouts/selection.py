@@ -126,6 +126,7 @@ def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool 
         trained |= frozenset(name for name in marked_agents() if find_selector(frozen, name) is None)
     if not measured:
         _check_chosen(config, trained, known, failed)
+        _warn_of_frozen_marks(config, traces)
     ran = {e.name for t in traces for e in t.events if e.kind in ("agent", "node")}
     if (
         measured
@@ -155,6 +156,21 @@ def check_agents(config: Config, rollouts: Sequence[Rollout], *, measured: bool 
             )
         reached = "made no model call" if name in ran else "was not reached"
         logger.warning("the trained agent %r %s in %s", name, reached, plural(len(traces), "rollout"))
+
+
+def _warn_of_frozen_marks(config: Config, traces: Iterable[Trace]) -> None:
+    """Log a warning if a wildcard in ``agents.frozen`` freezes marked agents, and an agent without a mark is trained."""
+    if config.agents.train is not None:
+        return
+    selectors = {name: find_selector(config.agents.frozen, name) for name in marked_agents()}
+    marks = sorted(name for name, selector in selectors.items() if selector is not None and is_pattern(selector))
+    unmarked = {c.agent or DEFAULT_AGENT for t in traces for c in t.calls if c.trained} - selectors.keys()
+    if marks and unmarked:
+        logger.warning(
+            "agents.frozen: %s matches the marked agents %r, so they are not trained; the calls of %r, without a mark, are trained "
+            "instead. To train the marked agents, list them in agents.train, which precedes a wildcard",
+            *(", ".join(sorted({repr(selectors[name]) for name in marks})), marks, sorted(unmarked)),
+        )
 
 
 def _not_reached(

@@ -33,11 +33,10 @@ def resolve_served(model: str, checkpoint: str | None, overrides: Sequence[str])
             f"{model!r} is neither a run's folder (config.yaml) nor a model's (config.json); "
             "to serve a checkpoint, pass its run's folder and --checkpoint"
         )
-    if not folder.exists() and (folder.parts[:1] == ("runs",) or _has_runs(folder.parent)):
-        raise ConfigError(
-            f"there is no run {model!r}; `lightning-rl runs {folder.parent}` lists those in {str(folder.parent)!r}. Expected a run's "
-            "folder, a model's folder, or a model's name"
-        )
+    from lightning_core.records.run_folder.runs import missing_run
+
+    if (missing := missing_run(folder)) is not None:
+        raise ConfigError(f"{missing}. Expected a run's folder, a model's folder, or a model's name")
     if folder.suffix in (".yaml", ".yml"):
         raise ConfigError(
             f"{model!r} is a configuration; expected a run's folder such as runs/latest, a model's folder, a model's name, "
@@ -46,9 +45,3 @@ def resolve_served(model: str, checkpoint: str | None, overrides: Sequence[str])
     if checkpoint is not None:
         raise ConfigError(f"--checkpoint requires a run's folder; {model!r} is not one")
     return load_config({"policy": {"model": model}}, overrides), None
-
-
-def _has_runs(folder: Path) -> bool:
-    from lightning_core.records.run_folder.runs import run_folders
-
-    return folder != Path() and folder.is_dir() and next(run_folders(folder), None) is not None

@@ -20,7 +20,7 @@ from lightning_core.capture.signatures import sign_origin
 from lightning_core.endpoint.forwarding.upstream import UpstreamServer
 from lightning_core.endpoint.server import Routing
 from lightning_core.testing.recording_server import RecordingServer, recording_server
-from tests.endpoint.serving import HI, TRAINED, client_in_scope, serve, serve_backend, serve_upstream
+from tests.endpoint.serving import HI, TRAINED, client_in_rollout, client_in_scope, serve, serve_backend, serve_upstream
 
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
@@ -189,8 +189,25 @@ def test_a_dead_upstream_is_an_infrastructure_failure_with_a_clear_error(stream:
     ):
         list(client.chat.completions.create(model="gpt", messages=HI, stream=stream))
     assert "could not reach http://127.0.0.1:9" in str(caught.value)
+    assert "set the agent's model to 'base' under agents.frozen, or train the agent." in str(caught.value)
     assert len(run.infrastructure) == 1
     assert run.trace.calls[0].error is not None
+
+
+def test_the_advice_on_a_dead_upstream_can_be_followed_without_a_name():
+    with serve(upstream="http://127.0.0.1:9/v1") as endpoint, client_in_rollout(endpoint, TRAINED) as (_, client):
+        response = client.post("/chat/completions", json={"model": "gpt", "messages": HI})
+    assert "give the calls a name: mark the function that makes them with @trainable('NAME')" in response.text
+    assert "Then set the model of NAME to 'base' under agents.frozen, or train NAME." in response.text
+    assert "the agent's model" not in response.text
+
+
+def test_an_unknown_model_of_an_agent_without_a_name_is_a_404_that_says_how_to_name_it():
+    with serve() as endpoint, client_in_rollout(endpoint, TRAINED) as (_, client):
+        response = client.post("/chat/completions", json={"model": "gpt-x", "messages": HI})
+    assert response.status_code == 404
+    assert "mark the function that makes them with @trainable('NAME')" in response.text
+    assert "Then train NAME, or set its model under agents.frozen" in response.text
 
 
 def test_json_and_a_tool_call_are_instructions_in_the_prompt():

@@ -41,7 +41,8 @@ def runs(home: Path) -> Path:
         (["credit", "runs/first"], ["no store at"]),
         (["credit", "runs/first", "--rule", "nosuch"], ["credit.rewards: found 'nosuch', expected"]),
         (["credit", "runs/first", "trainer.steps=1"], ["recorded rollouts cannot be reconfigured"]),
-        (["eval", "runs/typo"], ["no configuration file at 'runs/typo'"]),
+        (["eval", "runs/typo"], ["there is no run 'runs/typo'", "lightning-rl runs runs", "a run's folder or a configuration file"]),
+        (["eval", "runs/typo.yaml"], ["no configuration file at 'runs/typo.yaml'"]),
         (["eval", "runs/first"], ["'runs/first' has no checkpoint yet"]),
         (["eval", "runs/first", "--checkpoint", "step-5"], ["'runs/first' has no checkpoint yet"]),
         (["eval", "notes"], ["'notes' is a folder, but not a run's"]),
@@ -77,7 +78,8 @@ def test_a_wrong_path_is_named(runs: Path, attempt: Try, arguments: list[str], w
 def test_export_needs_a_run_with_a_checkpoint(runs: Path, attempt: Try, out: str) -> None:
     pytest.importorskip("torch")
     (runs.parent / "notes" / "text.md").write_text("mine")
-    attempt(["export", "runs/typo", "out"], 2, "'runs/typo' is not a run's folder")
+    attempt(["export", "runs/typo", "out"], 2, "there is no run 'runs/typo'", "lightning-rl runs runs")
+    attempt(["export", "notes", "out"], 2, "'notes' is not a run's folder")
     attempt(["export", "runs/first", "out"], 2, "has no checkpoint yet")
     attempt(["export", "runs/first", out], 2, f"'{out}' exists and is not an empty folder")
 

@@ -80,6 +80,24 @@ def test_all_agents_are_trained(program: Program) -> None:
     assert program.provider.requests == []
 
 
+@pytest.mark.parametrize(("frozen", "warned"), [("*", True), ("judge*", False), ("writer", False)])
+def test_a_wildcard_that_freezes_a_marked_agent_is_a_warning_if_calls_without_a_mark_are_trained(
+    program: Program, caplog: pytest.LogCaptureFixture, frozen: str, warned: bool
+) -> None:
+    write = trainable("writer")(lambda: program.ask("write"))
+
+    def solve(task: Any) -> float:
+        write()
+        program.ask("judge")
+        return 1.0
+
+    groups = program.run(solve, agents={"frozen": {frozen: "base"}})
+    assert ("writer", frozen.startswith("judge")) in agents_of(groups)
+    text = "agents.frozen: '*' matches the marked agents ['writer'], so they are not trained; the calls of ['agent']"
+    assert caplog.text.count(text) == warned
+    assert ("matches the marked agents" in caplog.text) == warned
+
+
 def test_all_includes_calls_without_a_name(program: Program) -> None:
     def solve(task: Any) -> float:
         program.ask()

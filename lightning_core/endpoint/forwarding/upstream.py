@@ -30,6 +30,8 @@ class Remote:
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     credentials: str = "no key"
     """Description of the key's owner, for display."""
+    advice: str = ""
+    """A sentence for the error if the server is not reached."""
 
     @property
     def shown(self) -> str:
@@ -168,10 +170,7 @@ class UpstreamClient:
             problem = (
                 f"could not reach {remote.shown}: {describe(error)}. Check that the model server is running{advice}"
             )
-        return UpstreamError(
-            f"{problem}. To answer these calls with the base model of the run, set the agent's model to 'base' under agents.frozen, or "
-            "train the agent."
-        )
+        return UpstreamError(f"{problem}. {remote.advice}" if remote.advice else problem)
 
 
 def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

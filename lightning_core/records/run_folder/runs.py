@@ -97,6 +97,17 @@ def run_folders(folder: Path) -> Iterator[Path]:
             yield path
 
 
+def missing_run(path: Path) -> str | None:
+    """The problem if there is nothing at ``path``, which is in a folder of runs; None otherwise."""
+    parent = path.parent
+    if path.exists() or path.suffix in (".yaml", ".yml"):
+        return None
+    has_runs = parent != Path() and parent.is_dir() and next(run_folders(parent), None) is not None
+    if not has_runs and path.parts[:1] != ("runs",):
+        return None
+    return f"there is no run {str(path)!r}; `lightning-rl runs {parent}` lists those in {str(parent)!r}"
+
+
 def read_run(folder: Path) -> RunInfo:
     """The run in ``folder``. Files that are missing or damaged count as absent."""
     config = _config(folder / "config.yaml")

@@ -152,7 +152,7 @@ def compare_answers(
         answers = _by_answer(given)
         found = {answer: rewards for answer, rewards in answers.items() if len(rewards.keys() & set(ids)) > 1}
     if not found:
-        return AnswersOfRun(_distinct(given), None, problem or "no answer was given to two of the tasks")
+        return AnswersOfRun(_distinct(given), None, problem or "no answer occurred for more than one task")
     lowest = min(g.reward for g in given)
     rewards = {answer: [known.get(task, lowest) for task in ids] for answer, known in found.items()}
     best = max(sorted(rewards), key=lambda answer: math.fsum(rewards[answer]))

@@ -66,6 +66,10 @@ def baseline(options: argparse.Namespace) -> int:
 
 def evaluate(options: argparse.Namespace) -> int:
     """Run ``lightning-rl eval``; returns its exit code."""
+    from lightning_core.records.run_folder.runs import missing_run
+
+    if (missing := missing_run(Path(options.config))) is not None:
+        raise ConfigError(f"{missing}. Expected a run's folder or a configuration file")
     return _evaluate(options)
 
 

@@ -16,7 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_core.errors import ConfigError, LightningError
+from lightning_core.errors import ConfigError, InfrastructureError, LightningError
+from lightning_core.records.failures import causes
 from lightning_core.rollouts.log_format import DEBUG_VARIABLE, configure_logging
 from lightning_core.tools import exits
 from lightning_core.tools.cli import completion as cli_completion
@@ -257,7 +258,7 @@ def _train(options: argparse.Namespace) -> int:
         folder = Path(config.run.dir) / (config.run.name or "latest")
         if _is_of_this_run(folder, since=began):
             options.folder = folder
-            error.add_note(_how_to_resume(folder, config, options))
+            error.add_note(_how_to_resume(error, folder, config, options))
             if not isinstance(error, KeyboardInterrupt):
                 _show_ledger(folder)
         raise
@@ -306,14 +307,18 @@ def _print_verl_config(config: Config) -> int:
     return exits.OK
 
 
-def _how_to_resume(folder: Path, config: Config, options: argparse.Namespace) -> str:
+def _how_to_resume(error: BaseException, folder: Path, config: Config, options: argparse.Namespace) -> str:
     from lightning_core.records.run_folder.checkpoints import checkpoints
 
     resumable = checkpoints(folder)
     kept = [text for text in options.overrides if not text.startswith(("run.name=", "run.resume="))]
     words = [options.config, *kept, *([f"run.name={config.run.name}"] if config.run.name else []), "--resume"]
     saved = f"The last checkpoint is {resumable[-1]}" if resumable else "No checkpoint was written yet"
-    return f"{saved}; to continue: lightning-rl train {shlex.join(words)}"
+    # An error of the configuration, the agent or the machine would recur.
+    first = next(causes(error))
+    may_pass = isinstance(first, InfrastructureError) or not isinstance(first, Exception)
+    how = "to continue" if may_pass else "after the correction, continue with"
+    return f"{saved}; {how}: lightning-rl train {shlex.join(words)}"
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from lightning_core.config.resolve import PolicySettings, policy_settings
 from lightning_core.errors import ConfigError
 from lightning_core.records.run_folder.checkpoints import checkpoint_step, choose_checkpoint
 from lightning_core.records.run_folder.configs import config_of_step
+from lightning_core.records.run_folder.runs import missing_run
 from lightning_core.trainers.own_model import own_model
 from lightning_core.trainers.verl.export import exported_model
 
@@ -43,6 +44,8 @@ def find_trained(
     that replace the run's, such as ``policy.model`` for a model that was moved. Raises `ConfigError` if there is no such
     run, checkpoint or policy.
     """
+    if (missing := missing_run(run)) is not None:
+        raise ConfigError(f"{missing}. Expected a run's folder")
     if not (run / "config.yaml").is_file():
         raise ConfigError(f"{str(run)!r} is not a run's folder: expected config.yaml and checkpoints/ in it")
     chosen = choose_checkpoint(run, checkpoint)

@@ -13,6 +13,13 @@ from typing import Any
 import pytest
 
 from lightning_core.config import Config
+from lightning_core.errors import (
+    ConfigError,
+    CreditError,
+    InfrastructureError,
+    MissingRewardError,
+    TrainingError,
+)
 from lightning_core.records.report import Summary
 from lightning_core.records.results import Evaluation, to_evaluation
 from lightning_core.records.run_folder.checkpoints import mark_best
@@ -120,6 +127,27 @@ def test_interrupted(
     loop(raises(KeyboardInterrupt()), found)
     assert main(["train", "c.yaml", "run.name=a"]) == 130
     assert capsys.readouterr().err == f"\nlightning-rl: interrupted. {expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "how"),
+    [
+        (InfrastructureError("the server is down"), "to continue"),
+        (ConfigError("agents.train names 'x'"), "after the correction, continue with"),
+        (TrainingError("all 4 rollouts failed"), "after the correction, continue with"),
+        (MissingRewardError("no reward"), "after the correction, continue with"),
+        (ExceptionGroup("", [CreditError("no rule")]), "after the correction, continue with"),
+        (OSError(28, "No space left on device"), "after the correction, continue with"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_the_same_command_is_advised_only_if_the_cause_may_pass(
+    home: Path, loop: Install, capsys: pytest.CaptureFixture[str], error: Exception, how: str
+) -> None:
+    loop(raises(error), [])
+    assert main(["train", "c.yaml", "run.name=a"]) in (1, 2)
+    text = capsys.readouterr().err
+    assert f"No checkpoint was written yet; {how}: lightning-rl train c.yaml run.name=a --resume" in text
 
 
 def test_eval_of_a_run(run_folder: Path, loop: Install, capsys: pytest.CaptureFixture[str]) -> None:
