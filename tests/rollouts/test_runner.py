@@ -161,7 +161,8 @@ def test_a_failure_of_the_machinery_is_repeated_even_if_the_agent_swallows_it():
         (lambda task: None, "task '0' ended without a reward: the agent returned None. Return a number, call reward"),
         (
             lambda task: reward(1.0) or 1.0,
-            "task '0': the agent returned 1.0, but reward() was called as well; give the reward once: return it, or pass all parts to reward() and return None",
+            "task '0': the agent returned 1.0, but reward() was called as well; give the reward once: "
+            "return it, or pass all parts to reward() and return None",
         ),
     ],
 )
