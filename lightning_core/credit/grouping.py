@@ -106,9 +106,13 @@ def equalise(groups: Sequence[Sequence[Value]], outcomes: Mapping[str, Hashable]
     for group in groups:
         first, *others = dict.fromkeys(outcomes.get(v.rollout) for v in group)
         same = first is not None and all(agree(first, other) for other in others)
-        mean = math.fsum(v.weight * v.value for v in group) / math.fsum(v.weight for v in group)
-        found.append([replace(v, value=mean) for v in group] if same else list(group))
+        found.append(_as_equal(group) if same else list(group))
     return found
+
+
+def _as_equal(group: Sequence[Value]) -> list[Value]:
+    mean = math.fsum(v.weight * v.value for v in group) / math.fsum(v.weight for v in group)
+    return [replace(v, value=mean) for v in group]
 
 
 def _key_of(episode: Episode, rule: GroupKey) -> Sequence[str]:

@@ -75,7 +75,8 @@ def interruptible(grace_seconds: float | None = None, *, on_save: Callable[[], N
     try:
         yield
     finally:
-        sys.unraisablehook = report
+        if sys.unraisablehook is send_again:  # else the body has set another one
+            sys.unraisablehook = report
         _stop_timers()
         _asked.clear()
         _to_save.clear()

@@ -68,3 +68,10 @@ def test_other_discarded_exceptions_are_reported_as_before(monkeypatch: pytest.M
         del target
         assert reference() is None
     assert [str(error) for error in reported] == ["in a callback"]
+
+
+def test_a_hook_that_the_body_sets_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    with interruptible():
+        sys.unraisablehook = print
+    assert sys.unraisablehook is print
