@@ -18,7 +18,7 @@ from lightning_core.config.rule_names import function_of
 from lightning_core.credit import CreditRules, assign_credit
 from lightning_core.testing import Playground, open_playground
 from lightning_core.testing.programs import run_async
-from lightning_core.tools.doctor.gather import cpu_model
+from tests.bench.cpu import cpu
 from tests.bench.defaults import report
 from tests.bench.defaults.queue import left, steps_of, wanted
 from tests.bench.defaults.results import Row, append, read
@@ -114,7 +114,7 @@ def row(agent: str = "route", seed: int = 0, *, variant: Variant = BASELINE, gai
         seed=seed,
         minutes=3.0,
         commit="c",
-        cpu=cpu_model(),
+        cpu=cpu(),
         threads=2,
         basis=basis(agents_of("first")[agent]) if agent in agents_of("first") else "",
         steps=steps,
@@ -181,7 +181,7 @@ def test_a_task_that_was_left_out_counts_in_no_mean() -> None:
 def test_the_report_has_all_agents_and_compares_variants() -> None:
     baseline, changed = table({str(n): [1.0, 1.0] for n in range(6)})
     text = "\n".join(report.lines([*baseline, *changed]))
-    assert f"The first suite, 3 minutes of two cores, {cpu_model()}, 2 threads, 24 runs" in text
+    assert f"The first suite, 3 minutes of two cores, {cpu()}, 2 threads, 24 runs" in text
     assert "fast: trainer.learning_rate=5e-5 policy.train_layers=15" in text
     assert "solved share +0.250 [+0.250, +0.250]" in text
     assert "worse by more than their interval: not known; 6 agents have too few seeds for an interval (3)" in text
@@ -213,7 +213,7 @@ def test_the_report_averages_no_rows_of_other_cpus_or_other_defaults() -> None:
     earlier = replace(here[0], basis="of earlier defaults", after=[0.0] * 4)
     rows = [earlier, *here, *changed, *elsewhere, other]
     text = "\n".join(report.lines(rows))
-    assert f"{cpu_model()}, 2 threads, 13 runs" in text
+    assert f"{cpu()}, 2 threads, 13 runs" in text
     assert "another CPU, 2 threads, 7 runs" in text
     assert "defaults, basis of earlier defaults\n" in text
     assert "fast against defaults, 6 paired runs of 6 agents" in text
@@ -227,7 +227,7 @@ def test_the_report_compares_over_all_cpus_what_is_paired_on_each() -> None:
     elsewhere = [replace(r, after=[0.0] * 4) if r.variant == "fast" else r for r in elsewhere]
     text = "\n".join(report.lines([*baseline, *changed, *elsewhere]))
     *_, over_all = text.split("The first suite")
-    assert f"2 threads, pairs of {' and '.join(sorted([cpu_model(), 'another CPU']))}" in over_all
+    assert f"2 threads, pairs of {' and '.join(sorted([cpu(), 'another CPU']))}" in over_all
     assert "fast against defaults, 12 paired runs of 6 agents" in over_all
     assert "solved share +0.000 [" in over_all
     assert "pairs of" not in "\n".join(report.lines([*baseline, *changed, *elsewhere[:6]]))

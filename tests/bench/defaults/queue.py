@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lightning_core.tools.doctor.gather import cpu_model
+from tests.bench.cpu import cpu
 from tests.bench.defaults.results import Key, Row
 from tests.bench.defaults.suites import agents_of
 from tests.bench.defaults.variant import MOST_STEPS, Variant, basis
@@ -35,7 +35,7 @@ def wanted(
     suite: str, agents: Sequence[str], variants: Sequence[Variant], *, seeds: int, minutes: float, threads: int
 ) -> Iterator[Run]:
     """All variants of an agent follow each other, so the finished part of a queue compares them."""
-    bases, cpu = {name: basis(agents_of(suite)[name]) for name in agents}, cpu_model()
+    bases, name_of_cpu = {name: basis(agents_of(suite)[name]) for name in agents}, cpu()
     for seed in range(seeds):
         for agent in agents:
             for variant in variants:
@@ -46,7 +46,7 @@ def wanted(
                     seed=seed,
                     minutes=minutes,
                     basis=bases[agent],
-                    cpu=cpu,
+                    cpu=name_of_cpu,
                     threads=threads,
                 )
 

@@ -16,8 +16,8 @@ from typing import Any
 from lightning_core.observers import open as observers
 from lightning_core.records.statistics.held_out import held_out_by_task
 from lightning_core.records.store import Store
-from lightning_core.tools.doctor.gather import cpu_model
 from tests.bench.commit import current_commit
+from tests.bench.cpu import cpu
 from tests.bench.defaults.budget import ProcessorBudget
 from tests.bench.defaults.results import Row, append
 from tests.bench.defaults.suite.agent import constant_reward, split
@@ -52,7 +52,7 @@ def train(suite: str, name: str, variant: Variant, *, seed: int, minutes: float,
         commit=current_commit(
             "lightning_core", "integrations", "tests/bench/defaults/suite", "tests/bench/defaults/second"
         ),
-        cpu=cpu_model(),
+        cpu=cpu(),
         threads=_threads(),
         basis=basis(agent),
         steps=result.summary.steps,

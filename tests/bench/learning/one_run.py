@@ -18,8 +18,8 @@ from statistics import fmean
 from lightning_core import Config, evaluate, fit, load_config
 from lightning_core.loop import Evaluation
 from lightning_core.records.run_folder.checkpoints import checkpoints
-from lightning_core.tools.doctor.gather import cpu_model
 from tests.bench.commit import current_commit
+from tests.bench.cpu import cpu
 from tests.bench.learning import trl_arm
 from tests.bench.learning.records import EVALUATED, UNTRAINED, Record, append
 from tests.bench.learning.studies import STUDIES, configured, located, settings_digest
@@ -43,7 +43,7 @@ def run(name: str, arm: str, seed: int, *, data: Path, work: Path) -> Record:
         seed=seed,
         settings=settings_digest(study, arm),
         commit=current_commit(".", ":!tests/bench/learning/results.jsonl"),
-        cpu=cpu_model(),
+        cpu=cpu(),
         date=time.strftime("%Y-%m-%d"),
         held_out={},
     )
