@@ -30,13 +30,14 @@ def runs(home: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["trace", "runs/typo"], ["'runs/typo' does not exist; expected a run's folder such as runs/latest"]),
+        (["trace", "runs/typo"], ["'runs/typo' does not exist; expected a run's folder such as runs/latest", "lightning-rl runs runs"]),
         (["trace", "notes"], ["'notes' is a folder, but not a run's: expected config.yaml"]),
         (["trace", "runs/first"], ["no store at 'runs/first/store.db'"]),
         (["trace", "runs/damaged"], ["'runs/damaged/store.db' cannot be opened as a run's store"]),
         (["trace", "nosuch.jsonl"], ["'nosuch.jsonl' does not exist"]),
         (["trace", "train.jsonl"], ["no traces could be read from 'train.jsonl'", "expected OTLP/JSON", "['id', 'prompt']"]),
-        (["credit", "runs/typo"], ["'runs/typo' does not exist; expected a run's folder"]),
+        (["credit", "runs/typo"], ["'runs/typo' does not exist; expected a run's folder", "lightning-rl runs runs"]),
+        (["sft", "runs/typo"], ["'runs/typo' does not exist; expected a run's folder", "lightning-rl runs runs"]),
         (["credit", "lightning.yaml"], ["'lightning.yaml' is a file; expected a run's folder"]),
         (["credit", "runs/first"], ["no store at"]),
         (["credit", "runs/first", "--rule", "nosuch"], ["credit.rewards: found 'nosuch', expected"]),

@@ -163,13 +163,14 @@ def test_an_improvement_that_does_not_beat_the_best_constant_answer_is_one_of_fo
     assert "Best constant answer not computed: no answer occurred for more than one task.\n" in out
 
 
-def test_much_waste_ends_with_advice_unless_a_monitor_or_solved_tasks_explain_it(
+def test_much_waste_ends_with_advice_unless_a_monitor_failures_or_solved_tasks_explain_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     wasted: dict[str, object] = {"groups": 80, "groups_wasted": 60}
     assert "all their advantages were 0. Measured to help: solved examples" in printed(summary(**wasted), capsys)
     explained = replace(cast("Any", OVERVIEW["monitors"])[0], monitor="wasted_groups")
-    for reason in ({"monitors": (explained,)}, {"solved": SolvedTasks(tasks=20, before=5, after=19)}):
+    failures, solved = {"rollouts_failed": 960}, {"solved": SolvedTasks(tasks=20, before=5, after=19)}
+    for reason in ({"monitors": (explained,)}, failures, solved):
         assert "all their advantages were 0.\n" in printed(summary(**wasted, **reason), capsys)
 
 

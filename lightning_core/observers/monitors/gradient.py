@@ -10,6 +10,7 @@ from lightning_core.observers.monitors.reading import last, mean, number, period
 
 _SOLVED = 0.9
 _FEW_GROUPS = 8
+_MOST = 0.5
 _EXAMPLES = (
     "solved examples in the prompt (mean reward 0 → 0.48; with examples of the answers that no attempt gave, a run ended at 0.99 solved in "
     "place of 0.53)"
@@ -51,6 +52,8 @@ def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str
     reward = mean(lines, "reward") or 0.0
     if solved(lines) >= _SOLVED:
         return f"{text}, and {solved(lines):.0%} of the rollouts are solved. Use harder tasks, or end the run"
+    if (failures := _failures(lines)) is not None:
+        return f"{text} (mean {reward:.3f}). {failures}"
     if reward == 0:
         return (
             f"{text}: 0. The tasks are too hard, or the reward is 0 for every response. Check the reward with lightning-rl trace. "
@@ -86,9 +89,32 @@ def wasted_groups(
     if any(number(line, "tokens_distilled", "tokens_ce") for line in lines):
         return None
     without = f", and {empty} of {len(lines)} steps had none at all" if empty else ""
+    text = f"{wasted:.0f} of the {groups:.0f} groups of {period(len(lines))} ({wasted / groups:.0%}) had no gradient{without}"
+    if (cause := _failures(lines) or _constant(lines)) is not None:
+        return f"{text}. {cause}"
+    return f"{text}, for example because their attempts earned the same. {LEVERS}"
+
+
+def _failures(lines: History) -> str | None:
+    """The cause if most rollouts failed: no other setting makes attempts differ that raise the same exception."""
+    failed = share(lines, "rollouts_failed", "rollouts")
+    if failed is None or failed < _MOST:
+        return None
     return (
-        f"{wasted:.0f} of the {groups:.0f} groups of {period(len(lines))} ({wasted / groups:.0%}) had no gradient{without}, for "
-        f"example because their attempts earned the same. {LEVERS}"
+        f"{failed:.0%} of the rollouts failed, and attempts that all fail have the same reward: correct the agent first; "
+        "lightning-rl trace lists the errors"
+    )
+
+
+def _constant(lines: History) -> str | None:
+    """The cause if every rollout earned the same, and not nothing."""
+    reward = mean(lines, "reward")
+    rewards = {number(line, "reward") for line in lines}
+    if not reward or len(rewards) > 1 or any(number(line, "reward_std") != 0 for line in lines):
+        return None
+    return (
+        f"Every rollout earned {reward:.3g}: the reward does not depend on the response, or all responses are equal. Check the reward with "
+        "lightning-rl trace"
     )
 
 

@@ -99,13 +99,18 @@ def run_folders(folder: Path) -> Iterator[Path]:
 
 def missing_run(path: Path) -> str | None:
     """The problem if there is nothing at ``path``, which is in a folder of runs; None otherwise."""
+    if path.exists() or not (where := other_runs(path)):
+        return None
+    return f"there is no run {str(path)!r}{where}"
+
+
+def other_runs(path: Path) -> str:
+    """The command that lists the runs beside ``path``, for the end of a message that there is none; empty if that is no folder of runs."""
     parent = path.parent
-    if path.exists() or path.suffix in (".yaml", ".yml"):
-        return None
     has_runs = parent != Path() and parent.is_dir() and next(run_folders(parent), None) is not None
-    if not has_runs and path.parts[:1] != ("runs",):
-        return None
-    return f"there is no run {str(path)!r}; `lightning-rl runs {parent}` lists those in {str(parent)!r}"
+    if path.suffix in (".yaml", ".yml") or not (has_runs or path.parts[:1] == ("runs",)):
+        return ""
+    return f"; `lightning-rl runs {parent}` lists those in {str(parent)!r}"
 
 
 def read_run(folder: Path) -> RunInfo:

@@ -36,8 +36,11 @@ def credit(options: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
     folder = as_run_folder(options.config)
     if folder is None:
-        state = "is a file" if Path(options.config).exists() else "does not exist"
-        raise ConfigError(f"{options.config!r} {state}; expected a run's folder, such as runs/latest")
+        from lightning_core.records.run_folder.runs import other_runs
+
+        path = Path(options.config)
+        state, others = ("is a file", "") if path.exists() else ("does not exist", other_runs(path))
+        raise ConfigError(f"{options.config!r} {state}; expected a run's folder, such as runs/latest{others}")
     overrides = [*([f"credit.rewards={options.rule}"] if options.rule else []), *options.overrides]
     unsupported = next((text for text in overrides if not _SETTING.match(text)), None)
     if unsupported is not None:

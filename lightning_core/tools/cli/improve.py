@@ -59,6 +59,7 @@ def improve(options: argparse.Namespace) -> int:
     from lightning_core.config import load_config
     from lightning_core.records.atomic import write_atomically
     from lightning_core.records.run_folder.lock import running
+    from lightning_core.records.run_folder.runs import other_runs
     from lightning_core.records.statistics.prices import read_prices
     from lightning_core.rollouts.interrupts import interruptible
     from lightning_core.tools.improve.pipeline import ImprovementLimits, ImprovementPipeline
@@ -70,8 +71,9 @@ def improve(options: argparse.Namespace) -> int:
     skip = _skipped(options.skip)
     if options.teach and options.model is None:
         raise ConfigError("--teach requires --model, the model that solves the tasks")
-    if missing := [source for source in options.traces if not path_and_phase(source)[0].exists()]:
-        raise ConfigError(f"--traces {missing[0]!r} does not exist; expected a run's folder, or traces")
+    if missing := [path for source in options.traces if not (path := path_and_phase(source)[0]).exists()]:
+        others = other_runs(missing[0])
+        raise ConfigError(f"--traces {str(missing[0])!r} does not exist; expected a run's folder, or traces{others}")
     for name in ("minutes", "usd"):
         if (value := getattr(options, name)) is not None and value <= 0:
             raise ConfigError(f"--{name} is {value:g}; expected a number above 0")

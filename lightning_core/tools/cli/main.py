@@ -314,10 +314,13 @@ def _how_to_resume(error: BaseException, folder: Path, config: Config, options: 
     kept = [text for text in options.overrides if not text.startswith(("run.name=", "run.resume="))]
     words = [options.config, *kept, *([f"run.name={config.run.name}"] if config.run.name else []), "--resume"]
     saved = f"The last checkpoint is {resumable[-1]}" if resumable else "No checkpoint was written yet"
-    # An error of the configuration, the agent or the machine would recur.
     first = next(causes(error))
-    may_pass = isinstance(first, InfrastructureError) or not isinstance(first, Exception)
-    how = "to continue" if may_pass else "after the correction, continue with"
+    if not isinstance(first, Exception):
+        how = "to continue"
+    elif isinstance(first, InfrastructureError):
+        how = "when the cause has passed or is removed, continue with"
+    else:  # an error of the configuration, the agent or the machine would recur
+        how = "after the correction, continue with"
     return f"{saved}; {how}: lightning-rl train {shlex.join(words)}"
 
 

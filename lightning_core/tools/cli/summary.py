@@ -19,6 +19,8 @@ from lightning_core.tools.cli.console import Column, FirstThatFits, make_table
 
 _MUCH_WASTE = 0.5
 """Share of the groups without a gradient from which on the summary has advice."""
+_MANY_FAILURES = 0.5
+"""Share of the rollouts that failed from which on these are the cause: the next lines show the first error."""
 _SOLVED = 0.9
 _ENDINGS = {
     "failed": "failed (scored with the reward so far, or 0)",
@@ -155,7 +157,7 @@ def _waste(summary: Summary) -> Iterator[str]:
     if summary.groups_wasted:
         share = summary.groups_wasted / summary.groups
         groups = f"{summary.groups_wasted:,} of {summary.groups:,} groups ({share:.0%})"
-        advice = "" if share < _MUCH_WASTE or _is_reported(summary) else f" {LEVERS}."
+        advice = "" if share < _MUCH_WASTE or _is_explained(summary) else f" {LEVERS}."
         yield f"No gradient from rewards in {groups}: all their advantages were 0.{advice}"
     if summary.groups_replaced:
         yield f"Replaced by rollouts.refill: {plural(summary.groups_replaced, 'further group')} without a gradient."
@@ -169,8 +171,10 @@ def _waste(summary: Summary) -> Iterator[str]:
             yield f"{number:,} of {plural(summary.rollouts, 'rollout')} {what}{'' if error is None else f'; the first: {error}'}"
 
 
-def _is_reported(summary: Summary) -> bool:
-    """Whether a monitor explains the waste, or the tasks are solved."""
+def _is_explained(summary: Summary) -> bool:
+    """Whether a monitor explains the waste, or failures do, or the tasks are solved."""
+    if summary.rollouts_failed >= _MANY_FAILURES * summary.rollouts:
+        return True
     solved = summary.solved
     is_solved = solved is not None and solved.after >= _SOLVED * solved.tasks
     return is_solved or any(m.monitor in ("no_gradient", "wasted_groups") for m in summary.monitors)

@@ -78,10 +78,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def trace(options: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
+    from lightning_core.records.run_folder.runs import other_runs
+
     stored = stored_traces(options.config)
     run = None if stored else as_run_folder(options.config)
     if not Path(options.config).exists():
-        raise ConfigError(f"{options.config!r} does not exist; expected {_EXPECTED}")
+        raise ConfigError(f"{options.config!r} does not exist; expected {_EXPECTED}{other_runs(Path(options.config))}")
     if run is None and not stored:
         return _run_task(options)
     if options.overrides or options.task is not None:

@@ -105,7 +105,7 @@ class ImprovementPipeline:
             if name in self.skip:
                 self._note(name, "left out, as requested")
             elif (left := self._minutes_left()) is not None and left <= 0:
-                self._note(name, f"left out, the {self.limits.minutes:g} minutes are spent")
+                self._note(name, f"left out, the time is spent (--minutes {self.limits.minutes:g})")
             else:
                 run()
         self.finished = True

@@ -11,6 +11,7 @@ from typing import get_args
 from lightning_core.errors import ConfigError
 from lightning_core.otel.reading import TRACE_FILES, read_files, trace_files
 from lightning_core.records.failures import need_path
+from lightning_core.records.run_folder.runs import other_runs
 from lightning_core.records.store import LEFT_OUT, Phase, RolloutRecord, Store
 from lightning_core.tools.runs.traces import merit, read_trace
 from lightning_core.trace import SpanRecord, Trace, spans_to_trace
@@ -56,7 +57,7 @@ def read_recorded(
         return
     expected = f"expected a run's folder with config.yaml and store.db, or files that end in {', '.join(TRACE_FILES)}"
     if not source.exists():
-        raise ConfigError(f"{str(source)!r} does not exist; {expected}")
+        raise ConfigError(f"{str(source)!r} does not exist; {expected}{other_runs(source)}")
     if not trace_files(source):
         raise ConfigError(f"{str(source)!r} is a folder without traces: {expected}")
     for read in read_stored(source, left_out):

@@ -82,6 +82,21 @@ def test_wasted_groups_are_named_from_the_first_step() -> None:
     assert raised(run_of({"groups": 4, "groups_wasted": 4}), {}) == [], "too few groups to tell"
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"rollouts_failed": 24, "reward": 0.0}, "75% of the rollouts failed"),
+        ({"reward": 0.5, "reward_std": 0.0}, "Every rollout earned 0.5: the reward does not depend on the response"),
+    ],
+)
+def test_wasted_groups_of_failures_and_of_a_constant_reward(changes: dict[str, Any], expected: str) -> None:
+    (alert,) = raised(run_of({"groups": 8, "groups_wasted": 8, **changes}), {})
+    assert alert.monitor == "wasted_groups"
+    assert expected in alert.message
+    assert "lightning-rl trace" in alert.message
+    assert "rollouts.temperature" not in alert.message
+
+
 def test_wasted_groups_are_silent_only_while_no_gradient_is_reported() -> None:
     none = run_of(*[{"groups": 32, "groups_wasted": 32, "groups_equal": 32, "calls_credited": 0}] * 4)
     found = [
@@ -113,11 +128,22 @@ def test_the_mean_reward_after_refusals_counts_each_rollout_once() -> None:
         ({"reward": 0.0}, "too hard"),
         ({"reward": 1.0, "solved": 1.0}, "Use harder tasks"),
         ({"reward": 0.5, "solved": 0.0}, "does not depend on the response"),
+        ({"reward": 0.0, "rollouts_failed": 15}, "too hard"),
     ],
 )
 def test_the_cause_of_a_missing_gradient_depends_on_the_rewards(changes: dict[str, Any], expected: str) -> None:
     (alert,) = raised(run_of(*[{"calls_credited": 0, **changes}] * 3), {})
     assert (alert.monitor, expected in alert.message) == ("no_gradient", True)
+
+
+def test_failures_explain_a_missing_gradient() -> None:
+    found = raised(run_of(*[{"calls_credited": 0, "reward": 0.0, "rollouts_failed": 16}] * 3), {})
+    (alert,) = [alert for alert in found if alert.monitor == "no_gradient"]
+    assert (
+        "50% of the rollouts failed, and attempts that all fail have the same reward: correct the agent"
+        in alert.message
+    )
+    assert "too hard" not in alert.message
 
 
 def test_without_trained_rows_advantages_and_other_tokens_are_no_gradient() -> None:

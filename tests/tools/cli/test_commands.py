@@ -132,7 +132,7 @@ def test_interrupted(
 @pytest.mark.parametrize(
     ("error", "how"),
     [
-        (InfrastructureError("the server is down"), "to continue"),
+        (InfrastructureError("the server is down"), "when the cause has passed or is removed, continue with"),
         (ConfigError("agents.train names 'x'"), "after the correction, continue with"),
         (TrainingError("all 4 rollouts failed"), "after the correction, continue with"),
         (MissingRewardError("no reward"), "after the correction, continue with"),
@@ -141,7 +141,7 @@ def test_interrupted(
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_the_same_command_is_advised_only_if_the_cause_may_pass(
+def test_what_has_to_happen_before_the_same_command_depends_on_the_cause(
     home: Path, loop: Install, capsys: pytest.CaptureFixture[str], error: Exception, how: str
 ) -> None:
     loop(raises(error), [])

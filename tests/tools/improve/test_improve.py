@@ -73,7 +73,7 @@ def test_money_and_time_leave_stages_out(config: Path, tmp_path: Path, monkeypat
     text = report(tmp_path / "runs")
     assert set(rewards_of(text)) == {"provider (large)", "policy"}
     for stage in ("prompts", "warm start", "train"):
-        assert f"- {stage}: left out, the 0.001 minutes are spent" in text
+        assert f"- {stage}: left out, the time is spent (--minutes 0.001)" in text
     (folder,) = (tmp_path / "runs").glob("improve-*")
     found = read_improvement(folder)
     assert (
