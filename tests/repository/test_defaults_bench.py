@@ -29,6 +29,7 @@ from tests.bench.defaults.variant import BASELINE, MOST_STEPS, Variant, basis, c
 from tests.credit.episodes import episode
 
 AGENTS = {(suite, name): agent for suite in SUITES for name, agent in agents_of(suite).items()}
+CPU = "a CPU"
 NONSENSE = ("nonsense",) * 20
 ALL = pytest.mark.parametrize("agent", AGENTS.values(), ids=[name for _, name in AGENTS])
 
@@ -114,7 +115,7 @@ def row(agent: str = "route", seed: int = 0, *, variant: Variant = BASELINE, gai
         seed=seed,
         minutes=3.0,
         commit="c",
-        cpu=cpu(),
+        cpu=CPU,
         threads=2,
         basis=basis(agents_of("first")[agent]) if agent in agents_of("first") else "",
         steps=steps,
@@ -181,7 +182,7 @@ def test_a_task_that_was_left_out_counts_in_no_mean() -> None:
 def test_the_report_has_all_agents_and_compares_variants() -> None:
     baseline, changed = table({str(n): [1.0, 1.0] for n in range(6)})
     text = "\n".join(report.lines([*baseline, *changed]))
-    assert f"The first suite, 3 minutes of two cores, {cpu()}, 2 threads, 24 runs" in text
+    assert f"The first suite, 3 minutes of two cores, {CPU}, 2 threads, 24 runs" in text
     assert "fast: trainer.learning_rate=5e-5 policy.train_layers=15" in text
     assert "solved share +0.250 [+0.250, +0.250]" in text
     assert "worse by more than their interval: not known; 6 agents have too few seeds for an interval (3)" in text
@@ -213,7 +214,7 @@ def test_the_report_averages_no_rows_of_other_cpus_or_other_defaults() -> None:
     earlier = replace(here[0], basis="of earlier defaults", after=[0.0] * 4)
     rows = [earlier, *here, *changed, *elsewhere, other]
     text = "\n".join(report.lines(rows))
-    assert f"{cpu()}, 2 threads, 13 runs" in text
+    assert f"{CPU}, 2 threads, 13 runs" in text
     assert "another CPU, 2 threads, 7 runs" in text
     assert "defaults, basis of earlier defaults\n" in text
     assert "fast against defaults, 6 paired runs of 6 agents" in text
@@ -227,7 +228,7 @@ def test_the_report_compares_over_all_cpus_what_is_paired_on_each() -> None:
     elsewhere = [replace(r, after=[0.0] * 4) if r.variant == "fast" else r for r in elsewhere]
     text = "\n".join(report.lines([*baseline, *changed, *elsewhere]))
     *_, over_all = text.split("The first suite")
-    assert f"2 threads, pairs of {' and '.join(sorted([cpu(), 'another CPU']))}" in over_all
+    assert f"2 threads, pairs of {' and '.join(sorted([CPU, 'another CPU']))}" in over_all
     assert "fast against defaults, 12 paired runs of 6 agents" in over_all
     assert "solved share +0.000 [" in over_all
     assert "pairs of" not in "\n".join(report.lines([*baseline, *changed, *elsewhere[:6]]))
@@ -291,9 +292,20 @@ def test_the_report_keeps_variants_of_one_name_and_other_changes_apart() -> None
     assert [len(rows) for rows in report.variants([row(), row(variant=FAST), other]).values()] == [1, 1, 1]
 
 
+def test_the_name_of_a_cpu_has_its_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs on machines of one name and different speed are not compared."""
+    backend = pytest.importorskip("torch").backends.cpu
+    names: list[str] = []
+    for sets in ("AVX2", "AVX512"):
+        monkeypatch.setattr(backend, "get_cpu_capability", lambda sets=sets: sets)
+        names.append(cpu())
+    assert [sets in name for sets, name in zip(("AVX2", "AVX512"), names, strict=True)] == [True, True]
+    assert names[0] != names[1]
+
+
 def test_the_queue_continues_after_the_recorded_runs(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "results.jsonl"
-    runs = list(wanted("first", ["route", "query"], [BASELINE, FAST], seeds=2, minutes=3.0, threads=2))
+    runs = list(wanted("first", ["route", "query"], [BASELINE, FAST], seeds=2, minutes=3.0, threads=2, cpu=CPU))
     assert [(run.agent, run.variant.name, run.seed) for run in runs[:3]] == [
         ("route", "defaults", 0),
         ("route", "fast", 0),
@@ -310,7 +322,7 @@ def test_the_queue_continues_after_the_recorded_runs(tmp_path: Path) -> None:
 def test_a_schedule_ends_with_the_budget() -> None:
     rows = [row(steps=8), row(seed=1, steps=11), row(variant=FAST, steps=30), row("query", steps=50)]
     scheduled = Variant(name="linear", changes=("trainer.schedule=linear",))
-    (run,) = wanted("first", ["route"], [scheduled], seeds=1, minutes=3.0, threads=2)
+    (run,) = wanted("first", ["route"], [scheduled], seeds=1, minutes=3.0, threads=2, cpu=CPU)
     assert steps_of(run, rows) == 10
     assert steps_of(replace(run, variant=FAST), rows) == steps_of(run, []) == MOST_STEPS
 

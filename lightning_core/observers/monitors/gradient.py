@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isclose
 from typing import Any
 
 from lightning_core.config.monitor_registry import HeldOut, History, Share, Steps, monitor
@@ -10,7 +11,13 @@ from lightning_core.observers.monitors.reading import last, mean, number, period
 
 _SOLVED = 0.9
 _FEW_GROUPS = 8
-_MOST = 0.5
+MANY_FAILED = 0.5
+"""The share of rollouts that failed from which on failures explain groups without a gradient."""
+_ROUNDING = 1e-6
+"""The relative difference below which rewards are equal."""
+_CHECK_REWARD = (
+    "The reward does not depend on the response, or all responses are equal: check the reward with lightning-rl trace"
+)
 _EXAMPLES = (
     "solved examples in the prompt (mean reward 0 → 0.48; with examples of the answers that no attempt gave, a run ended at 0.99 solved in "
     "place of 0.53)"
@@ -68,7 +75,7 @@ def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str
     elif trained:
         cause = "Updates that were too large may have made all responses equal: lower trainer.learning_rate"
     else:
-        cause = "The reward does not depend on the response, or all responses are equal: check the reward with lightning-rl trace"
+        cause = _CHECK_REWARD
     return f"{text} (mean {reward:.3f}). {cause}. {LEVERS}"
 
 
@@ -96,26 +103,27 @@ def wasted_groups(
 
 
 def _failures(lines: History) -> str | None:
-    """The cause if most rollouts failed: no other setting makes attempts differ that raise the same exception."""
+    """The cause if most rollouts failed: attempts that raise the same exception differ with no other setting."""
     failed = share(lines, "rollouts_failed", "rollouts")
-    if failed is None or failed < _MOST:
+    if failed is None or failed < MANY_FAILED:
         return None
     return (
-        f"{failed:.0%} of the rollouts failed, and attempts that all fail have the same reward: correct the agent first; "
-        "lightning-rl trace lists the errors"
+        f"{failed:.0%} of the rollouts failed, and attempts that fail usually have the same reward. Correct the agent first: lightning-rl "
+        "trace lists the errors. If the model's responses cause them, return a low reward instead of raising"
     )
 
 
 def _constant(lines: History) -> str | None:
     """The cause if every rollout earned the same, and not nothing."""
-    reward = mean(lines, "reward")
-    rewards = {number(line, "reward") for line in lines}
-    if not reward or len(rewards) > 1 or any(number(line, "reward_std") != 0 for line in lines):
+    rewards = [number(line, "reward") for line in lines]
+    spreads = [number(line, "reward_std") for line in lines]
+    first = rewards[0]
+    # Sums of equal rewards are equal up to rounding only.
+    if not first or any(r is None or not isclose(r, first, rel_tol=_ROUNDING) for r in rewards):
         return None
-    return (
-        f"Every rollout earned {reward:.3g}: the reward does not depend on the response, or all responses are equal. Check the reward with "
-        "lightning-rl trace"
-    )
+    if any(spread is None or spread > _ROUNDING * abs(first) for spread in spreads):
+        return None
+    return f"Every rollout earned {first:.3g}. {_CHECK_REWARD}. {LEVERS}"
 
 
 def _has_gradient(line: Mapping[str, Any]) -> bool:

@@ -98,19 +98,21 @@ def run_folders(folder: Path) -> Iterator[Path]:
 
 
 def missing_run(path: Path) -> str | None:
-    """The problem if there is nothing at ``path``, which is in a folder of runs; None otherwise."""
-    if path.exists() or not (where := other_runs(path)):
+    """The problem if there is nothing at ``path``, which is in a folder of runs, or in ``runs``; None otherwise."""
+    others = other_runs(path)
+    is_of_runs = path.parts[:1] == ("runs",) and path.suffix not in (".yaml", ".yml")
+    if path.exists() or not (others or is_of_runs):
         return None
-    return f"there is no run {str(path)!r}{where}"
+    return f"there is no run {str(path)!r}{others}"
 
 
 def other_runs(path: Path) -> str:
     """The command that lists the runs beside ``path``, for the end of a message that there is none; empty if that is no folder of runs."""
     parent = path.parent
     has_runs = parent != Path() and parent.is_dir() and next(run_folders(parent), None) is not None
-    if path.suffix in (".yaml", ".yml") or not (has_runs or path.parts[:1] == ("runs",)):
+    if path.suffix in (".yaml", ".yml") or not has_runs:
         return ""
-    return f"; `lightning-rl runs {parent}` lists those in {str(parent)!r}"
+    return f"; `lightning-rl runs {parent}` lists the runs in {str(parent)!r}"
 
 
 def read_run(folder: Path) -> RunInfo:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightning_core.errors import plural
-from lightning_core.observers.monitors.gradient import LEVERS
+from lightning_core.observers.monitors.gradient import LEVERS, MANY_FAILED
 from lightning_core.observers.progress import format_seconds
 from lightning_core.records.report import Summary
 from lightning_core.records.statistics.headline import headline
@@ -19,8 +19,6 @@ from lightning_core.tools.cli.console import Column, FirstThatFits, make_table
 
 _MUCH_WASTE = 0.5
 """Share of the groups without a gradient from which on the summary has advice."""
-_MANY_FAILURES = 0.5
-"""Share of the rollouts that failed from which on these are the cause: the next lines show the first error."""
 _SOLVED = 0.9
 _ENDINGS = {
     "failed": "failed (scored with the reward so far, or 0)",
@@ -173,7 +171,7 @@ def _waste(summary: Summary) -> Iterator[str]:
 
 def _is_explained(summary: Summary) -> bool:
     """Whether a monitor explains the waste, or failures do, or the tasks are solved."""
-    if summary.rollouts_failed >= _MANY_FAILURES * summary.rollouts:
+    if summary.rollouts_failed >= MANY_FAILED * summary.rollouts:
         return True
     solved = summary.solved
     is_solved = solved is not None and solved.after >= _SOLVED * solved.tasks

@@ -31,6 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tests.bench.cpu import cpu
 from tests.bench.defaults import report, results
 from tests.bench.defaults.queue import Run, left, steps_of, wanted
 from tests.bench.defaults.results import Row
@@ -92,7 +93,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(start_line(opened, agent, options.starts), flush=True)
         return 0
     threads = CORES // options.jobs
-    every = wanted(options.suite, list(agents), variants, seeds=options.seeds, minutes=options.minutes, threads=threads)
+    every = wanted(
+        options.suite,
+        list(agents),
+        variants,
+        seeds=options.seeds,
+        minutes=options.minutes,
+        threads=threads,
+        cpu=cpu(),
+    )
     runs = left(list(every), rows)
     if options.list:
         print("\n".join(f"{run.agent}, seed {run.seed}, {run.variant.name}" for run in runs))

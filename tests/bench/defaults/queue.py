@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.bench.cpu import cpu
 from tests.bench.defaults.results import Key, Row
 from tests.bench.defaults.suites import agents_of
 from tests.bench.defaults.variant import MOST_STEPS, Variant, basis
@@ -32,10 +31,17 @@ class Run:
 
 
 def wanted(
-    suite: str, agents: Sequence[str], variants: Sequence[Variant], *, seeds: int, minutes: float, threads: int
+    suite: str,
+    agents: Sequence[str],
+    variants: Sequence[Variant],
+    *,
+    seeds: int,
+    minutes: float,
+    threads: int,
+    cpu: str,
 ) -> Iterator[Run]:
     """All variants of an agent follow each other, so the finished part of a queue compares them."""
-    bases, name_of_cpu = {name: basis(agents_of(suite)[name]) for name in agents}, cpu()
+    bases = {name: basis(agents_of(suite)[name]) for name in agents}
     for seed in range(seeds):
         for agent in agents:
             for variant in variants:
@@ -46,7 +52,7 @@ def wanted(
                     seed=seed,
                     minutes=minutes,
                     basis=bases[agent],
-                    cpu=name_of_cpu,
+                    cpu=cpu,
                     threads=threads,
                 )
 

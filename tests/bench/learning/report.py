@@ -63,7 +63,7 @@ def block(name: str, study: Study, records: Sequence[Record]) -> str:
     target = float(np.mean([final_reward(r) for r in arms[study.baseline]]))
     lines += [_row(study, arm, found, arms[study.baseline], target) for arm, found in arms.items()]
     tasks = held_out_matrix([r for found in arms.values() for r in found]).shape[1]
-    cpus = ", ".join(sorted({r.cpu for found in arms.values() for r in found}))
+    cpus = " and ".join(sorted({r.cpu for found in arms.values() for r in found}))
     dates = sorted({r.date for r in records})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     about = (

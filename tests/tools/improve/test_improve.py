@@ -260,3 +260,11 @@ def test_options_that_do_not_fit(
 ) -> None:
     assert main(["improve", str(config), *words]) == 2
     assert expected in capsys.readouterr().err
+
+
+def test_traces_of_a_missing_run(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = config.parent / "kept"
+    (runs / "one").mkdir(parents=True)
+    (runs / "one" / "config.yaml").touch()
+    assert main(["improve", str(config), "--traces", str(runs / "typo")]) == 2
+    assert f"or traces; `lightning-rl runs {runs}` lists the runs in {str(runs)!r}" in capsys.readouterr().err
