@@ -19,7 +19,10 @@ _REASONS = {
     "stream_error": "met an error inside a stream",
 }
 """Statuses of rollouts that are left out, apart from infrastructure failures."""
-OF_INFRASTRUCTURE = "raise rollouts.retries, or lower rollouts.concurrency if the provider limits requests"
+OF_INFRASTRUCTURE = (
+    "raise rollouts.retries, or lower rollouts.concurrency, if the provider is slow or limits requests; correct a key or an address that "
+    "it refuses"
+)
 """The advice if the rollouts that are left out had infrastructure failures."""
 
 

@@ -7,6 +7,7 @@ from math import isclose
 from typing import Any
 
 from lightning_core.config.monitor_registry import HeldOut, History, Share, Steps, monitor
+from lightning_core.errors import plural
 from lightning_core.observers.monitors.reading import last, mean, number, period, share, solved, total
 
 _SOLVED = 0.9
@@ -55,13 +56,20 @@ def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str
     groups, single = total(lines, "groups"), total(lines, "groups_single")
     if single > groups / 2:  # see single_attempt
         return None
+    differing = groups - total(lines, "groups_equal") - single
+    if differing > 0 and all(number(line, "groups_equal") is not None for line in lines):
+        return (
+            f"nothing was trained in {period(steps)}: the rewards of {differing:.0f} of the {groups:.0f} groups differ, but all advantages "
+            "are 0; change credit.rewards, credit.advantage or credit.group_by; see docs/credit-assignment.md"
+        )
     text = f"nothing was trained in {period(steps)}: the attempts of all {groups:.0f} groups earned the same"
     reward = mean(lines, "reward") or 0.0
     if solved(lines) >= _SOLVED:
         return f"{text}, and {solved(lines):.0%} of the rollouts are solved. Use harder tasks, or end the run"
     if (failures := _failures(lines)) is not None:
         return f"{text} (mean {reward:.3f}). {failures}"
-    if reward == 0:
+    differ = any((number(line, "reward_std") or 0.0) > _ROUNDING * abs(reward) for line in lines)
+    if reward == 0 and not differ:
         return (
             f"{text}: 0. The tasks are too hard, or the reward is 0 for every response. Check the reward with lightning-rl trace. "
             f"{LEVERS}"
@@ -71,6 +79,11 @@ def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str
         cause = (
             "Tasks are solved in all attempts or in none, and an answer that no attempt gives is not learned. If attempts of earlier steps "
             "gave it, the updates were too large: lower trainer.learning_rate"
+        )
+    elif differ and not trained:
+        cause = (
+            "But tasks differ: some earn more than others in all attempts, so they are too easy or too hard. Choose tasks that only some "
+            "attempts solve"
         )
     elif trained:
         cause = "Updates that were too large may have made all responses equal: lower trainer.learning_rate"
@@ -124,6 +137,21 @@ def _constant(lines: History) -> str | None:
     if any(spread is None or spread > _ROUNDING * abs(first) for spread in spreads):
         return None
     return f"Every rollout earned {first:.3g}. {_CHECK_REWARD}. {LEVERS}"
+
+
+@monitor("skipped_updates", each_policy=True)
+def skipped_updates(history: History, held_out: HeldOut, *, steps: Steps = 3, at_least: Share = 0.5) -> str | None:
+    """From the first step on: in a share of `at_least` of the last `steps` steps an update was skipped, since its loss or gradient was not
+    finite."""
+    lines = history[-steps:]
+    skipped = sum(bool(number(line, "updates_skipped")) for line in lines)
+    if not skipped or skipped < at_least * len(lines):
+        return None
+    return (
+        f"the loss or the gradient was not finite in {skipped} of the last {plural(len(lines), 'step')}, so these trained nothing. With a "
+        "credit.advantage of your own, check the size of the advantages with lightning-rl credit; else lower trainer.learning_rate or "
+        "trainer.grad_clip, or set policy.dtype: float32"
+    )
 
 
 def _has_gradient(line: Mapping[str, Any]) -> bool:

@@ -12,12 +12,11 @@ DEFAULT_CONFIG = "lightning.yaml"
 """The configuration that ``train`` and ``sft`` read if none is named."""
 
 
-def default_config() -> str:
-    """The configuration in this folder. Raises `ConfigError` if there is none."""
+def default_config(option: str = "") -> str:
+    """The configuration in this folder. Raises `ConfigError` if there is none; ``option``: takes another one's path."""
     if not Path(DEFAULT_CONFIG).is_file():
-        raise ConfigError(
-            f"no {DEFAULT_CONFIG} in {str(Path.cwd())!r}: pass the path of a configuration, or write a new one: lightning-rl init"
-        )
+        how = f"pass the path of a configuration{option and f' with {option}'}"
+        raise ConfigError(f"no {DEFAULT_CONFIG} in {str(Path.cwd())!r}: {how}, or write a new one: lightning-rl init")
     return DEFAULT_CONFIG
 
 

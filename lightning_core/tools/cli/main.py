@@ -255,10 +255,12 @@ def _train(options: argparse.Namespace) -> int:
     except BaseException as error:
         with suppress(OSError):  # after SIGHUP, the terminal may be gone
             progress.close()
-        folder = Path(config.run.dir) / (config.run.name or "latest")
+        runs = Path(config.run.dir)
+        # Not `latest` itself, which the next run replaces.
+        folder = runs / (config.run.name or (runs / "latest").resolve().name)
         if _is_of_this_run(folder, since=began):
             options.folder = folder
-            error.add_note(_how_to_resume(error, folder, config, options))
+            error.add_note(_how_to_resume(error, folder, options))
             if not isinstance(error, KeyboardInterrupt):
                 _show_ledger(folder)
         raise
@@ -307,12 +309,12 @@ def _print_verl_config(config: Config) -> int:
     return exits.OK
 
 
-def _how_to_resume(error: BaseException, folder: Path, config: Config, options: argparse.Namespace) -> str:
+def _how_to_resume(error: BaseException, folder: Path, options: argparse.Namespace) -> str:
     from lightning_core.records.run_folder.checkpoints import checkpoints
 
     resumable = checkpoints(folder)
     kept = [text for text in options.overrides if not text.startswith(("run.name=", "run.resume="))]
-    words = [options.config, *kept, *([f"run.name={config.run.name}"] if config.run.name else []), "--resume"]
+    words = [options.config, *kept, f"run.name={folder.name}", "--resume"]
     saved = f"The last checkpoint is {resumable[-1]}" if resumable else "No checkpoint was written yet"
     first = next(causes(error))
     if not isinstance(first, Exception):

@@ -51,7 +51,7 @@ def sft(options: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
     from lightning_core.config import load_config
 
-    config = load_config(options.config or default_config(), options.overrides)
+    config = load_config(options.config or default_config("-c"), options.overrides)
     if not 0 <= options.held_out < 1:
         raise ConfigError(f"--held-out {options.held_out:g}: expected a share from 0 to less than 1, such as 0.1")
     try:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from lightning_core.credit.precision import are_close
 from lightning_core.errors import plural
-from lightning_core.observers.monitors.gradient import levers
+from lightning_core.observers.monitors.gradient import MANY_FAILED, levers
 from lightning_core.records.statistics.solved import is_solved
 from lightning_core.tools.doctor.equal_groups import expected_equal
 from lightning_core.tools.doctor.finding import Checks, Observed
 from lightning_core.tools.doctor.trial import Trial, working_time
 from lightning_core.tools.doctor.units import percent
-from lightning_core.tools.doctor.wiring import is_of_reward
+from lightning_core.tools.doctor.wiring import FAILED, is_of_reward
 
 _SLOW_SECONDS = 0.5
 _SLOW_SHARE = 0.3
@@ -91,11 +91,19 @@ def slow(t: Trial) -> Iterator[Observed]:
 def equal(t: Trial) -> Iterator[Observed]:
     """Groups whose attempts earned the same have no gradient. The share to expect in training is estimated from the attempts
     at this temperature; with few attempts its interval is wide. Measured to help: solved examples in the prompt, temperature 1.0, and
-    `lightning-rl sft` on gold answers."""
+    `lightning-rl sft` on gold answers. Under an advantage rule that does not compare within groups, or decides about equal ones,
+    they have a gradient."""
     groups = [group for group in t.groups if len(group) > 1]
     if not groups or not t.is_any_ok:
         return
     same, size = sum(map(are_close, groups)), t.config.rollouts.group_size
+    if t.flat is not None and same > len(t.flat):
+        trained = same - len(t.flat)
+        yield Observed(
+            "info",
+            f"{same} of {plural(len(groups), 'group')} earned the same; by credit.advantage {trained} have a gradient",
+        )
+        return
     expected = expected_equal(groups, size)
     text = (
         f"{same} of {plural(len(groups), 'group')} earned the same; with group_size {size}, {percent(expected.mean)} of groups are "
@@ -104,8 +112,18 @@ def equal(t: Trial) -> Iterator[Observed]:
     if expected.mean < 0.5 and same < len(groups):
         yield Observed("info", text)
     else:
-        solved = is_solved(min(map(min, groups)), t.config.eval.solved)
-        yield Observed("warning", text, "choose harder tasks" if solved else levers(t.config.rollouts.temperature))
+        yield Observed("warning", text, _advice(t, [reward for group in groups for reward in group]))
+
+
+def _advice(t: Trial, rewards: Sequence[float]) -> str:
+    """The advice on groups that are equal."""
+    if is_solved(min(rewards), t.config.eval.solved):
+        return "choose harder tasks"
+    if sum(r.status in FAILED for r in t.rollouts) >= MANY_FAILED * len(t.rollouts):
+        return "correct the agent first: attempts that fail have the same reward"
+    if are_close(rewards) and rewards[0]:
+        return "check the reward first: it is the same for every task"
+    return levers(t.config.rollouts.temperature)
 
 
 @checks.check("no gradient")

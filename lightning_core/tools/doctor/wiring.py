@@ -24,6 +24,8 @@ _ADVICE = {
 }
 """Advice on requests that went elsewhere and may be model calls, by reason."""
 
+FAILED = frozenset({"failed", "masked"})
+"""The statuses of rollouts whose agent failed."""
 _EXITS = ("AgentExit: ", "EOFError: ")
 """The errors of agents that end the process, or read from a terminal. No answer changes that."""
 _CORRECT = "correct the agent, or let it return a reward if it can fail at every task"
@@ -127,7 +129,7 @@ def failures(t: Trial) -> Iterator[Observed]:
             "warning", text, "raise it if the agent needs more model calls, or end its loop after a number of turns"
         )
     for left_out, meaning in ((False, "failed"), (True, "were left out")):
-        statuses = LEFT_OUT - {"invalid"} if left_out else {"failed", "masked"}
+        statuses = LEFT_OUT - {"invalid"} if left_out else FAILED
         affected = [r for r in t.rollouts if r.status in statuses]
         if affected and not (left_out and is_of_reward(affected[0].error)):
             exits = len(affected) == len(t.rollouts) and all((r.error or "").startswith(_EXITS) for r in affected)

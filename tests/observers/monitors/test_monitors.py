@@ -21,6 +21,10 @@ HEALTHY: dict[str, Any] = {
 }  # fmt: skip
 
 
+NONE: dict[str, Any] = {"calls_credited": 0, "groups_equal": 4}
+"""A step without a gradient."""
+
+
 def run_of(*steps: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The history of a run whose steps differ from a healthy one."""
     return [{**HEALTHY, "step": number, **changes} for number, changes in enumerate(steps, start=1)]
@@ -105,6 +109,15 @@ def test_rewards_that_differ_from_step_to_step_are_not_constant() -> None:
     assert "Every rollout" not in alert.message
 
 
+def test_skipped_updates_are_named_from_the_first_step() -> None:
+    skipped = {"updates": 0, "updates_skipped": 1}
+    (alert,) = raised(run_of(skipped), {})
+    assert alert.monitor == "skipped_updates"
+    assert "was not finite in 1 of the last 1 step, so these trained nothing" in alert.message
+    assert "in 2 of the last 3 steps" in raised(run_of({}, skipped, skipped), {})[0].message
+    assert raised(run_of(skipped, {}, {}), {}) == [], "one skipped step is harmless"
+
+
 def test_wasted_groups_are_silent_only_while_no_gradient_is_reported() -> None:
     none = run_of(*[{"groups": 32, "groups_wasted": 32, "groups_equal": 32, "calls_credited": 0}] * 4)
     found = [
@@ -137,15 +150,22 @@ def test_the_mean_reward_after_refusals_counts_each_rollout_once() -> None:
         ({"reward": 1.0, "solved": 1.0}, "Use harder tasks"),
         ({"reward": 0.5, "solved": 0.0}, "does not depend on the response"),
         ({"reward": 0.0, "rollouts_failed": 15}, "too hard"),
+        ({"reward": 0.0, "reward_std": 1.0, "solved": 0.0}, "some earn more than others in all attempts"),
+        ({"reward": 0.5, "reward_std": 0.5, "solved": 0.5}, "some earn more than others in all attempts"),
+        ({"reward": 0.7, "reward_std": 1e-8, "solved": 0.0}, "does not depend on the response"),
+        (
+            {"groups_equal": 2},
+            "the rewards of 6 of the 12 groups differ, but all advantages are 0; change credit.rewards",
+        ),
     ],
 )
 def test_the_cause_of_a_missing_gradient_depends_on_the_rewards(changes: dict[str, Any], expected: str) -> None:
-    (alert,) = raised(run_of(*[{"calls_credited": 0, **changes}] * 3), {})
+    (alert,) = raised(run_of(*[{**NONE, **changes}] * 3), {})
     assert (alert.monitor, expected in alert.message) == ("no_gradient", True)
 
 
 def test_failures_explain_a_missing_gradient() -> None:
-    found = raised(run_of(*[{"calls_credited": 0, "reward": 0.0, "rollouts_failed": 16}] * 3), {})
+    found = raised(run_of(*[{**NONE, "reward": 0.0, "rollouts_failed": 16}] * 3), {})
     (alert,) = [alert for alert in found if alert.monitor == "no_gradient"]
     assert (
         "50% of the rollouts failed, and attempts that fail usually have the same reward. Correct the agent first"
@@ -175,7 +195,7 @@ def test_without_trained_rows_advantages_and_other_tokens_are_no_gradient() -> N
 def test_a_gradient_that_ends_has_other_causes_than_one_that_never_was(
     before: int, solved: float, expected: str
 ) -> None:
-    *_, alert = raised(run_of({"calls_credited": before}, *[{"calls_credited": 0, "solved": solved}] * 3), {})
+    *_, alert = raised(run_of({"calls_credited": before}, *[{**NONE, "solved": solved}] * 3), {})
     assert (alert.monitor, expected in alert.message) == ("no_gradient", True)
 
 
@@ -367,6 +387,7 @@ def test_a_monitor_that_raises_is_reported_and_does_not_end_the_run() -> None:
 def test_every_monitor_is_tested_here() -> None:
     others = {
         "wasted_groups",
+        "skipped_updates",
         "entropy_collapse",
         "length_explosion",
         "gradient_norm",

@@ -129,6 +129,22 @@ def test_interrupted(
     assert capsys.readouterr().err == f"\nlightning-rl: interrupted. {expected}\n"
 
 
+def test_the_command_to_continue_names_the_run(home: Path, loop: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    """`latest` may be another run by then."""
+
+    def outcome(arguments: dict[str, Any]) -> Any:
+        runs = Path(arguments["config"].run.dir)
+        (runs / "latest").symlink_to("20261130-102804")
+        record_rollout(runs / "20261130-102804")
+        raise KeyboardInterrupt
+
+    loop(outcome, [Path("runs/20261130-102804/checkpoints/step-000002")])
+    assert main(["train", "c.yaml"]) == 130
+    text = capsys.readouterr().err
+    assert "checkpoint is runs/20261130-102804/checkpoints/step-000002; to continue" in text
+    assert text.endswith(": lightning-rl train c.yaml run.name=20261130-102804 --resume\n")
+
+
 @pytest.mark.parametrize(
     ("error", "how"),
     [

@@ -81,6 +81,11 @@ def constant(task: dict[str, Any]) -> float:
     return 1.0
 
 
+def constant_part(task: dict[str, Any]) -> float:
+    talk([user(task["prompt"])])
+    return 0.5
+
+
 def not_a_number(task: dict[str, Any]) -> float:
     talk([user(task["prompt"])])
     return math.nan
@@ -118,6 +123,22 @@ def raises_sometimes(task: dict[str, Any]) -> float:
     if next(_turns) % 2:
         raise ValueError("boom")
     return 0.5
+
+
+def raises_mostly(task: dict[str, Any]) -> float:
+    talk([user(task["prompt"])])
+    if next(_turns) % 4:
+        raise ValueError("boom")
+    return 0.0
+
+
+_prompts: dict[str, float] = {}
+
+
+def pays_by_task(task: dict[str, Any]) -> float:
+    """All attempts at a task earn the same, other tasks earn another reward."""
+    talk([user(task["prompt"])])
+    return _prompts.setdefault(task["prompt"], float(len(_prompts)))
 
 
 def left_out_sometimes(task: dict[str, Any]) -> float:

@@ -78,6 +78,20 @@ def test_a_constant_reward_is_named(with_model: Examine) -> None:
     assert equal.advice == "choose harder tasks"
 
 
+def test_the_advice_on_equal_groups_names_the_cause_that_comes_first(with_model: Examine) -> None:
+    (equal,) = named(with_model("constant_part"), "equal groups")
+    assert equal.advice == "check the reward first: it is the same for every task"
+    (equal,) = named(with_model("raises_mostly", agents=None), "equal groups")
+    assert equal.advice == "correct the agent first: attempts that fail have the same reward"
+
+
+def test_equal_groups_have_a_gradient_under_a_rule_that_compares_them_with_others(with_model: Examine) -> None:
+    found = with_model("pays_by_task", credit={"advantage": "reinforce++"})
+    (equal,) = [f for f in found if f.name == "equal groups"]
+    assert equal.level == "info"
+    assert equal.found == "2 of 2 groups earned the same; by credit.advantage 2 have a gradient"
+
+
 def test_advice_on_rewards_that_are_all_0_fits_them_and_the_temperature(with_model: Examine) -> None:
     found = with_model("fruitless", rollouts={"temperature": 1.0})
     (rewards,) = named(found, "rewards")
