@@ -47,11 +47,12 @@ class Source:
     problems: tuple[Problem, ...] = ()
 
     def place(self, path: KeyPath) -> str:
-        """``file:line`` or the override of ``path``, or of its nearest parent, or the file."""
+        """``file:line`` or the override of ``path``, or of its nearest parent, else of what is below it, or the file."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.places:
                 return self.places[path[:end]]
-        return self.name
+        below = (place for known, place in self.places.items() if path and known[: len(path)] == path)
+        return next(below, self.name)
 
 
 def dotted(path: KeyPath) -> str:

@@ -321,6 +321,7 @@ def test_invalid_combinations(tmp_path: Path, text: str, expected: str) -> None:
             "override 'policy.model.x=1': policy.model.x: policy.model is 'some/model', expected a section",
         ),
         ("agents.train=[a", "override 'agents.train=[a': agents.train: the value is not valid YAML: while parsing"),
+        ("rollout.group_size=4", "override 'rollout.group_size=4': rollout: unknown key; did you mean 'rollouts'?"),
         ("trainer.stepz=1", "override 'trainer.stepz=1': trainer.stepz: unknown key; did you mean 'steps'?"),
         ("trainer=5", "override 'trainer=5': trainer: found 5, expected a section with keys below it"),
         ("run.seed=1.5", "override 'run.seed=1.5': run.seed: found 1.5, expected a whole number"),

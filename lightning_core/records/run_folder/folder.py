@@ -81,5 +81,6 @@ def _nothing_to_resume(folder: Path, runs: Path) -> str:
     names = sorted((run.name for run in run_folders(runs)), reverse=True) if runs.is_dir() else []
     if not names:
         return f"run.resume: there is no run in {str(runs.absolute())!r} (run.dir); start one without resume"
-    meant = did_you_mean(folder.name, names) or f"it has {', '.join(map(repr, names[:5]))}"
+    listed = ", ".join(map(repr, names[:5])) + (", …" if len(names) > 5 else "")
+    meant = did_you_mean(folder.name, names) or f"it has {listed}"
     return f"run.resume: there is no run {folder.name!r} in {str(runs)!r}; {meant}"

@@ -27,7 +27,8 @@ checks: Checks[Trial] = Checks("Rewards")
 def rewards(t: Trial) -> Iterator[Observed]:
     """The range of the rewards, and who gives them. If all attempts earn the same, nothing is learned: either the reward does not
     depend on the answer, or the tasks are too hard or too easy for the model. Give partial rewards, or choose other
-    tasks. A rollout that failed before it had a reward counts as 0."""
+    tasks. A rollout that failed before it had a reward counts as 0. If all differ and count as solved, `eval.solved` does not fit them:
+    the summary and the curriculum use it."""
     values = [r.reward for r in t.finished]
     if not t.is_any_ok:
         return
@@ -42,8 +43,13 @@ def rewards(t: Trial) -> Iterator[Observed]:
             f"all {len(values)} rewards are {low:g}, {source}",
             f"check the reward; if it is right, choose {_other_tasks(low, t.config.eval.solved)}, or give partial rewards",
         )
+        return
+    text = f"{low:g} to {high:g}, mean {fmean(values):.3g}, {source}"
+    if is_solved(low, t.config.eval.solved) and len(values) > 1:
+        scale = f"{text}; with eval.solved {t.config.eval.solved:g} all of them count as solved"
+        yield Observed("warning", scale, "set eval.solved to the reward of a solved task, or choose harder tasks")
     else:
-        yield Observed("info", f"{low:g} to {high:g}, mean {fmean(values):.3g}, {source}")
+        yield Observed("info", text)
 
 
 @health.check("invalid rewards")

@@ -141,6 +141,11 @@ def pays_by_task(task: dict[str, Any]) -> float:
     return _prompts.setdefault(task["prompt"], float(len(_prompts)))
 
 
+def pays_by_length(task: dict[str, Any]) -> float:
+    talk([user(task["prompt"])])
+    return 20.0 + next(_turns)
+
+
 def left_out_sometimes(task: dict[str, Any]) -> float:
     talk([user(task["prompt"])])
     if next(_turns) % 2:

@@ -78,6 +78,12 @@ def test_a_constant_reward_is_named(with_model: Examine) -> None:
     assert equal.advice == "choose harder tasks"
 
 
+def test_rewards_on_another_scale_than_that_of_solved_tasks(with_model: Examine) -> None:
+    (rewards,) = named(with_model("pays_by_length"), "rewards")
+    assert rewards.found.endswith("; with eval.solved 1 all of them count as solved")
+    assert "set eval.solved" in rewards.advice
+
+
 def test_the_advice_on_equal_groups_names_the_cause_that_comes_first(with_model: Examine) -> None:
     (equal,) = named(with_model("constant_part"), "equal groups")
     assert equal.advice == "check the reward first: it is the same for every task"
