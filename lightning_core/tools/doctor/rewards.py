@@ -97,8 +97,8 @@ def slow(t: Trial) -> Iterator[Observed]:
 def equal(t: Trial) -> Iterator[Observed]:
     """Groups whose attempts earned the same have no gradient. The share to expect in training is estimated from the attempts
     at this temperature; with few attempts its interval is wide. Measured to help: solved examples in the prompt, temperature 1.0, and
-    `lightning-rl sft` on gold answers. Under an advantage rule that does not compare within groups, or decides about equal ones,
-    they have a gradient."""
+    `lightning-rl sft` on gold answers. With rewards of single calls, or an advantage rule that compares tasks or decides about equal
+    groups, they have a gradient."""
     groups = [group for group in t.groups if len(group) > 1]
     if not groups or not t.is_any_ok:
         return
@@ -107,7 +107,7 @@ def equal(t: Trial) -> Iterator[Observed]:
         trained = same - len(t.flat)
         yield Observed(
             "info",
-            f"{same} of {plural(len(groups), 'group')} earned the same; by credit.advantage {trained} have a gradient",
+            f"{same} of {plural(len(groups), 'group')} earned the same; by the rules of credit {trained} have a gradient",
         )
         return
     expected = expected_equal(groups, size)

@@ -95,7 +95,7 @@ def test_equal_groups_have_a_gradient_under_a_rule_that_compares_them_with_other
     found = with_model("pays_by_task", credit={"advantage": "reinforce++"})
     (equal,) = [f for f in found if f.name == "equal groups"]
     assert equal.level == "info"
-    assert equal.found == "2 of 2 groups earned the same; by credit.advantage 2 have a gradient"
+    assert equal.found == "2 of 2 groups earned the same; by the rules of credit 2 have a gradient"
 
 
 def test_advice_on_rewards_that_are_all_0_fits_them_and_the_temperature(with_model: Examine) -> None:
