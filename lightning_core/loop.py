@@ -51,6 +51,8 @@ def fit(
     observers = make_observers(config, progress)
     folder, checkpoint = open_run_folder(config)
     with started(folder), observers.watching(config, folder, checkpoint):
+        if config.run.resume:
+            observers.message(f"continuing the run {folder.name} from {checkpoint.name if checkpoint else 'its start'}")
         trainer.train(Plan(config=config, folder=folder, checkpoint=checkpoint, inputs=inputs, observers=observers))
         warn_of_unused(config, folder)
         seconds = time.monotonic() - began

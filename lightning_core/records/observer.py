@@ -108,9 +108,6 @@ class Observers:
         )
         try:
             self._each(lambda observer: observer.open(run))
-            if config.run.resume:
-                after = "" if checkpoint is None else f" from {checkpoint.name}"
-                self.message(f"continuing the run {folder.name}{after}")
             yield
         except KeyboardInterrupt:
             self._close("interrupted")

@@ -139,7 +139,9 @@ def test_recorded_rollouts_of_a_killed_step_or_evaluation_are_used(
         next(calls)
         return bandit.solve(task)
 
-    (said,) = [text for text in resume(model, tmp_path, solve) if text.startswith("continues")]
+    messages = resume(model, tmp_path, solve)
+    assert [text for text in messages if text.startswith("continuing the run run from ")]
+    (said,) = [text for text in messages if text.startswith("continues")]
     whole = phases(finished)
     assert next(calls) == sum(whole.values()) - last, "no rollout was made again"
     assert said.startswith("continues after step ")

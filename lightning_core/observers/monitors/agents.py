@@ -24,6 +24,11 @@ OF_INFRASTRUCTURE = (
     "it refuses"
 )
 """The advice if the rollouts that are left out had infrastructure failures."""
+OF_FAILURES = (
+    "Correct the agent: lightning-rl trace lists the errors. If the model's responses cause them, return a low reward instead of "
+    "raising"
+)
+"""The advice if rollouts failed."""
 
 
 @monitor("failed_rollouts")
@@ -35,8 +40,7 @@ def failed_rollouts(history: History, held_out: HeldOut, *, steps: Steps = 3, at
         return None
     return (
         f"{failed:.0%} of the rollouts of {period(steps)} failed: the agent raised an exception, or exceeded "
-        "rollouts.timeout_seconds. They are trained with the reward so far, else 0. Correct the agent: lightning-rl trace lists "
-        "the errors. If the model's responses cause them, return a low reward instead of raising"
+        f"rollouts.timeout_seconds. They are trained with the reward so far, else 0. {OF_FAILURES}"
     )
 
 

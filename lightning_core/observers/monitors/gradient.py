@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_core.config.monitor_registry import HeldOut, History, Share, Steps, monitor
 from lightning_core.errors import plural
+from lightning_core.observers.monitors.agents import OF_FAILURES
 from lightning_core.observers.monitors.reading import last, mean, number, period, share, solved, total
 
 _SOLVED = 0.9
@@ -120,10 +121,7 @@ def _failures(lines: History) -> str | None:
     failed = share(lines, "rollouts_failed", "rollouts")
     if failed is None or failed < MANY_FAILED:
         return None
-    return (
-        f"{failed:.0%} of the rollouts failed, and attempts that fail usually have the same reward. Correct the agent first: lightning-rl "
-        "trace lists the errors. If the model's responses cause them, return a low reward instead of raising"
-    )
+    return f"{failed:.0%} of the rollouts failed, and attempts that fail usually have the same reward. {OF_FAILURES}"
 
 
 def _constant(lines: History) -> str | None:

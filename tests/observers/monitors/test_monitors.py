@@ -168,7 +168,7 @@ def test_failures_explain_a_missing_gradient() -> None:
     found = raised(run_of(*[{**NONE, "reward": 0.0, "rollouts_failed": 16}] * 3), {})
     (alert,) = [alert for alert in found if alert.monitor == "no_gradient"]
     assert (
-        "50% of the rollouts failed, and attempts that fail usually have the same reward. Correct the agent first"
+        "50% of the rollouts failed, and attempts that fail usually have the same reward. Correct the agent: "
         in alert.message
     )
     assert "too hard" not in alert.message
