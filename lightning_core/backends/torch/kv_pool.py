@@ -125,9 +125,7 @@ class KVPool:
         for node in list(self.nodes()):
             if node.keys is None and node.parent is not None:
                 del node.parent.children[int(node.tokens[0])]
-                for gone in list(_subtree(node)):
-                    self.tokens -= len(gone.tokens)
-                    gone.parent = None
+                self._drop(node)
 
     def evict(self) -> None:
         """Drop the least recently used leaves until at most ``capacity`` tokens are left."""
@@ -150,12 +148,18 @@ class KVPool:
     def forget(self, adapter: str | None) -> None:
         """Drop the tree of ``adapter``; to be called when its weights change."""
         if adapter in self._roots:
-            self.tokens -= sum(len(node.tokens) for node in _subtree(self._roots.pop(adapter)))
+            self._drop(self._roots.pop(adapter))
 
     def clear(self) -> None:
         """Drop all trees."""
-        self._roots.clear()
-        self.tokens = 0
+        for adapter in list(self._roots):
+            self.forget(adapter)
+
+    def _drop(self, top: Node) -> None:
+        """Take apart the subtree of ``top``. Parents and children that refer to each other would be freed by the garbage collector only."""
+        for node in list(_subtree(top)):
+            self.tokens -= len(node.tokens)
+            node.parent = None
 
     def _split(self, node: Node, at: int) -> Node:
         """Move the first ``at`` tokens of ``node`` to a new parent node; returns the parent."""

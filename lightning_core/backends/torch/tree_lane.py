@@ -227,20 +227,18 @@ class TreeLane:
         prefixes: dict[Node | None, int] = {}
         prefix_of_root: list[int] = []
         pending = set(nodes)
-
-        def visit(node: Node, parent: int) -> None:
-            order.append(node)
-            parents.append(parent)
-            index = len(order) - 1
-            for child in node.children.values():
-                if child in pending:
-                    visit(child, index)
-
         roots = [node for node in nodes if node.parent not in pending]
         # The tokens of one adapter are adjacent, and within them those that continue the same context.
         for root in sorted(roots, key=lambda n: (n.adapter or "", prefixes.setdefault(n.parent, len(prefixes)))):
             prefix_of_root.append(prefixes[root.parent])
-            visit(root, -1)
+            # A function that calls itself would keep the nodes until the garbage collector runs.
+            below = [(root, -1)]
+            while below:
+                node, parent = below.pop()
+                index = len(order)
+                order.append(node)
+                parents.append(parent)
+                below += [(child, index) for child in reversed(node.children.values()) if child in pending]
         before = [cached(parent.path()) if parent is not None else [] for parent in prefixes]
         starts = [sum(len(node.tokens) for node in node.path()[:-1]) for node in order]
         tokens = np.concatenate([node.tokens for node in order])
