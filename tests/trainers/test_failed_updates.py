@@ -129,7 +129,7 @@ updated = weights()
 trainer.restore(state)
 trainer.model.memory = type(trainer.model.memory)(cache_tokens=0, micro_batch_tokens=8192, most_tokens=8192,
                                                   cache_bytes=0, row_bytes=0, row_tokens=0,
-                                                  micro_batch_bytes=0)
+                                                  trained_bytes=0)
 free = trainer.step(rows)
 print(json.dumps({"repeated": limited["updates_repeated"], "batches": [limited["micro_batches"], free["micro_batches"]],
                   "norms": [limited["grad_norm"], free["grad_norm"]],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 from lightning_core.model.recompute import recomputing
+from lightning_core.trainers.torch.machine import reclaim
 from lightning_core.trainers.torch.packing import PackedBatch
 from lightning_core.trainers.torch.policy_model import PolicyModel
 
@@ -13,4 +14,5 @@ def fitting(model: PolicyModel, batch: PackedBatch) -> AbstractContextManager[No
     """For the forward pass of ``batch``: its layers are recomputed in the backward pass if it does not fit the memory otherwise."""
     padded = len(batch.places) * max(len(places) for places in batch.places)
     tokens = padded if model.path.geometry is None else len(batch.token_ids_S)
+    reclaim(model.device, needed=2 * tokens * model.memory.trained_bytes)  # as much again for temporary tensors
     return recomputing(model.network) if tokens > model.memory.most_tokens else nullcontext()

@@ -1,23 +1,30 @@
-"""The memory plan holds only if tensors are freed at once. Those in reference cycles wait for the garbage collector, often for minutes."""
+"""The memory plan holds only if freed memory can be used for something else.
+
+Tensors in reference cycles wait for the garbage collector, often for minutes. The C library keeps what a thread has freed for that thread.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import platform
 import random
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
+from torch import Tensor
 
 from lightning_core.backends.backend import SamplingParams
 from lightning_core.backends.torch.engine import SampledModel, TorchBackend
 from lightning_core.config.algorithm import Algorithm, Kl
 from lightning_core.model.compute import choose_path, plain_path
 from lightning_core.model.source import load_model
+from lightning_core.trainers.torch import machine
 from lightning_core.trainers.torch.factory import open_trainer
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
@@ -94,3 +101,28 @@ def test_a_step_leaves_no_tensor_behind(tiny_llama: Path, options: dict[str, Any
         sample(trainer.backend)
         trainer.step(rows)
         assert not tensors_in_cycles()
+
+
+def freed_between(kept: list[Tensor]) -> None:
+    """Free 300 MB in blocks between those that are added to ``kept``, so that the heap cannot shrink by itself."""
+    blocks = [torch.ones(100 * 256) for _ in range(3000)]
+    kept += blocks[::30]
+
+
+def resident() -> int:
+    return psutil.Process().memory_info().rss
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library has no malloc_trim")
+@pytest.mark.parametrize("free", [0, 1 << 50], ids=["short", "enough"])
+def test_a_step_returns_freed_memory_to_the_system_where_it_is_short(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    rows = [make_row((range(9), False), (range(9, 40), True))]
+    kept: list[Tensor] = []
+    with closing(open_trainer(**parts(model=str(tiny_llama)))) as trainer:
+        monkeypatch.setattr(machine, "available_memory", lambda: free)
+        freed_between(kept)
+        before = resident()
+        trainer.step(rows)
+        assert (before - resident() > 200 << 20) == (free == 0)
