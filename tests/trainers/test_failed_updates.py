@@ -103,14 +103,23 @@ def row(tokens):
     return make_row((prompt, False), (response, True), advantage=1.0, logprobs=[-5.5] * 16)
 
 @contextmanager
-def little_memory(megabytes=4):
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+def little_memory(megabytes=36):
     before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + megabytes * 2**20, before[1]))
+    limit(before, 0)
+    filling = []  # what the C library holds and does not use, which differs between machines
+    try:
+        while True:
+            filling.append(torch.ones(2**14))
+    except RuntimeError:
+        limit(before, megabytes * 2**20)
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+
+def limit(before, more):
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + more, before[1]))
 
 def weights():
     return {name: tensor.detach().clone() for name, tensor in trainer.model.tuning.masters.items()}
