@@ -70,8 +70,8 @@ class MemoryPlan:
     """Tokens of running responses that fit, without copies; each prompt that several responses share counts once."""
     most_tokens: int
     """Tokens of a training pass that fit. Longer ones, of rows that are longer or as configured, recompute their layers."""
-    trained_bytes: int
-    """Bytes that a training pass needs per token, beside weights, gradients and moments; see the function of this name."""
+    trained_token_bytes: int
+    """Bytes of a token in a training pass, beside weights, gradients and moments; see `trained_bytes`."""
 
 
 def plan(
@@ -110,5 +110,5 @@ def plan(
         row_bytes=rows,
         row_tokens=steady_bytes(rows) // cached if cached else 0,
         most_tokens=max(256, (cache + (left - cache) // 3) // max(1, trained)),
-        trained_bytes=trained,
+        trained_token_bytes=trained,
     )

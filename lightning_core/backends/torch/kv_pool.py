@@ -154,9 +154,11 @@ class KVPool:
         """Drop all trees."""
         for adapter in list(self._roots):
             self.forget(adapter)
+        self.tokens = 0
 
     def _drop(self, top: Node) -> None:
-        """Take apart the subtree of ``top``. Parents and children that refer to each other would be freed by the garbage collector only."""
+        """Take the nodes of the subtree of ``top`` from their parents."""
+        # Else parents and children refer to each other, and only the garbage collector frees them.
         for node in list(_subtree(top)):
             self.tokens -= len(node.tokens)
             node.parent = None

@@ -109,7 +109,7 @@ def notes(policy: PolicySettings, loaded: LoadedModel, tuning: Tuning, memory: M
             found.append(f"the adapter cannot be merged, since {reason}: export with --format peft")
     cache = f"a prefix cache of {memory.cache_tokens:,} tokens" if memory.cache_tokens else "no prefix cache"
     cache += f" ({_gib(memory.cache_bytes)})" if memory.cache_tokens else ""
-    micro_batch = _gib(memory.micro_batch_tokens * memory.trained_bytes)
+    micro_batch = _gib(memory.micro_batch_tokens * memory.trained_token_bytes)
     passes = f"micro-batches of up to {memory.micro_batch_tokens:,} tokens ({micro_batch})"
     rows = (
         f"running responses of up to {memory.row_tokens:,} tokens ({_gib(memory.row_bytes)}), "

@@ -5,14 +5,18 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 from lightning_core.model.recompute import recomputing
-from lightning_core.trainers.torch.machine import reclaim
+from lightning_core.trainers.torch.machine import release_freed_memory
 from lightning_core.trainers.torch.packing import PackedBatch
 from lightning_core.trainers.torch.policy_model import PolicyModel
 
 
 def fitting(model: PolicyModel, batch: PackedBatch) -> AbstractContextManager[None]:
-    """For the forward pass of ``batch``: its layers are recomputed in the backward pass if it does not fit the memory otherwise."""
+    """For the forward pass of ``batch``: its layers are recomputed in the backward pass if it does not fit the memory otherwise.
+
+    Releases freed memory first if little is free.
+    """
     padded = len(batch.places) * max(len(places) for places in batch.places)
     tokens = padded if model.path.geometry is None else len(batch.token_ids_S)
-    reclaim(model.device, needed=2 * tokens * model.memory.trained_bytes)  # as much again for temporary tensors
+    kept = min(tokens, model.memory.most_tokens) * model.memory.trained_token_bytes
+    release_freed_memory(model.device, needed=2 * kept)  # as much again for temporary tensors
     return recomputing(model.network) if tokens > model.memory.most_tokens else nullcontext()

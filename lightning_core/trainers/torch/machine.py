@@ -46,22 +46,23 @@ def free_memory(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_memory()
 
 
-def reclaim(device: torch.device, *, needed: int) -> None:
+def release_freed_memory(device: torch.device, *, needed: int) -> None:
     """If fewer than ``needed`` bytes are free on a CPU, return to the system what this process has freed.
 
-    glibc keeps most of it, and separately for each of the threads that sample, train and compute gradients: of a run planned for 6 GiB
-    it kept 1.2 GiB at the peak (docs/benchmarks.md). Elsewhere nothing is done.
+    glibc keeps most of it, in several arenas, so the thread that trains cannot use what the thread that samples has freed
+    (docs/benchmarks.md has figures). With other C libraries nothing is done.
     """
-    if device.type == "cpu" and free_memory(device) < needed and (trim := _malloc_trim()) is not None:
+    if device.type == "cpu" and free_memory(device) < needed and (trim := malloc_trim()) is not None:
         trim(0)
 
 
 @cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    """``malloc_trim(3)``; None where the C library does not have it."""
-    if sys.platform != "linux":
-        return None
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+def malloc_trim() -> Callable[[int], int] | None:
+    """The C library's function of this name; None if it has none."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim.argtypes, trim.restype = [ctypes.c_size_t], ctypes.c_int
+    return trim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

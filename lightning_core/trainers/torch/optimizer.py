@@ -14,6 +14,7 @@ from lightning_core.config.trainer import TrainerSection
 from lightning_core.model.tuning import Tuning
 from lightning_core.trainers.torch.checkpoint import optimizer_moments, restore_moments
 from lightning_core.trainers.torch.finite import finite_norm
+from lightning_core.trainers.torch.machine import release_freed_memory
 
 
 def learning_rate_factor(settings: TrainerSection, step: int) -> float:
@@ -80,11 +81,14 @@ class MasterOptimizer:
 
     def _allocate_moments(self) -> None:
         """Allocate the moments that are missing. AdamW itself does so between the updates of its groups, and can run out of memory."""
-        for master in self._tuning.masters.values():
-            if master.grad is not None and not self.adamw.state[master]:
-                step = torch.zeros((), dtype=torch.float32, device=master.device)
-                moments = {name: torch.zeros_like(master) for name in ("exp_avg", "exp_avg_sq")}
-                self.adamw.state[master] = {"step": step, **moments}
+        masters = self._tuning.masters.values()
+        missing = [master for master in masters if master.grad is not None and not self.adamw.state[master]]
+        if missing:
+            release_freed_memory(missing[0].device, needed=2 * sum(master.nbytes for master in missing))
+        for master in missing:
+            step = torch.zeros((), dtype=torch.float32, device=master.device)
+            moments = {name: torch.zeros_like(master) for name in ("exp_avg", "exp_avg_sq")}
+            self.adamw.state[master] = {"step": step, **moments}
 
     def moments(self) -> dict[str, Tensor]:
         """See `optimizer_moments`."""

@@ -15,7 +15,7 @@ from lightning_core.config.trainer import TrainerSection
 from lightning_core.trainers.micro_batches import OnBatch, ignore_batches
 from lightning_core.trainers.torch import checkpoint
 from lightning_core.trainers.torch.failed_updates import UndoneUpdates
-from lightning_core.trainers.torch.machine import reclaim
+from lightning_core.trainers.torch.machine import release_freed_memory
 from lightning_core.trainers.torch.policy_model import PolicyModel
 from lightning_core.trainers.torch.proof import check_rows, prove_once
 from lightning_core.trainers.torch.scorer import RowScorer, open_scorer
@@ -69,8 +69,7 @@ class TorchTrainer:
             metrics = self._updates.step(rows, self.version, on_batch)
             self.version += 1
             self.backend.versions[self.model.name] = self.version
-        memory = self.model.memory
-        reclaim(self.model.device, needed=memory.cache_bytes + memory.row_bytes)
+            release_freed_memory(self.model.device, needed=self.model.sampler_bytes)
         return metrics
 
     def check(self, rows: Sequence[Row]) -> None:
