@@ -6,6 +6,7 @@ import errno
 
 _TEXTS = (
     "can't allocate memory",
+    "Cannot allocate memory",  # of the system, such as for the map of a file
     "DefaultCPUAllocator: not enough memory",
     "CUDA out of memory",
     "CUDA error: out of memory",

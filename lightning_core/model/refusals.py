@@ -12,6 +12,7 @@ from typing import Any
 
 from lightning_core.errors import ConfigError, LightningError
 from lightning_core.model.hub import explain_hub, retries_once
+from lightning_core.model.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -25,14 +26,14 @@ _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json", 
 @contextmanager
 def refusing(path: object, part: str = "model") -> Generator[None]:
     """Turn an error of transformers about a model into `ConfigError`. ``part``: the part being loaded, such as the tokenizer."""
-    import torch
-
     try:
         with retries_once():
             yield
-    except (LightningError, MemoryError, torch.OutOfMemoryError):
+    except LightningError:
         raise
     except Exception as error:  # a damaged file can raise anything: errors of safetensors, json, torch, TypeError
+        if is_out_of_memory(error):
+            raise
         folder = Path(str(path))
         why = _without_tokenizer_json(error, folder) if part.startswith("tokenizer") else None
         raise ConfigError(f"the {part} {str(path)!r} cannot be loaded: {why or _explain(error, folder)}") from error

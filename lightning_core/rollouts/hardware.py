@@ -26,7 +26,21 @@ def available_memory() -> int:
     """The memory in bytes that this process can still allocate."""
     import psutil
 
-    return max(0, min([psutil.virtual_memory().available, *(group.limit - group.used for group in _own_groups())]))
+    free = [psutil.virtual_memory().available, *(group.limit - group.used for group in _own_groups())]
+    return max(0, min([*free, *_address_space()]))
+
+
+def _address_space() -> Iterator[int]:
+    """The bytes that are left of a limit on this process's address space, such as that of ``ulimit -v``, if there is one."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return
+    import psutil
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        yield limit - psutil.Process().memory_info().vms
 
 
 @dataclass(frozen=True, slots=True)

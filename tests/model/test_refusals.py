@@ -26,6 +26,7 @@ from lightning_core.errors import ConfigError, PolicyRequestError, TrainingError
 from lightning_core.model.adapters import linear_layers
 from lightning_core.model.hub import explain_hub
 from lightning_core.model.load import LoadedModel, context_limit
+from lightning_core.model.refusals import refusing
 from lightning_core.model.source import load_model, load_skeleton, load_tokenizer, max_positions, resolve_model
 from lightning_core.trainers.torch.build import load_policy
 from lightning_core.trainers.torch.factory import open_trainer
@@ -335,3 +336,10 @@ def test_a_repository_without_a_configuration_may_be_an_adapters() -> None:
     """transformers' text of such a repository; there is no Hub in tests."""
     text = "owner/name does not appear to have a file named config.json. Checkout 'https://huggingface.co/owner/name/tree/main'"
     assert "adapter's page names as its base model" in (explain_hub(text) or "")
+
+
+def test_too_little_memory_is_no_damage_of_the_model() -> None:
+    error = RuntimeError("unable to mmap 269060552 bytes from file </m/model.safetensors>: Cannot allocate memory (12)")
+    with pytest.raises(RuntimeError) as raised, refusing("m"):
+        raise error
+    assert raised.value is error

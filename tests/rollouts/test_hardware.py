@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from lightning_core.rollouts.hardware import MemoryGroup, memory_groups, total_memory
+from tests import warm
 
 
 def write(folder: Path, **files: str) -> None:
@@ -50,3 +52,17 @@ def test_the_total_is_at_most_what_the_machine_has() -> None:
         next(line for line in Path("/proc/meminfo").read_text().splitlines() if "MemTotal" in line).split()[1]
     )
     assert 2**28 < total_memory() <= installed * 1024
+
+
+LIMITED = """
+import psutil, resource
+from lightning_core.rollouts.hardware import available_memory
+used = psutil.Process().memory_info().vms
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**27, resource.RLIM_INFINITY))
+print(available_memory())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
+def test_a_limit_on_the_address_space_is_a_limit_on_the_memory() -> None:
+    assert 2**26 < int(warm.run(["-c", LIMITED], check=True).stdout) <= 2**27

@@ -95,6 +95,7 @@ def test_an_exception_is_a_message_with_an_exit_code(
         RuntimeError(
             "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call"
         ),
+        RuntimeError("unable to mmap 269060552 bytes from file </model.safetensors>: Cannot allocate memory (12)"),
         RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
     ],
