@@ -209,6 +209,12 @@ class TorchBackend:
         lane.waiting.extendleft(row for row in reversed(running) if row.model == model)
         lane.forget(self._models[model].adapter)
 
+    def free_rows(self, model: str) -> None:
+        """Free the memory that `forget` keeps for the next rows, and contexts of the same lane; call it after `forget`, inside `pause`."""
+        lane = self._lanes[model]
+        if not lane.rows:  # of another policy
+            lane.clear()
+
     def forget_contexts(self) -> None:
         """See `Trainer.forget_contexts`."""
         with self.pause():

@@ -10,6 +10,11 @@ from lightning_core.trainers.torch.packing import PackedBatch
 from lightning_core.trainers.torch.policy_model import PolicyModel
 
 
+def pass_bytes(model: PolicyModel, tokens: int) -> int:
+    """Bytes that a training pass of ``tokens`` tokens may need: what it keeps, and as much again for temporary tensors."""
+    return 2 * min(tokens, model.memory.most_tokens) * model.memory.trained_token_bytes
+
+
 def fitting(model: PolicyModel, batch: PackedBatch) -> AbstractContextManager[None]:
     """For the forward pass of ``batch``: its layers are recomputed in the backward pass if it does not fit the memory otherwise.
 
@@ -17,6 +22,5 @@ def fitting(model: PolicyModel, batch: PackedBatch) -> AbstractContextManager[No
     """
     padded = len(batch.places) * max(len(places) for places in batch.places)
     tokens = padded if model.path.geometry is None else len(batch.token_ids_S)
-    kept = min(tokens, model.memory.most_tokens) * model.memory.trained_token_bytes
-    release_freed_memory(model.device, needed=2 * kept)  # as much again for temporary tensors
+    release_freed_memory(model.device, needed=pass_bytes(model, tokens))
     return recomputing(model.network) if tokens > model.memory.most_tokens else nullcontext()

@@ -135,11 +135,11 @@ def test_freed_memory_is_released_where_it_is_short(monkeypatch: pytest.MonkeyPa
     assert kept
 
 
-@pytest.mark.parametrize(("what", "others", "times"), [("pass", 0, 2), ("moments", 2, 1), ("sampler", 3, 1)])
+@pytest.mark.parametrize(("what", "others", "times"), [("pass", 0, 3), ("moments", 3, 1), ("sampler", 4, 1)])
 def test_a_step_releases_memory_before_it_is_needed(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, what: str, others: int, times: int
 ) -> None:
-    """Before each of two training passes, before the first moments, and before sampling goes on, which need less and less here."""
+    """Before two training passes and the first of them, the first moments, and before sampling goes on, which need less and less here."""
     rows = [make_row(([number] * 9, False), (range(9, 40), True), rollout=str(number)) for number in range(2)]
     released: list[int] = []
     for missing in (0, 1):
@@ -154,3 +154,16 @@ def test_a_step_releases_memory_before_it_is_needed(
             trainer.step(rows)
         assert len(released) == others + missing * times
         released.clear()
+
+
+def test_the_memory_of_running_responses_is_kept_for_the_next_ones_unless_it_is_short(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [make_row((range(9), False), (range(9, 40), True))]
+    with closing(open_trainer(**parts(model=str(tiny_llama)))) as trainer:
+        lane: Any = trainer.backend._lanes["policy"]
+        for free, kept in ((1 << 50, True), (0, False), (1 << 50, True)):
+            monkeypatch.setattr(machine, "available_memory", lambda free=free: free)
+            sample(trainer.backend)
+            trainer.step(rows)
+            assert (lane.held_bytes > 0) == kept
