@@ -15,8 +15,7 @@ from lightning_core.config.trainer import TrainerSection
 from lightning_core.trainers.micro_batches import OnBatch, ignore_batches
 from lightning_core.trainers.torch import checkpoint
 from lightning_core.trainers.torch.failed_updates import UndoneUpdates
-from lightning_core.trainers.torch.fitting import pass_bytes
-from lightning_core.trainers.torch.machine import release_freed_memory
+from lightning_core.trainers.torch.fitting import fits, release_for_sampler
 from lightning_core.trainers.torch.policy_model import PolicyModel
 from lightning_core.trainers.torch.proof import check_rows, prove_once
 from lightning_core.trainers.torch.scorer import RowScorer, open_scorer
@@ -70,15 +69,13 @@ class TorchTrainer:
             metrics = self._updates.step(rows, self.version, on_batch)
             self.version += 1
             self.backend.versions[self.model.name] = self.version
-            release_freed_memory(self.model.device, needed=self.model.sampler_bytes)
+            release_for_sampler(self.model)
         return metrics
 
     def _make_room(self, rows: Sequence[Row]) -> None:
         """Free what the engine holds for this policy. The memory of its running rows only if the largest pass over ``rows`` needs it."""
         self.backend.forget(self.model.name)
-        lengths = [len(row.token_ids) for row in rows]
-        tokens = min(sum(lengths), max([*lengths, self.model.memory.micro_batch_tokens]))
-        if not release_freed_memory(self.model.device, needed=pass_bytes(self.model, tokens)):
+        if not fits(self.model, rows):
             self.backend.free_rows(self.model.name)
 
     def check(self, rows: Sequence[Row]) -> None:
