@@ -223,8 +223,10 @@ def test_a_constrained_response_is_of_one_version(
 ):
     """The server follows a constraint from the first token of a request on, so a push waits for the response; not for ever."""
     monkeypatch.setattr("lightning_core.backends.vllm.backend.WHOLE_SECONDS", seconds)
-    schema = json.dumps({"type": "string", "minLength": 200})
-    constrained = SamplingParams(max_tokens=120, seed=5, json_schema=schema, stop_token_ids=frozenset({END}))
+    # An interrupted response must not end before a slow push.
+    length = 120 if seconds else 1000
+    schema = json.dumps({"type": "string", "minLength": length})
+    constrained = SamplingParams(max_tokens=length, seed=5, json_schema=schema, stop_token_ids=frozenset({END}))
 
     async def run() -> list[Delta]:
         other = backend.generate(tokens(1, 30), constrained, model="policy", stream=False)
@@ -233,7 +235,7 @@ def test_a_constrained_response_is_of_one_version(
         with nullcontext() if seconds else pytest.raises(InfrastructureError, match="interrupted by new weights"):
             async for delta in backend.generate(tokens(0, 30), constrained, model="policy", stream=True):
                 deltas.append(delta)
-                if len(deltas) == 10:
+                if push is None:
                     push = asyncio.create_task(asyncio.to_thread(backend.push, other_model, 1))
         assert push is not None
         await push
@@ -245,7 +247,7 @@ def test_a_constrained_response_is_of_one_version(
 
     (delta,) = asyncio.run(run())
     assert delta.version == (0 if seconds else 1)
-    assert len(delta.token_ids) == 120
+    assert len(delta.token_ids) == length
     weights = Reference(model if seconds else other_model)
     weights.assert_logprobs(tokens(1, 30), delta.token_ids, delta.logprobs, constrained)
 
