@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lightning_core.config import Config
 from lightning_core.observers.open import Progress, make_display, make_observers
-from lightning_core.records.results import Evaluation, Result, finish
+from lightning_core.records.results import Evaluation, Result, finish, seconds_before
 from lightning_core.records.run_folder.folder import open_run_folder, record_resume
 from lightning_core.records.run_folder.remove import started
 from lightning_core.rollouts.interrupts import uninterrupted
@@ -50,12 +50,13 @@ def fit(
     )
     observers = make_observers(config, progress)
     folder, checkpoint = open_run_folder(config)
+    earlier = seconds_before(folder)
     with started(folder), observers.watching(config, folder, checkpoint):
         if config.run.resume:
             observers.message(f"continuing the run {folder.name} from {checkpoint.name if checkpoint else 'its start'}")
         trainer.train(Plan(config=config, folder=folder, checkpoint=checkpoint, inputs=inputs, observers=observers))
         warn_of_unused(config, folder)
-        seconds = time.monotonic() - began
+        seconds = earlier + time.monotonic() - began
         return observers.finished(
             finish(config, folder, inputs.eval_tasks, inputs.reward, seconds, observers.summarize)
         )

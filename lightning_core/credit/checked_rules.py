@@ -92,6 +92,11 @@ def advantages_of(groups: list[list[Value]], rules: CreditRules) -> dict[str, fl
         raise CreditError(
             f"the advantage rule {rule.name} returned no advantage for call {missing!r}; expected one per call"
         )
+    if unknown := found.keys() - {v.call for group in groups for v in group}:
+        raise CreditError(
+            f"the advantage rule {rule.name} returned an advantage for {min(unknown, key=str)!r}, which is no call of its groups; "
+            "expected one per call, by the call's id"
+        )
     for call, advantage in found.items():
         if not isinstance(advantage, Real) or not math.isfinite(advantage):
             raise CreditError(

@@ -11,7 +11,7 @@ from lightning_core.config import Config
 from lightning_core.config.sections import EarlyStop
 from lightning_core.config.trainer import TrainerSection
 from lightning_core.records.observer import ObservedRun, Observer
-from lightning_core.records.report import Summary
+from lightning_core.records.report import Summary, seconds_of_steps
 from lightning_core.records.results import Recorded, held_out_rewards
 from lightning_core.records.store import Store
 
@@ -86,22 +86,17 @@ def tokens_spent(metrics: Sequence[Mapping[str, Any]]) -> int:
     return sum(int(m.get("tokens_sampled", 0)) + int(m.get("tokens_forked", 0)) for m in metrics)
 
 
-def minutes_spent(metrics: Sequence[Mapping[str, Any]]) -> float:
-    """The minutes that the rollouts and updates of steps with these ``metrics`` took."""
-    return sum(m.get("seconds_rollouts", 0.0) + m.get("seconds_update", 0.0) for m in metrics) / 60
-
-
 def budget_stop(limits: TrainerSection, metrics: Sequence[Mapping[str, Any]]) -> str | None:
     """The reason a budget of ``limits`` ends the run after steps with these ``metrics``, or None."""
     if limits.token_budget is not None and (tokens := tokens_spent(metrics)) >= limits.token_budget:
         return f"{tokens:,} tokens were sampled (trainer.token_budget = {limits.token_budget:,})"
-    if limits.minutes is not None and (minutes := minutes_spent(metrics)) >= limits.minutes:
+    if limits.minutes is not None and (minutes := seconds_of_steps(metrics) / 60) >= limits.minutes:
         return f"the steps took {minutes:.1f} minutes (trainer.minutes = {limits.minutes:g})"
     return None
 
 
 def expected_steps(total: int, limits: TrainerSection, metrics: Sequence[Mapping[str, Any]]) -> int:
     """The steps that a run of at most ``total`` has, if the next steps spend as much of its budgets as those with these ``metrics``."""
-    spent = [(limits.token_budget, tokens_spent(metrics)), (limits.minutes, minutes_spent(metrics))]
+    spent = [(limits.token_budget, tokens_spent(metrics)), (limits.minutes, seconds_of_steps(metrics) / 60)]
     steps = [math.ceil(budget * len(metrics) / used) for budget, used in spent if budget is not None and used]
     return max(len(metrics), min([total, *steps]))

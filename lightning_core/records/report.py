@@ -47,6 +47,7 @@ class Summary:
     tokens_trained: int
     """Sampled tokens in rows with a gradient."""
     wall_seconds: float
+    """Seconds from the start to the end. Of a process that was interrupted before: of the rollouts and updates of its steps."""
     seed: int
     stopped: str | None = None
     """The reason the run ended before ``trainer.steps``, or None."""
@@ -204,6 +205,11 @@ def _read_or_restore(path: Path, stored: Mapping[int, Mapping[str, Any]]) -> lis
         logger.warning("%s. Its lines are restored from the store", error)
         return list(restored.values())
     return [line for _, line in sorted({**restored, **found}.items())]
+
+
+def seconds_of_steps(metrics: Sequence[Mapping[str, Any]]) -> float:
+    """The seconds that the rollouts and updates of steps with these ``metrics`` took."""
+    return sum(m.get("seconds_rollouts", 0.0) + m.get("seconds_update", 0.0) for m in metrics)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lightning_core.config import Config
 from lightning_core.config.command import CommandSection
 from lightning_core.errors import html_table
-from lightning_core.records.report import Summary, draw_curve, read_metrics
+from lightning_core.records.report import Summary, draw_curve, read_metrics, seconds_of_steps
 from lightning_core.records.run_folder.checkpoints import best_checkpoint, checkpoint_step, checkpoints
 from lightning_core.records.statistics.constant_answer import (
     AnswersOfRun,
@@ -120,6 +120,12 @@ def held_out_rewards(store: Store, *phases: Phase) -> dict[int, float]:
     """The mean held-out reward in ``store``, by the number of updates before the evaluation."""
     rewards = {step: e.reward for phase in phases for step, e in recorded_evaluations(store, phase).items()}
     return {step: reward for step, reward in sorted(rewards.items()) if reward is not None}
+
+
+def seconds_before(folder: Path) -> float:
+    """The seconds of the steps that interrupted processes of the run in ``folder`` recorded."""
+    file = folder / "metrics.jsonl"
+    return seconds_of_steps(read_metrics(file)) if file.is_file() else 0.0
 
 
 def finish(

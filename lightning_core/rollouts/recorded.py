@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning_core.config import Config
 from lightning_core.endpoint.agents.routing import Routing
-from lightning_core.records.run_folder.commit import commit_changed
+from lightning_core.records.run_folder.commit import commit_changed, newer_files
 from lightning_core.records.run_folder.configs import changed_settings
 from lightning_core.records.store import LEFT_OUT, Phase, RolloutRecord, Store
 from lightning_core.rollouts.attempt import AgentPool, Attempt, Job, Record, Rollout
@@ -22,6 +23,8 @@ _WITHOUT_EFFECT = ("trainer.", "monitors.", "otlp.", "run.", "eval.every", "eval
 """Settings that change no rollout under given weights. (``run.seed`` does: its rollouts have other seeds.)"""
 _WITH_EFFECT = frozenset({"trainer.deterministic", "trainer.threads"})
 """But these: the bits of samples depend on them."""
+_FILES_NAMED = 5
+"""At most so many changed files are named."""
 
 
 class RecordedAgents:
@@ -49,7 +52,7 @@ class RecordedAgents:
             used = {}  # the run may have stopped because all failed, for a reason that is mended now
         changed = changed_settings(folder, config, without=_WITHOUT_EFFECT, but=_WITH_EFFECT) if used else []
         if used and not changed and commit_changed(folder, Path.cwd()):
-            changed = ["the code in the working directory (its commit, changed and untracked files)"]
+            changed = [_changed_code(folder, Path.cwd())]
         if changed:
             logger.warning(
                 "%d recorded rollouts of the interrupted step or evaluation are not used, but made again, because of what has changed: %s",
@@ -112,3 +115,11 @@ class RecordedAgents:
             error=record.error,
             seconds=(record.ended_ns - record.started_ns) / 1e9,
         )
+
+
+def _changed_code(folder: Path, code: Path) -> str:
+    files = [os.path.relpath(file, code) for file in newer_files(folder, code)]
+    if not files:
+        return "the code in the working directory (its commit, changed and untracked files)"
+    more = f" and {len(files) - _FILES_NAMED} more" if len(files) > _FILES_NAMED else ""
+    return f"the files of the working directory ({', '.join(files[:_FILES_NAMED])}{more})"

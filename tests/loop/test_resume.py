@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -26,6 +26,7 @@ from lightning_core.records.run_folder.folder import open_run_folder
 from lightning_core.records.run_folder.manifest import MANIFEST, OPTIMIZER, RUN_ID
 from lightning_core.records.store import Store
 from lightning_core.rollouts.interrupts import Interrupted, end_if_asked, interruptible
+from lightning_core.rollouts.recorded import RecordedAgents
 from lightning_core.tools.cli.main import main
 from lightning_core.trainers.initial_weights import INITIAL
 from lightning_core.trainers.torch.checkpoint import restore_moments
@@ -166,9 +167,29 @@ def test_recorded_rollouts_are_not_used_after_a_change(
     assert phases(tmp_path / "run") == {("train", 1): 4, ("train", 2): 4}
 
 
+def test_changed_files_are_named(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (code := tmp_path / "code").mkdir()
+    (code / "agent.py").write_text("a = 1")
+    monkeypatch.chdir(code)
+    with default_handlers(), pytest.raises(Interrupted):
+        fit(signalled(2, signal.SIGINT), config=config(model, tmp_path), progress=False)
+    (code / "agent.py").write_text("a = 2")
+    (code / "train.log").write_text("interrupted")
+    settings = config(model, tmp_path)
+    with Store(tmp_path / "run" / "store.db", read_only=True) as store:
+        assert list(RecordedAgents(cast("Any", None), store).find(tmp_path / "run", settings, 0)) == []
+    assert "because of what has changed: the files of the working directory (agent.py)" in caplog.text
+
+
 def test_a_complete_run_says_so(model: Path, run: Path) -> None:
+    first, *others = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    slow = [{**first, "seconds_update": 1000.0}, *others]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in slow))
     texts = resume(model, run.parent, lambda task: pytest.fail("nothing is left to do"))
     assert "the run is complete after step 2: raise trainer.steps to train on" in texts
+    assert json.loads((run / "summary.json").read_text())["wall_seconds"] > 1000, "of all processes"
 
 
 def test_an_evaluation_before_training_never_measures_trained_weights(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lightning_core import load_config
-from lightning_core.records.run_folder.commit import commit_changed, record_commit, recorded_commits
+from lightning_core.records.run_folder.commit import commit_changed, newer_files, record_commit, recorded_commits
 from lightning_core.records.run_folder.folder import open_run_folder, record_resume
 from tests.empty_checkpoint import make_empty_checkpoint
 
@@ -96,13 +97,21 @@ def test_changed_code_is_found_with_and_without_git(
     (run / "store.db").touch()
     (code / "__pycache__").mkdir()
     (code / "__pycache__" / "agent.pyc").touch()
-    assert not commit_changed(run, code), "neither the folder of the runs nor compiled code counts"
+    (code / "train.log").write_text("step 1/16")
+    assert not commit_changed(run, code), "neither the folder of the runs nor compiled code nor output counts"
+    since = (run / "commit.txt").stat().st_mtime_ns
+    for file in code.rglob("*"):
+        os.utime(file, ns=(since, since))
+    assert newer_files(run, code) == []
     for name in ("agent.py", "prompt.txt"):
         before = (code / name).read_text()
         (code / name).write_text("other")
         assert commit_changed(run, code)
+        os.utime(code / name, ns=(since + 1, since + 1))
+        assert newer_files(run, code) == [code / name]
         (code / name).write_text(before)
         assert not commit_changed(run, code)
+        os.utime(code / name, ns=(since, since))
     (code / "tools.py").touch()
     assert commit_changed(run, code)
     record_commit(run, code, step=1)

@@ -194,6 +194,11 @@ def test_the_table_is_aligned(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[5] == "In brackets: 95% intervals."
 
 
+def test_a_run_that_trained_nothing_compares_equal_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    first, *_ = printed(summary(tokens_trained=0), capsys).splitlines()
+    assert first.startswith("Nothing was trained: held-out reward 0.250 → 0.750 (+0.500)")
+
+
 def test_a_narrow_terminal_loses_no_number() -> None:
     out = on_terminal(50, run=lambda _: show(make_summary(summary(splits={}))))
     assert max(map(len, out.splitlines())) <= 50

@@ -24,13 +24,16 @@ _MOST_FILES = 20_000
 _MOST_BYTES = 2**20
 """Of larger files, the size and the time of the last change are part of a digest, not the content."""
 _NO_CODE = frozenset({"__pycache__", "node_modules"})
+_OUTPUT = (".log", ".out", ".err")
+"""The ends of names of files into which the output of a command is usually redirected."""
 
 
 def record_commit(run: Path, code: Path, *, step: int = 0) -> None:
     """Record in the folder ``run`` the commit that is checked out in ``code``, unless it is the last one recorded.
 
-    ``step``: number of updates that the run has made. Untracked files count as changes, except for ignored ones and those
-    in the folder of the runs. If git fails, the line has ``unknown: `` and the reason.
+    ``step``: number of updates that the run has made. Untracked files count as changes, except for ignored ones, those
+    in the folder of the runs, and the output of commands (``*.log``, ``*.out``, ``*.err``). If git fails, the line has ``unknown: `` and
+    the reason.
     """
     commit, lines = _describe(code, run.parent), recorded_commits(run)
     if step and not lines:
@@ -47,6 +50,30 @@ def commit_changed(run: Path, code: Path) -> bool:
     return _KNOWN.fullmatch(last) is None or last != _describe(code, run.parent)
 
 
+def newer_files(run: Path, code: Path) -> list[Path]:
+    """The files of ``code`` that were written after its state was last recorded in ``run``. A deleted one is not found."""
+    if not (run / _FILE).is_file():
+        return []
+    since = (run / _FILE).stat().st_mtime_ns
+    try:
+        top = Path(_git(code, "rev-parse", "--show-toplevel"))
+        listed = _git(
+            top, "ls-files", "--cached", "--others", "--exclude-standard", "-z", *_pathspecs(code, top, run.parent)
+        )
+        files = [top / name for name in listed.split("\0") if name]
+    except _GitError:
+        files = list(_walk(code, run.parent))
+    return sorted(file for file in files if _written_ns(file) > since)
+
+
+def _written_ns(file: Path) -> int:
+    """The time of its last change in nanoseconds; 0 if it is gone or may not be read."""
+    try:
+        return file.lstat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 def recorded_commits(run: Path) -> list[str]:
     """The lines of `record_commit`, oldest first, such as ``from step 20: 3f2a… with uncommitted changes``."""
     file = run / _FILE
@@ -54,15 +81,12 @@ def recorded_commits(run: Path) -> list[str]:
 
 
 def _describe(code: Path, runs: Path) -> str:
-    runs = runs.resolve()
     try:
         commit = _git(code, "rev-parse", "HEAD")
         top = Path(_git(code, "rev-parse", "--show-toplevel"))
     except _GitError as error:
         return f"unknown: {error}{_digest(b'', _walk(code, runs))}"
-    paths = ["--", ":/", ":(top,exclude,glob)**/__pycache__/**"]
-    if runs.is_relative_to(top) and not code.resolve().is_relative_to(runs):
-        paths.append(f":(top,exclude,literal){runs.relative_to(top).as_posix()}")
+    paths = _pathspecs(code, top, runs)
     try:
         changes = _git(top, "diff", "HEAD", "--full-index", "--no-ext-diff", "--no-textconv", "--no-color", *paths)
         untracked = _git(top, "ls-files", "--others", "--exclude-standard", "-z", *paths)
@@ -75,8 +99,18 @@ def _describe(code: Path, runs: Path) -> str:
     return f"{commit} with {kind}{_digest(changes.encode(errors='surrogateescape'), files)}"
 
 
+def _pathspecs(code: Path, top: Path, runs: Path) -> list[str]:
+    """Arguments of a git command in ``top`` for the files that `_walk` would find."""
+    paths = ["--", ":/", ":(top,exclude,glob)**/__pycache__/**", *(f":(top,exclude,glob)**/*{end}" for end in _OUTPUT)]
+    runs = runs.resolve()
+    if runs.is_relative_to(top) and not code.resolve().is_relative_to(runs):
+        paths.append(f":(top,exclude,literal){runs.relative_to(top).as_posix()}")
+    return paths
+
+
 def _walk(code: Path, runs: Path) -> Iterator[Path]:
-    """The files below ``code``, without hidden ones, environments of Python, and the folder of the runs."""
+    """The files below ``code``, without hidden ones, environments of Python, output of commands, and the folder of the runs."""
+    runs = runs.resolve()
     for folder, folders, names in os.walk(code):
         parent = Path(folder)
         folders[:] = sorted(
@@ -87,7 +121,7 @@ def _walk(code: Path, runs: Path) -> Iterator[Path]:
             and not (parent / name / "pyvenv.cfg").exists()
             and (parent / name).resolve() != runs
         )
-        yield from (parent / name for name in sorted(names) if not name.startswith("."))
+        yield from (parent / name for name in sorted(names) if not name.startswith(".") and not name.endswith(_OUTPUT))
 
 
 def _digest(changes: bytes, files: Iterator[Path]) -> str:

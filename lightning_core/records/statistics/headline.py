@@ -16,7 +16,7 @@ class Headline:
 
     text: str
     kind: Literal["good", "warn", "plain"]
-    """``good``: a significant improvement. ``warn``: a significant decrease, or an improvement of form only."""
+    """``good``: a significant improvement. ``warn``: a significant decrease, an improvement of form only, or a run that trained nothing."""
 
 
 def headline(summary: Summary) -> Headline:
@@ -31,6 +31,8 @@ def headline(summary: Summary) -> Headline:
         f"held-out reward {found.eval_reward_before:.3f} → {found.eval_reward_after:.3f} ({found.improvement:+.3f}) "
         f"on {plural(found.tasks, 'task')}{f' ({missing} more left out)' if missing else ''}"
     )
+    if summary.steps and not summary.tokens_trained:
+        return Headline(f"Nothing was trained: {change}.", "warn")
     if found.improvement_ci95 is None:
         return Headline(f"Too few tasks for an interval: {change}, expected {MIN_TASKS} or more.", "plain")
     low, high = found.improvement_ci95

@@ -201,7 +201,9 @@ def wait_for_signal() -> None:
     stop = threading.Event()
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        stop.wait()
+        # A signal just before a wait does not end it, so none is long.
+        while not stop.wait(1):
+            pass
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
