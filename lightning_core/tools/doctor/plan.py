@@ -77,11 +77,12 @@ class TimeRange:
 def rollouts_time(m: Measured, count: int) -> TimeRange:
     """The time that ``count`` rollouts take.
 
-    At best, as many as run at the same time take as long as one. At worst, the time grows in proportion to their number.
+    As many as run at the same time take as long as one, or the time grows in proportion to their number. The first is mostly the best
+    case; the worst, if they are fewer than those of the trial, which waited for each other.
     """
-    rounds = math.ceil(count / m.config.rollouts.concurrency)
-    worst = m.seconds_rollouts * count / m.rollouts
-    return TimeRange(min(rounds * m.seconds_rollout, worst), worst)
+    together = math.ceil(count / m.config.rollouts.concurrency) * m.seconds_rollout
+    in_proportion = m.seconds_rollouts * count / m.rollouts
+    return TimeRange(min(together, in_proportion), max(together, in_proportion))
 
 
 def step_time(m: Measured) -> tuple[TimeRange, TimeRange]:

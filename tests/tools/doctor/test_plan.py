@@ -72,6 +72,10 @@ def test_rollouts_one_at_a_time_have_one_time() -> None:
     assert rollouts_time(alone, 5) == TimeRange(20.0, 20.0)
 
 
+def test_fewer_rollouts_than_those_of_the_trial_take_up_to_the_time_of_one() -> None:
+    assert rollouts_time(MEASURED, 2) == TimeRange(1.5, 4.0)
+
+
 def test_the_run_is_its_steps_and_evaluations() -> None:
     assert evaluations(MEASURED) == 3  # before, after step 5, at the end
     assert evaluations(replace(MEASURED, eval_tasks=0)) == 0
