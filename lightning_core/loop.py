@@ -50,13 +50,12 @@ def fit(
     )
     observers = make_observers(config, progress)
     folder, checkpoint = open_run_folder(config)
-    earlier = seconds_before(folder)
     with started(folder), observers.watching(config, folder, checkpoint):
         if config.run.resume:
             observers.message(f"continuing the run {folder.name} from {checkpoint.name if checkpoint else 'its start'}")
         trainer.train(Plan(config=config, folder=folder, checkpoint=checkpoint, inputs=inputs, observers=observers))
         warn_of_unused(config, folder)
-        seconds = earlier + time.monotonic() - began
+        seconds = time.monotonic() - began + seconds_before(folder, checkpoint)
         return observers.finished(
             finish(config, folder, inputs.eval_tasks, inputs.reward, seconds, observers.summarize)
         )

@@ -86,16 +86,17 @@ def advantages_of(groups: list[list[Value]], rules: CreditRules) -> dict[str, fl
         raise CreditError(
             f"the advantage rule {rule.name} returned {type(result).__name__}, expected a dictionary from call id to advantage"
         )
-    found = {**cast("Mapping[str, float]", result), **flat}
+    credited = cast("Mapping[str, float]", result)
+    if unknown := credited.keys() - {v.call for group in compared for v in group}:
+        raise CreditError(
+            f"the advantage rule {rule.name} returned an advantage for {min(unknown, key=str)!r}, which is not a call of the groups that "
+            "it was given; expected one per call, by the call's id"
+        )
+    found = {**credited, **flat}
     missing = next((v.call for group in groups for v in group if v.call not in found), None)
     if missing is not None:
         raise CreditError(
             f"the advantage rule {rule.name} returned no advantage for call {missing!r}; expected one per call"
-        )
-    if unknown := found.keys() - {v.call for group in groups for v in group}:
-        raise CreditError(
-            f"the advantage rule {rule.name} returned an advantage for {min(unknown, key=str)!r}, which is no call of its groups; "
-            "expected one per call, by the call's id"
         )
     for call, advantage in found.items():
         if not isinstance(advantage, Real) or not math.isfinite(advantage):

@@ -45,9 +45,10 @@ class Summary:
     """Training rollouts, including those left out of updates; without evaluations."""
     tokens_sampled: int
     tokens_trained: int
-    """Sampled tokens in rows with a gradient."""
+    """Sampled tokens in rows with a gradient. With a single policy, without those of skipped updates."""
     wall_seconds: float
-    """Seconds from the start to the end. Of a process that was interrupted before: of the rollouts and updates of its steps."""
+    """Seconds of the process that ended the run, and of what earlier ones did: all that they took if one of them ended the run too, and
+    the rollouts and updates of the steps since then."""
     seed: int
     stopped: str | None = None
     """The reason the run ended before ``trainer.steps``, or None."""
@@ -130,6 +131,14 @@ def read_summary(path: Path) -> Summary:
         same_responses=tuple(SameResponse(**values) for values in data.pop("same_responses", ())),
         **data,
     )
+
+
+def find_summary(path: Path) -> Summary | None:
+    """The summary in the file ``path``; None if there is none, or if it is damaged."""
+    try:
+        return read_summary(path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _comparison(data: Mapping[str, Any]) -> Comparison:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lightning_core.config import Config
 from lightning_core.config.command import CommandSection
 from lightning_core.errors import html_table
-from lightning_core.records.report import Summary, draw_curve, read_metrics, seconds_of_steps
+from lightning_core.records.report import Summary, draw_curve, find_summary, read_metrics, seconds_of_steps
 from lightning_core.records.run_folder.checkpoints import best_checkpoint, checkpoint_step, checkpoints
 from lightning_core.records.statistics.constant_answer import (
     AnswersOfRun,
@@ -122,10 +122,17 @@ def held_out_rewards(store: Store, *phases: Phase) -> dict[int, float]:
     return {step: reward for step, reward in sorted(rewards.items()) if reward is not None}
 
 
-def seconds_before(folder: Path) -> float:
-    """The seconds of the steps that interrupted processes of the run in ``folder`` recorded."""
-    file = folder / "metrics.jsonl"
-    return seconds_of_steps(read_metrics(file)) if file.is_file() else 0.0
+def seconds_before(folder: Path, checkpoint: Path | None) -> float:
+    """Seconds of the run in ``folder`` before it was resumed from ``checkpoint``; None: 0.
+
+    All until the end of the run if it had ended once, and the rollouts and updates of later steps.
+    """
+    if checkpoint is None:
+        return 0.0
+    steps, ended = checkpoint_step(checkpoint), find_summary(folder / "summary.json")
+    before, seconds = (0, 0.0) if ended is None else (ended.steps, ended.wall_seconds)
+    later = [line for line in read_metrics(folder / "metrics.jsonl") if before < line["step"] <= steps]
+    return seconds + seconds_of_steps(later)
 
 
 def finish(
@@ -172,7 +179,7 @@ def finish(
             best_step=None if best is None else checkpoint_step(best),
             rollouts=sum(int(m["rollouts"]) for m in metrics),
             tokens_sampled=tokens_sampled,
-            tokens_trained=sum(int(m["tokens_trained"]) for m in metrics),
+            tokens_trained=sum(int(m["tokens_trained"]) for m in metrics if not m.get("updates_skipped")),
             wall_seconds=seconds,
             seed=config.run.seed,
             solved=solved,

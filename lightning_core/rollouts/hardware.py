@@ -24,10 +24,14 @@ def total_memory() -> int:
 
 def available_memory() -> int:
     """The memory in bytes that this process can still allocate."""
+    return max(0, min([free_physical_memory(), *_address_space()]))
+
+
+def free_physical_memory() -> int:
+    """The bytes that the machine and the control groups of this process leave."""
     import psutil
 
-    free = [psutil.virtual_memory().available, *(group.limit - group.used for group in _own_groups())]
-    return max(0, min([*free, *_address_space()]))
+    return max(0, min([psutil.virtual_memory().available, *(group.limit - group.used for group in _own_groups())]))
 
 
 def _address_space() -> Iterator[int]:

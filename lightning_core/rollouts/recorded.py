@@ -23,8 +23,8 @@ _WITHOUT_EFFECT = ("trainer.", "monitors.", "otlp.", "run.", "eval.every", "eval
 """Settings that change no rollout under given weights. (``run.seed`` does: its rollouts have other seeds.)"""
 _WITH_EFFECT = frozenset({"trainer.deterministic", "trainer.threads"})
 """But these: the bits of samples depend on them."""
-_FILES_NAMED = 5
-"""At most so many changed files are named."""
+_MOST_NAMED = 5
+"""Files that a warning names."""
 
 
 class RecordedAgents:
@@ -118,8 +118,10 @@ class RecordedAgents:
 
 
 def _changed_code(folder: Path, code: Path) -> str:
-    files = [os.path.relpath(file, code) for file in newer_files(folder, code)]
+    """The words for changed code, with the first of the files that may be the cause."""
+    files = [repr(os.path.relpath(file, code)) for file in newer_files(folder, code)]
+    text = "the code in the working directory (its commit, changed and untracked files)"
     if not files:
-        return "the code in the working directory (its commit, changed and untracked files)"
-    more = f" and {len(files) - _FILES_NAMED} more" if len(files) > _FILES_NAMED else ""
-    return f"the files of the working directory ({', '.join(files[:_FILES_NAMED])}{more})"
+        return text
+    more = f" and {len(files) - _MOST_NAMED} more" if len(files) > _MOST_NAMED else ""
+    return f"{text}; written since it was recorded: {', '.join(files[:_MOST_NAMED])}{more}"

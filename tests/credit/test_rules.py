@@ -240,7 +240,7 @@ def test_results_of_own_rules_are_checked() -> None:
     with pytest.raises(CreditError, match="returned no advantage for call 'w0'"):
         assign_credit(EPISODES, CreditRules(advantage=lambda groups: {}))
     ones = {t.call: 1.0 for e in EPISODES for t in e.transitions}
-    with pytest.raises(CreditError, match="returned an advantage for 'other', which is no call of its groups"):
+    with pytest.raises(CreditError, match="returned an advantage for 'other', which is not a call of the groups"):
         assign_credit(EPISODES, CreditRules(advantage=lambda groups: {**ones, "other": 1.0}))
     with pytest.raises(CreditError, match="returned nan for call"):
         assign_credit(EPISODES, CreditRules(advantage=lambda groups: {v.call: float("nan") for g in groups for v in g}))

@@ -180,16 +180,26 @@ def test_changed_files_are_named(
     settings = config(model, tmp_path)
     with Store(tmp_path / "run" / "store.db", read_only=True) as store:
         assert list(RecordedAgents(cast("Any", None), store).find(tmp_path / "run", settings, 0)) == []
-    assert "because of what has changed: the files of the working directory (agent.py)" in caplog.text
+    assert "because of what has changed: the code in the working directory" in caplog.text
+    assert "written since it was recorded: 'agent.py'\n" in caplog.text
 
 
 def test_a_complete_run_says_so(model: Path, run: Path) -> None:
+    seconds = [json.loads((run / "summary.json").read_text())["wall_seconds"]]
+    for _ in range(2):
+        texts = resume(model, run.parent, lambda task: pytest.fail("nothing is left to do"))
+        assert "the run is complete after step 2: raise trainer.steps to train on" in texts
+        seconds.append(json.loads((run / "summary.json").read_text())["wall_seconds"])
+    assert seconds == sorted(set(seconds)), "those of all processes"
+
+
+def test_the_seconds_of_a_resumed_run_are_those_of_all_its_steps(model: Path, run: Path) -> None:
     first, *others = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     slow = [{**first, "seconds_update": 1000.0}, *others]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in slow))
-    texts = resume(model, run.parent, lambda task: pytest.fail("nothing is left to do"))
-    assert "the run is complete after step 2: raise trainer.steps to train on" in texts
-    assert json.loads((run / "summary.json").read_text())["wall_seconds"] > 1000, "of all processes"
+    (run / "summary.json").unlink()
+    resume(model, run.parent)
+    assert json.loads((run / "summary.json").read_text())["wall_seconds"] > 1000
 
 
 def test_an_evaluation_before_training_never_measures_trained_weights(

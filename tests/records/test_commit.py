@@ -100,6 +100,7 @@ def test_changed_code_is_found_with_and_without_git(
     (code / "train.log").write_text("step 1/16")
     assert not commit_changed(run, code), "neither the folder of the runs nor compiled code nor output counts"
     since = (run / "commit.txt").stat().st_mtime_ns
+    later = since + 10**9
     for file in code.rglob("*"):
         os.utime(file, ns=(since, since))
     assert newer_files(run, code) == []
@@ -107,7 +108,7 @@ def test_changed_code_is_found_with_and_without_git(
         before = (code / name).read_text()
         (code / name).write_text("other")
         assert commit_changed(run, code)
-        os.utime(code / name, ns=(since + 1, since + 1))
+        os.utime(code / name, ns=(later, later))
         assert newer_files(run, code) == [code / name]
         (code / name).write_text(before)
         assert not commit_changed(run, code)
@@ -118,6 +119,30 @@ def test_changed_code_is_found_with_and_without_git(
     assert not commit_changed(run, code)
     (run / "commit.txt").write_text("unknown: git is not installed\n")
     assert commit_changed(run, code), "of an earlier version"
+    assert newer_files(run, code) == [], "the time of the state is not known"
+
+
+def test_output_that_git_tracks_is_code(code: Path) -> None:
+    (code / "expected.out").write_text("1")
+    git(code, "add", "expected.out")
+    git(code, "commit", "-qm", "second")
+    run = code / "runs" / "a"
+    recorded(run, code)
+    (code / "expected.out").write_text("2")
+    (code / "train.out").write_text("step 1")
+    assert commit_changed(run, code)
+
+
+def test_the_target_of_a_link_is_newer(code: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text("Answer.")
+    (code / "prompt.txt").symlink_to(tmp_path / "prompt.txt")
+    (code / "gone.txt").touch()
+    run = code / "runs" / "a"
+    recorded(run, code)
+    later = (run / "commit.txt").stat().st_mtime_ns + 10**9
+    os.utime(tmp_path / "prompt.txt", ns=(later, later))
+    (code / "gone.txt").unlink()
+    assert newer_files(run, code) == [code / "prompt.txt"]
 
 
 def resume(settings: list[str]) -> Path:

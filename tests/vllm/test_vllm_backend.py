@@ -224,7 +224,7 @@ def test_a_constrained_response_is_of_one_version(
     """The server follows a constraint from the first token of a request on, so a push waits for the response; not for ever."""
     monkeypatch.setattr("lightning_core.backends.vllm.backend.WHOLE_SECONDS", seconds)
     # An interrupted response must not end before a slow push.
-    length = 120 if seconds else 1000
+    length = 120 if seconds else 2000
     schema = json.dumps({"type": "string", "minLength": length})
     constrained = SamplingParams(max_tokens=length, seed=5, json_schema=schema, stop_token_ids=frozenset({END}))
 

@@ -209,11 +209,16 @@ class TorchBackend:
         lane.waiting.extendleft(row for row in reversed(running) if row.model == model)
         lane.forget(self._models[model].adapter)
 
-    def free_rows(self, model: str) -> None:
-        """Free the memory that `forget` keeps for the next rows, and contexts of the same lane; call it after `forget`, inside `pause`."""
+    def free_rows(self, model: str) -> bool:
+        """Free all memory of the lane of ``model``, unless another policy has running rows there; returns whether it held any.
+
+        Call it after `forget`, which keeps memory for the next rows, inside `pause`.
+        """
         lane = self._lanes[model]
-        if not lane.rows:  # of another policy
-            lane.clear()
+        if lane.rows or not lane.held_bytes:
+            return False
+        lane.clear()
+        return True
 
     def forget_contexts(self) -> None:
         """See `Trainer.forget_contexts`."""

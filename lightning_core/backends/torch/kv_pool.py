@@ -154,10 +154,9 @@ class KVPool:
         """Drop all trees."""
         for adapter in list(self._roots):
             self.forget(adapter)
-        self.tokens = 0
 
     def _drop(self, top: Node) -> None:
-        """Take the nodes of the subtree of ``top`` from their parents."""
+        """Take the nodes of the subtree of ``top`` from their parents, and off `tokens`."""
         # Else parents and children refer to each other, and only the garbage collector frees them.
         for node in list(_subtree(top)):
             self.tokens -= len(node.tokens)

@@ -9,7 +9,8 @@ import hashlib
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from lightning_core.records.atomic import write_atomically
 _FILE = "commit.txt"
 _SECONDS = 10.0
 _LATER = re.compile(r"^from step \d+: ")
-_KNOWN = re.compile(r"[0-9a-f]{40,64}|.* \(files [0-9a-f]{16}\)")
+_COMMIT = re.compile(r"[0-9a-f]{40,64}")
+_KNOWN = re.compile(rf"{_COMMIT.pattern}|.* \(files [0-9a-f]{{16}}\)")
 """A line with everything that the code consists of."""
 _MOST_FILES = 20_000
 _MOST_BYTES = 2**20
@@ -45,33 +47,19 @@ def record_commit(run: Path, code: Path, *, step: int = 0) -> None:
 
 def commit_changed(run: Path, code: Path) -> bool:
     """Whether the code in the folder ``code`` may be another one than the last one recorded in ``run``."""
-    lines = recorded_commits(run)
-    last = _LATER.sub("", lines[-1]) if lines else ""
-    return _KNOWN.fullmatch(last) is None or last != _describe(code, run.parent)
+    return not _is_known(run) or _last(run) != _describe(code, run.parent)
 
 
 def newer_files(run: Path, code: Path) -> list[Path]:
-    """The files of ``code`` that were written after its state was last recorded in ``run``. A deleted one is not found."""
-    if not (run / _FILE).is_file():
+    """The files which are not as in the commit of ``code``, and were written after its state was last recorded in ``run``.
+
+    Those of a folder without git are all its files. Empty if the state is not known. Deleted files are not found.
+    """
+    if not _is_known(run):
         return []
     since = (run / _FILE).stat().st_mtime_ns
-    try:
-        top = Path(_git(code, "rev-parse", "--show-toplevel"))
-        listed = _git(
-            top, "ls-files", "--cached", "--others", "--exclude-standard", "-z", *_pathspecs(code, top, run.parent)
-        )
-        files = [top / name for name in listed.split("\0") if name]
-    except _GitError:
-        files = list(_walk(code, run.parent))
-    return sorted(file for file in files if _written_ns(file) > since)
-
-
-def _written_ns(file: Path) -> int:
-    """The time of its last change in nanoseconds; 0 if it is gone or may not be read."""
-    try:
-        return file.lstat().st_mtime_ns
-    except OSError:
-        return 0
+    found = _listing(code, run.parent)
+    return sorted(file for file in {*found.changed, *islice(found.others, _MOST_FILES)} if _written_ns(file) > since)
 
 
 def recorded_commits(run: Path) -> list[str]:
@@ -80,32 +68,72 @@ def recorded_commits(run: Path) -> list[str]:
     return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
 
 
+def _last(run: Path) -> str:
+    """The line of `record_commit` for the state that was last recorded; empty if there is none."""
+    lines = recorded_commits(run)
+    return _LATER.sub("", lines[-1]) if lines else ""
+
+
+def _is_known(run: Path) -> bool:
+    return _KNOWN.fullmatch(_last(run)) is not None
+
+
+def _written_ns(file: Path) -> int:
+    """The time of the last change in nanoseconds, also of a link's target; 0 for a folder, or a file that is gone or may not be read."""
+    try:
+        return 0 if file.is_dir() else max(file.lstat().st_mtime_ns, file.stat().st_mtime_ns)
+    except OSError:
+        return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listing:
+    """The state of a folder of code."""
+
+    commit: str
+    """The commit, or the reason why it or the changes are unknown."""
+    diff: bytes = b""
+    """The changes of the files that git tracks."""
+    changed: Sequence[Path] = ()
+    """These files."""
+    others: Iterable[Path]
+    """The files that git does not track; all, if the changes are unknown."""
+
+
 def _describe(code: Path, runs: Path) -> str:
+    found = _listing(code, runs)
+    others = list(islice(found.others, _MOST_FILES + 1))
+    return found.commit if _COMMIT.fullmatch(found.commit) else found.commit + _digest(found.diff, others)
+
+
+def _listing(code: Path, runs: Path) -> _Listing:
     try:
         commit = _git(code, "rev-parse", "HEAD")
         top = Path(_git(code, "rev-parse", "--show-toplevel"))
     except _GitError as error:
-        return f"unknown: {error}{_digest(b'', _walk(code, runs))}"
-    paths = _pathspecs(code, top, runs)
+        return _Listing(commit=f"unknown: {error}", others=_walk(code, runs))
+    paths = ["--", ":/", ":(top,exclude,glob)**/__pycache__/**"]
+    if runs.resolve().is_relative_to(top) and not code.resolve().is_relative_to(runs.resolve()):
+        paths.append(f":(top,exclude,literal){runs.resolve().relative_to(top).as_posix()}")
+    output = [f":(top,exclude,glob)**/*{end}" for end in _OUTPUT]
     try:
-        changes = _git(top, "diff", "HEAD", "--full-index", "--no-ext-diff", "--no-textconv", "--no-color", *paths)
-        untracked = _git(top, "ls-files", "--others", "--exclude-standard", "-z", *paths)
+        diff = _git(top, "diff", "HEAD", "--full-index", "--no-ext-diff", "--no-textconv", "--no-color", *paths)
+        changed = _git(top, "diff", "HEAD", "--name-only", "-z", *paths)
+        untracked = _git(top, "ls-files", "--others", "--exclude-standard", "-z", *paths, *output)
     except _GitError as error:
-        return f"{commit}, changes unknown: {error}{_digest(b'', _walk(code, runs))}"
-    if not changes and not untracked:
-        return commit
-    files = (top / name for name in sorted(untracked.split("\0")) if name)
-    kind = "uncommitted changes" if changes else "untracked files"
-    return f"{commit} with {kind}{_digest(changes.encode(errors='surrogateescape'), files)}"
+        return _Listing(commit=f"{commit}, changes unknown: {error}", others=_walk(code, runs))
+    kind = " with uncommitted changes" if diff else " with untracked files" if untracked else ""
+    return _Listing(
+        commit=commit + kind,
+        diff=diff.encode(errors="surrogateescape"),
+        changed=_paths(top, changed),
+        others=_paths(top, untracked),
+    )
 
 
-def _pathspecs(code: Path, top: Path, runs: Path) -> list[str]:
-    """Arguments of a git command in ``top`` for the files that `_walk` would find."""
-    paths = ["--", ":/", ":(top,exclude,glob)**/__pycache__/**", *(f":(top,exclude,glob)**/*{end}" for end in _OUTPUT)]
-    runs = runs.resolve()
-    if runs.is_relative_to(top) and not code.resolve().is_relative_to(runs):
-        paths.append(f":(top,exclude,literal){runs.relative_to(top).as_posix()}")
-    return paths
+def _paths(top: Path, names: str) -> list[Path]:
+    """The files of the output of a git command with ``-z``."""
+    return [top / name for name in sorted(names.split("\0")) if name]
 
 
 def _walk(code: Path, runs: Path) -> Iterator[Path]:
@@ -124,13 +152,12 @@ def _walk(code: Path, runs: Path) -> Iterator[Path]:
         yield from (parent / name for name in sorted(names) if not name.startswith(".") and not name.endswith(_OUTPUT))
 
 
-def _digest(changes: bytes, files: Iterator[Path]) -> str:
-    """The end of a line: a digest of ``changes`` and the contents of ``files``. Empty if there are too many."""
-    digest = hashlib.sha256(changes)
-    listed = list(islice(files, _MOST_FILES + 1))
-    if len(listed) > _MOST_FILES:
+def _digest(diff: bytes, files: Sequence[Path]) -> str:
+    """The end of a line: a digest of ``diff`` and the contents of ``files``. Empty if there are too many."""
+    digest = hashlib.sha256(diff)
+    if len(files) > _MOST_FILES:
         return ""
-    for file in listed:
+    for file in files:
         digest.update(f"\0{file}\0".encode(errors="surrogateescape"))
         try:
             found = file.lstat()

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 
 from lightning_core.errors import ConfigError
-from lightning_core.records.report import Summary, read_summary
+from lightning_core.records.report import Summary, find_summary
 from lightning_core.records.run_folder.lock import is_running
 from lightning_core.records.run_folder.tail import MetricsTail
 
@@ -120,7 +120,7 @@ def read_run(folder: Path) -> RunInfo:
     config = _config(folder / "config.yaml")
     metrics, is_whole = _newest_metrics(folder / "metrics.jsonl")
     steps, is_trained = _number(metrics.get("step"), int) or 0, is_running(folder)
-    summary = _summary(folder / "summary.json")
+    summary = find_summary(folder / "summary.json")
     is_read = {
         "config.yaml": bool(config),
         "metrics.jsonl": is_whole or is_trained,
@@ -169,13 +169,6 @@ def _newest_metrics(path: Path) -> tuple[Mapping[str, Any], bool]:
             if isinstance(metrics, dict):
                 return metrics, number == 0 and not rest
     return {}, not lines and not rest
-
-
-def _summary(path: Path) -> Summary | None:
-    try:
-        return read_summary(path)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
 
 
 def _number(value: Any, kind: type[N]) -> N | None:

@@ -32,7 +32,7 @@ def headline(summary: Summary) -> Headline:
         f"on {plural(found.tasks, 'task')}{f' ({missing} more left out)' if missing else ''}"
     )
     if summary.steps and not summary.tokens_trained:
-        return Headline(f"Nothing was trained: {change}.", "warn")
+        return Headline(f"Nothing was trained: {change}, with the same weights before and after.", "warn")
     if found.improvement_ci95 is None:
         return Headline(f"Too few tasks for an interval: {change}, expected {MIN_TASKS} or more.", "plain")
     low, high = found.improvement_ci95

@@ -15,8 +15,10 @@ DEFAULT_CONFIG = "lightning.yaml"
 def default_config(option: str = "") -> str:
     """The configuration in this folder. Raises `ConfigError` if there is none; ``option``: takes another one's path."""
     if not Path(DEFAULT_CONFIG).is_file():
-        how = f"pass the path of a configuration{option and f' with {option}'}"
-        raise ConfigError(f"no {DEFAULT_CONFIG} in {str(Path.cwd())!r}: {how}, or write a new one: lightning-rl init")
+        how = f" with {option}" if option else ""
+        raise ConfigError(
+            f"no {DEFAULT_CONFIG} in {str(Path.cwd())!r}: pass the path of a configuration{how}, or write a new one: lightning-rl init"
+        )
     return DEFAULT_CONFIG
 
 

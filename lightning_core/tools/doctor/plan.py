@@ -77,8 +77,8 @@ class TimeRange:
 def rollouts_time(m: Measured, count: int) -> TimeRange:
     """The time that ``count`` rollouts take.
 
-    As many as run at the same time take as long as one, or the time grows in proportion to their number. The first is mostly the best
-    case; the worst, if they are fewer than those of the trial, which waited for each other.
+    Between two estimates: as many as run at the same time take as long as one; or the time grows in proportion to their number. Of
+    fewer rollouts than the trial had, which waited for each other, the first is the larger.
     """
     together = math.ceil(count / m.config.rollouts.concurrency) * m.seconds_rollout
     in_proportion = m.seconds_rollouts * count / m.rollouts
@@ -129,7 +129,8 @@ def update(m: Measured) -> Iterator[Observed]:
 def step(m: Measured) -> Iterator[Observed]:
     """Seconds of a step's rollouts and update, extrapolated from the trial. The lower ends assume that all rollouts and rows
     run side by side and that the share of rows with a gradient stays that of the trial, the upper ends that nothing runs
-    side by side and that all rows have one: rows without a gradient cost no update."""
+    side by side and that all rows have one: rows without a gradient cost no update. Of fewer rollouts than the
+    trial had, the first is the upper end."""
     rolling, updating = step_time(m)
     rollout_time = f"a rollout takes {_seconds(m.seconds_rollout)}"
     yield Observed("info", f"{rollout_time}; a step: rollouts {rolling}, update {updating}")

@@ -37,12 +37,14 @@ class UndoneUpdates:
         *,
         state: Callable[[], Checkpoint],
         restore: Callable[[Checkpoint], None],
+        release: Callable[[], bool],
     ) -> None:
-        """``state`` and ``restore``: the trainer's."""
+        """``state`` and ``restore``: the trainer's. ``release``: frees memory that is not needed; returns whether there was any."""
         self._model = model
         self._updater = updater
         self._state = state
         self._restore = restore
+        self._release = release
         self.skipped = 0
         """Number of the last steps in a row that were skipped."""
         self.micro_batch_tokens: int | None = None
@@ -62,7 +64,8 @@ class UndoneUpdates:
     def step(self, rows: Sequence[Row], step: int, on_batch: OnBatch) -> Mapping[str, float]:
         """The metrics of the updates on ``rows``. ``step``: the number of steps before this one.
 
-        Updates that do not fit the memory are repeated with smaller micro-batches, which later steps keep. Updates whose loss or
+        Updates that do not fit the memory are repeated without the memory of running responses, and then with smaller micro-batches,
+        which later steps keep. Updates whose loss or
         gradient is not finite are skipped. Raises `OutOfMemoryError` if the smallest do not fit, and `NonFiniteError` for the third
         step in a row that would be skipped. After any error the weights are as before.
         """
@@ -84,7 +87,17 @@ class UndoneUpdates:
                 return {**metrics, "updates_repeated": repeated} if repeated else metrics
             # Outside the except clause: the traceback holds the tensors of the update.
             repeated += 1
-            self._shrink(parts, problem, step)
+            if self._release():
+                logger.warning(
+                    "step %d: the update failed, %s; it is repeated without the memory of running responses",
+                    step + 1,
+                    problem,
+                )
+            else:
+                self._shrink(parts, problem, step)
+            gc.collect()
+            if self._model.device.type == "cuda":
+                torch.cuda.empty_cache()
 
     def _update(self, parts: Sequence[MiniBatch], step: int, on_batch: OnBatch) -> Mapping[str, float]:
         optimizer = self._updater.optimizer
@@ -124,6 +137,3 @@ class UndoneUpdates:
             "trainer.micro_batch_tokens: %d starts with them",
             *(step + 1, problem, tokens, largest, tokens),
         )
-        gc.collect()
-        if self._model.device.type == "cuda":
-            torch.cuda.empty_cache()

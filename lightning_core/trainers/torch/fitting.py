@@ -23,11 +23,11 @@ def fitting(model: PolicyModel, batch: PackedBatch) -> AbstractContextManager[No
     return recomputing(model.network) if tokens > model.memory.most_tokens else nullcontext()
 
 
-def fits(model: PolicyModel, rows: Sequence[Row]) -> bool:
-    """Whether the largest pass over ``rows`` fits the free memory. Releases freed memory first if little is free."""
+def fits(model: PolicyModel, rows: Sequence[Row], also: int) -> bool:
+    """Whether the largest pass over ``rows`` and ``also`` bytes fit the free memory. Releases freed memory first if little is free."""
     lengths = [len(row.token_ids) for row in rows]
     tokens = min(sum(lengths), max([*lengths, model.memory.micro_batch_tokens]))
-    return release_freed_memory(model.device, needed=_pass_bytes(model, tokens))
+    return release_freed_memory(model.device, needed=_pass_bytes(model, tokens) + also)
 
 
 def release_for_sampler(model: PolicyModel) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from lightning_core.model.precision import bfloat16_unit
 from lightning_core.model.tuning import choose_device
-from lightning_core.rollouts.hardware import available_memory
+from lightning_core.rollouts.hardware import available_memory, free_physical_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +53,10 @@ def release_freed_memory(device: torch.device, *, needed: int) -> bool:
     glibc keeps most of it, in several arenas, so the thread that trains cannot use what the thread that samples has freed
     (docs/benchmarks.md has figures). With other C libraries nothing is done.
     """
-    if device.type != "cpu" or free_memory(device) >= needed:
+    if device.type != "cpu":
         return True
-    if (trim := malloc_trim()) is not None:
+    # It stays a part of the address space, whose limit it does not help.
+    if free_physical_memory() < needed and (trim := malloc_trim()) is not None:
         trim(0)
     return free_memory(device) >= needed
 

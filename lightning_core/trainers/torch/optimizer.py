@@ -58,6 +58,12 @@ class MasterOptimizer:
         groups = decay_groups(tuning.masters.items(), settings.weight_decay)
         self.adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=settings.betas, fused=True)
 
+    @property
+    def bytes_to_allocate(self) -> int:
+        """Bytes of the gradients that an update allocates, and of moments that do not exist yet."""
+        masters = self._tuning.masters.values()
+        return sum(master.nbytes * (1 if self.adamw.state.get(master) else 3) for master in masters)
+
     def learning_rate(self, step: int) -> float:
         """The learning rate of step ``step``, counted from 0."""
         return self._learning_rate * learning_rate_factor(self._settings, step)

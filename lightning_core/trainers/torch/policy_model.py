@@ -64,12 +64,12 @@ class PolicyModel:
         with self.tuning.active():
             self.forward = Forward(self.network, self.path, self.loaded.constraints)
             """Forward passes through the current weights; inside ``tuning.active()``."""
-            share += self._has_copy
+            models = share + self._has_copy
             self.memory = plan_memory(
                 self.loaded, self.tuning, settings,
-                share=share, samples=samples, entropy=algorithm.entropy_weight > 0,
+                share=models, samples=samples, entropy=algorithm.entropy_weight > 0,
             )  # fmt: skip
-            self.sampler_bytes = share * (self.memory.cache_bytes + self.memory.row_bytes)
+            self.sampler_bytes = models * (self.memory.cache_bytes + self.memory.row_bytes)
             """Bytes that the engine may hold for all models which share the memory: each plans for an equal part."""
             self.notes: Sequence[str] = notes(policy, self.loaded, self.tuning, self.memory)
             """See `Trainer.notes`."""

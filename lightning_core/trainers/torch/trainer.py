@@ -40,7 +40,9 @@ class TorchTrainer:
         self.backend = backend
         """See `Trainer.backend`."""
         self._updater = Updater(model, algorithm, settings, seed=seed)
-        self._updates = UndoneUpdates(model, self._updater, state=self.state, restore=self.restore)
+        self._updates = UndoneUpdates(
+            model, self._updater, state=self.state, restore=self.restore, release=partial(backend.free_rows, model.name)
+        )
         self.version = 0
         """Number of updates; the backend stamps it on each response."""
         self.saved_in: Path | None = None
@@ -73,9 +75,9 @@ class TorchTrainer:
         return metrics
 
     def _make_room(self, rows: Sequence[Row]) -> None:
-        """Free what the engine holds for this policy. The memory of its running rows only if the largest pass over ``rows`` needs it."""
+        """Free what the engine holds for this policy. The memory of its running rows only if the update on ``rows`` needs it."""
         self.backend.forget(self.model.name)
-        if not fits(self.model, rows):
+        if not fits(self.model, rows, self._updater.optimizer.bytes_to_allocate):
             self.backend.free_rows(self.model.name)
 
     def check(self, rows: Sequence[Row]) -> None:

@@ -30,6 +30,7 @@ from lightning_core.trainers.torch import machine
 from lightning_core.trainers.torch.factory import open_trainer
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
+from tests.trainers.test_failed_updates import Full
 
 pytestmark = pytest.mark.numeric
 
@@ -115,6 +116,11 @@ def fragment_heap() -> list[Tensor]:
     return blocks[::30]
 
 
+def set_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    for name in ("available_memory", "free_physical_memory"):
+        monkeypatch.setattr(machine, name, lambda: free)
+
+
 def resident() -> int:
     return psutil.Process().memory_info().rss
 
@@ -128,18 +134,18 @@ def test_freed_memory_is_released_where_it_is_short(monkeypatch: pytest.MonkeyPa
     kept = fragment_heap()
     before = resident()
     for free in (1 << 50, 0):
-        monkeypatch.setattr(machine, "available_memory", lambda free=free: free)
+        set_free(monkeypatch, free)
         machine.release_freed_memory(cpu, needed=1 << 30)
         found.append((before - resident()) >> 20)
     assert found[0] < 50 < 200 < found[1]
     assert kept
 
 
-@pytest.mark.parametrize(("what", "others", "times"), [("pass", 0, 3), ("moments", 3, 1), ("sampler", 4, 1)])
+@pytest.mark.parametrize(("what", "others", "times"), [("pass", 1, 2), ("moments", 3, 1), ("sampler", 4, 1)])
 def test_a_step_releases_memory_before_it_is_needed(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, what: str, others: int, times: int
 ) -> None:
-    """Before two training passes and the first of them, the first moments, and before sampling goes on, which need less and less here."""
+    """Before the update as a whole, its two passes, the first moments, and before sampling goes on, which need less and less here."""
     rows = [make_row(([number] * 9, False), (range(9, 40), True), rollout=str(number)) for number in range(2)]
     released: list[int] = []
     for missing in (0, 1):
@@ -149,7 +155,7 @@ def test_a_step_releases_memory_before_it_is_needed(
             model.sampler_bytes = 1000
             moments = 2 * sum(master.nbytes for master in model.tuning.masters.values())
             needed = {"pass": 2 * 30 << 30, "moments": moments, "sampler": 1000}[what]
-            monkeypatch.setattr(machine, "available_memory", lambda free=needed - missing: free)
+            set_free(monkeypatch, needed - missing)
             monkeypatch.setattr(machine, "malloc_trim", lambda: released.append)
             trainer.step(rows)
         assert len(released) == others + missing * times
@@ -162,8 +168,23 @@ def test_the_memory_of_running_responses_is_kept_for_the_next_ones_unless_it_is_
     rows = [make_row((range(9), False), (range(9, 40), True))]
     with closing(open_trainer(**parts(model=str(tiny_llama)))) as trainer:
         lane: Any = trainer.backend._lanes["policy"]
-        for free, kept in ((1 << 50, True), (0, False), (1 << 50, True)):
-            monkeypatch.setattr(machine, "available_memory", lambda free=free: free)
+        # Moments exist after the first step.
+        needed = 2 * 40 * trainer.model.memory.trained_token_bytes + sum(
+            master.nbytes for master in trainer.model.tuning.masters.values()
+        )
+        for free, kept in ((1 << 50, True), (needed - 1, False), (needed, True)):
+            set_free(monkeypatch, free)
             sample(trainer.backend)
             trainer.step(rows)
             assert (lane.held_bytes > 0) == kept
+
+
+def test_an_update_that_does_not_fit_is_repeated_without_the_memory_of_running_responses(tiny_llama: Path) -> None:
+    rows = [make_row((range(9), False), (range(9, 40), True), rollout=str(number)) for number in range(2)]
+    with closing(open_trainer(**parts(model=str(tiny_llama)))) as trainer:
+        sample(trainer.backend)
+        before, lane = trainer.model.memory, trainer.backend._lanes["policy"]
+        assert lane.held_bytes > 0
+        with Full(torch.ops.aten.mm.default):
+            assert trainer.step(rows)["updates_repeated"] == 1
+        assert (lane.held_bytes, trainer.model.memory) == (0, before), "micro-batches are as large as before"
