@@ -152,9 +152,10 @@ def test_the_damaged_file_is_named(
     attempt(COMMANDS[command] + ["0"] * (command == "serve"), code, words)
 
 
-def test_lost_metrics_are_restored_from_the_store(copied: Path, attempt: Try) -> None:
+@pytest.mark.parametrize("damage", ["metrics: missing", "metrics: a damaged line"])
+def test_lost_metrics_are_restored_from_the_store(copied: Path, attempt: Try, damage: str) -> None:
     before = (copied / "metrics.jsonl").read_text()
-    remove("metrics.jsonl")(copied)
+    DAMAGES[damage](copied)
     attempt(COMMANDS["resume"], 0)
     assert [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()] == [json.loads(before)]
 
