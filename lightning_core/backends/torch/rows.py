@@ -84,6 +84,11 @@ class Lane(Protocol):
         """The running rows."""
         ...
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the running rows' contexts, and of what is kept for the next ones."""
+        ...
+
     def remember(self, cached_tokens: int) -> None:
         """Raise the number of tokens cached for later prompts by ``cached_tokens``."""
         ...
