@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from numbers import Real
 from typing import Any, cast
@@ -12,7 +12,7 @@ from lightning_core.credit.advantage_rules import is_flat
 from lightning_core.credit.episode import Component, Episode, Value
 from lightning_core.credit.registry import ADVANTAGE_RULES, RewardRule
 from lightning_core.credit.rules import CreditRules
-from lightning_core.errors import CreditError, show
+from lightning_core.errors import CreditError, RewardError, show
 from lightning_core.trace import check_reward
 
 
@@ -24,8 +24,10 @@ def values_of(
     if "critic" in rule.needs:
         inputs.append(_expected(episode, rule.name, episode.facts.get("critic", {}) if expected is None else expected))
     result: object = rule(*inputs, **arguments)
-    if not isinstance(result, Iterable):
-        raise CreditError(f"the reward rule {rule.name!r} returned {show(result)}; expected one value per call")
+    if not isinstance(result, Iterable) or isinstance(result, str | Mapping | Set):
+        raise CreditError(
+            f"the reward rule {rule.name} returned {show(result)}; expected a list with one value per call"
+        )
     found = list(cast("Iterable[object]", result))
     components = [component for component in found if isinstance(component, Component)]
     if not components:
@@ -39,11 +41,21 @@ def values_of(
     return [
         replace(
             component,
-            values=[None if value is None else check_reward(value) for value in component.values],
+            values=[
+                _checked(value, t.call, rule.name)
+                for value, t in zip(component.values, episode.transitions, strict=True)
+            ],
             group_by=tuple(component.group_by),
         )
         for component in components
     ]
+
+
+def _checked(value: float | None, call: str, rule: str) -> float | None:
+    try:
+        return None if value is None else check_reward(value)
+    except RewardError as error:
+        raise CreditError(f"the reward rule {rule} returned {show(value)} for call {call!r}: {error}") from None
 
 
 def _expected(episode: Episode, rule: str, values: Mapping[str, float]) -> list[float]:
@@ -81,13 +93,14 @@ def advantages_of(groups: list[list[Value]], rules: CreditRules) -> dict[str, fl
     rule = rules.advantage_rule
     flat = dict.fromkeys(flat_calls(groups, rules), 0.0)
     compared = [group for group in groups if rule.whole_batch or group[0].call not in flat]
+    given = {v.call for group in compared for v in group}
     result: object = rule(compared, **rules.advantage_arguments) if compared else {}
     if not isinstance(result, Mapping):
         raise CreditError(
             f"the advantage rule {rule.name} returned {type(result).__name__}, expected a dictionary from call id to advantage"
         )
     credited = cast("Mapping[str, float]", result)
-    if unknown := credited.keys() - {v.call for group in compared for v in group}:
+    if unknown := credited.keys() - given:
         raise CreditError(
             f"the advantage rule {rule.name} returned an advantage for {min(unknown, key=str)!r}, which is not a call of the groups that "
             "it was given; expected one per call, by the call's id"

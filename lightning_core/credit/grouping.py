@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from typing import cast
 
 from lightning_core.credit.episode import Episode, Value, reward_magnitude
 from lightning_core.credit.precision import agree
 from lightning_core.credit.registry import GROUP_KEYS, GroupKey, group_key
-from lightning_core.errors import CreditError
+from lightning_core.errors import CreditError, show
 
 _NUMBER = re.compile(r"[-_ .#]*\d+$")
 _SPACE = re.compile(r"(?:\s|\\[nrt])+")
@@ -116,12 +117,20 @@ def _as_equal(group: Sequence[Value]) -> list[Value]:
 
 
 def _key_of(episode: Episode, rule: GroupKey) -> Sequence[str]:
-    found: Sequence[str] = rule(episode)
+    result: object = rule(episode)
+    if not isinstance(result, Iterable) or isinstance(result, str | Mapping | Set):
+        raise CreditError(f"the group key {rule.name} returned {show(result)}; expected a list with one key per call")
+    found = list(cast("Iterable[str]", result))
     if len(found) != len(episode.transitions):
         raise CreditError(
             f"the group key {rule.name} returned {len(found)} keys for the {len(episode.transitions)} calls of an episode; "
             "expected one per call"
         )
+    for key in found:
+        try:
+            hash(key)
+        except TypeError:
+            raise CreditError(f"the group key {rule.name} returned {show(key)} for a call; expected a text") from None
     return found
 
 

@@ -231,12 +231,35 @@ def test_verl_needs_a_synchronous_step_for_functions_that_compare_tasks() -> Non
         policy_rules(asynchronous)
 
 
+def returning(found: Any) -> Callable[[Episode], Any]:
+    def wrong(episode: Episode) -> Any:
+        return found
+
+    return wrong
+
+
 def test_results_of_own_rules_are_checked() -> None:
     def short(episode: Episode) -> list[str]:
         return ["x"]
 
     with pytest.raises(CreditError, match="the group key short returned 1 keys for the 2 calls"):
         assign_credit(EPISODES, CreditRules(group_by=(short,)))
+    keys: list[tuple[Any, str]] = [
+        (None, "None; expected a list"),
+        ({"a": 1}, "{'a': 1}; expected a list"),
+        ("aa", "'aa'; expected a list"),
+        ([[1], [2]], r"\[1\] for a call; expected a text"),
+    ]
+    for found, message in keys:
+        with pytest.raises(CreditError, match=f"the group key wrong returned {message}"):
+            assign_credit(EPISODES, CreditRules(group_by=(returning(found),)))
+    values: list[tuple[Any, str]] = [
+        ({0: 1.0, 1: 2.0}, "{0: 1.0, 1: 2.0}; expected a list"),
+        ([1.0, float("nan")], "nan for call 'w1'"),
+    ]
+    for found, message in values:
+        with pytest.raises(CreditError, match=f"the reward rule wrong returned {message}"):
+            assign_credit(EPISODES, CreditRules(rewards=returning(found)))
     with pytest.raises(CreditError, match="returned no advantage for call 'w0'"):
         assign_credit(EPISODES, CreditRules(advantage=lambda groups: {}))
     ones = {t.call: 1.0 for e in EPISODES for t in e.transitions}

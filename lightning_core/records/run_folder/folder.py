@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from lightning_core.records.run_folder.commit import record_commit
 from lightning_core.records.run_folder.configs import record_config
 from lightning_core.records.run_folder.manifest import write_run_id
 from lightning_core.records.run_folder.runs import is_run, run_folders
+
+logger = logging.getLogger(__name__)
 
 SUPERVISED = "sft.json"
 """The file with the sources of a run of `lightning-rl sft`."""
@@ -70,7 +73,12 @@ def record_resume(config: Config, folder: Path, checkpoint: Path | None) -> None
     """
     step = 0 if checkpoint is None else checkpoint_step(checkpoint)
     record_config(folder, config, step=step)
-    record_commit(folder, Path.cwd(), step=step)
+    if record_commit(folder, Path.cwd(), step=step):
+        logger.warning(
+            "the code in the working directory has changed since the run was last started (commit.txt): what is recorded up to step %d, such "
+            "as held-out rewards before training, is of the earlier code",
+            step,
+        )
     write_run_id(folder)
     if (folder / "checkpoints").is_dir():
         set_aside_newer(folder, checkpoint)
