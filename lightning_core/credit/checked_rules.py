@@ -25,9 +25,7 @@ def values_of(
         inputs.append(_expected(episode, rule.name, episode.facts.get("critic", {}) if expected is None else expected))
     result: object = rule(*inputs, **arguments)
     if not isinstance(result, Iterable) or isinstance(result, str | Mapping | Set):
-        raise CreditError(
-            f"the reward rule {rule.name} returned {show(result)}; expected a list with one value per call"
-        )
+        raise CreditError(f"the reward rule {rule.name!r} returned {show(result)}; expected one value per call")
     found = list(cast("Iterable[object]", result))
     components = [component for component in found if isinstance(component, Component)]
     if not components:
@@ -55,7 +53,7 @@ def _checked(value: float | None, call: str, rule: str) -> float | None:
     try:
         return None if value is None else check_reward(value)
     except RewardError as error:
-        raise CreditError(f"the reward rule {rule} returned {show(value)} for call {call!r}: {error}") from None
+        raise RewardError(f"the reward rule {rule!r} returned {show(value)} for call {call!r}: {error}") from None
 
 
 def _expected(episode: Episode, rule: str, values: Mapping[str, float]) -> list[float]:

@@ -26,7 +26,7 @@ from lightning_core.credit import (
     reward_rule,
 )
 from lightning_core.credit.registry import LOSSES, REWARD_RULES
-from lightning_core.errors import ConfigError, CreditError
+from lightning_core.errors import ConfigError, CreditError, RewardError
 from lightning_core.observers.monitors import MONITORS
 from lightning_core.records.run_folder.folder import open_run_folder
 from tests.credit import own_rules
@@ -254,11 +254,11 @@ def test_results_of_own_rules_are_checked() -> None:
         with pytest.raises(CreditError, match=f"the group key wrong returned {message}"):
             assign_credit(EPISODES, CreditRules(group_by=(returning(found),)))
     values: list[tuple[Any, str]] = [
-        ({0: 1.0, 1: 2.0}, "{0: 1.0, 1: 2.0}; expected a list"),
+        ({0: 1.0, 1: 2.0}, "{0: 1.0, 1: 2.0}; expected one value"),
         ([1.0, float("nan")], "nan for call 'w1'"),
     ]
     for found, message in values:
-        with pytest.raises(CreditError, match=f"the reward rule wrong returned {message}"):
+        with pytest.raises((CreditError, RewardError), match=f"the reward rule 'wrong' returned {message}"):
             assign_credit(EPISODES, CreditRules(rewards=returning(found)))
     with pytest.raises(CreditError, match="returned no advantage for call 'w0'"):
         assign_credit(EPISODES, CreditRules(advantage=lambda groups: {}))
