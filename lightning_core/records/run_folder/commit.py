@@ -33,9 +33,9 @@ _OUTPUT = (".log", ".out", ".err")
 def record_commit(run: Path, code: Path, *, step: int = 0) -> bool:
     """Record in the folder ``run`` the commit that is checked out in ``code``, unless it is the last one recorded.
 
-    Returns whether another state was recorded before. ``step``: number of updates that the run has made. Untracked files count as changes, except for ignored ones, those
-    in the folder of the runs, and the output of commands (``*.log``, ``*.out``, ``*.err``). If git fails, the line has ``unknown: `` and
-    the reason.
+    Returns whether another state was recorded before. ``step``: number of updates that the run has made. Untracked files count as changes,
+    except for ignored ones, those in the folder of the runs, and the output of commands (``*.log``, ``*.out``, ``*.err``). If git fails,
+    the line has ``unknown: `` and the reason.
     """
     commit, lines = _describe(code, run.parent), recorded_commits(run)
     if step and not lines:

@@ -75,8 +75,8 @@ def record_resume(config: Config, folder: Path, checkpoint: Path | None) -> None
     record_config(folder, config, step=step)
     if record_commit(folder, Path.cwd(), step=step):
         logger.warning(
-            "the code in the working directory has changed since the run was last started (commit.txt): what is recorded up to step %d, such "
-            "as held-out rewards before training, is of the earlier code",
+            "the code in the working directory has changed since the run was last started (commit.txt): what is recorded up to step %d, "
+            "such as held-out rewards before training, is of the earlier code",
             step,
         )
     write_run_id(folder)

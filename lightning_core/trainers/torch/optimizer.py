@@ -57,6 +57,8 @@ class MasterOptimizer:
         self._learning_rate = learning_rate
         groups = decay_groups(tuning.masters.items(), settings.weight_decay)
         self.adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=settings.betas, fused=True)
+        self._updated = set[Tensor]()
+        """The masters that the last update changed."""
 
     @property
     def bytes_to_allocate(self) -> int:
@@ -80,10 +82,30 @@ class MasterOptimizer:
         for group in self.adamw.param_groups:
             group["lr"] = self.learning_rate(step)
         self._allocate_moments()
+        self._updated = {master for master in masters if master.grad is not None}
         self.adamw.step()
         self._tuning.publish()
         self._tuning.zero_grad()
         return norm
+
+    @torch.no_grad()
+    def rescale(self, scale: float, smaller: float) -> None:
+        """Scale the step of the last `update` from ``scale``, its share now, to ``smaller``. The moments stay.
+
+        The step follows from the moments, so no copy of the weights is needed: they are as if it had been smaller up to rounding.
+        """
+        for group in self.adamw.param_groups:
+            (beta1, beta2), decay = group["betas"], group["lr"] * group["weight_decay"]
+            for master in group["params"]:
+                if master not in self._updated:
+                    continue
+                moments = self.adamw.state[master]
+                updates = float(moments["step"])
+                root = (moments["exp_avg_sq"] / (1 - beta2**updates)).sqrt_().add_(group["eps"])
+                change = moments["exp_avg"].div(root).mul_(group["lr"] / (1 - beta1**updates))
+                master.add_(change, alpha=scale).div_(1 - scale * decay)
+                master.mul_(1 - smaller * decay).sub_(change, alpha=smaller)
+        self._tuning.publish()
 
     def _allocate_moments(self) -> None:
         """Allocate the moments that are missing. AdamW itself does so between the updates of its groups, and can run out of memory."""
