@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from lightning_core.credit.advantage_rules import is_flat
 from lightning_core.credit.episode import Component, Episode, Value
-from lightning_core.credit.registry import ADVANTAGE_RULES, RewardRule
+from lightning_core.credit.registry import ADVANTAGE_RULES, GroupKey, RewardRule
 from lightning_core.credit.rules import CreditRules
 from lightning_core.errors import CreditError, RewardError, show
 from lightning_core.trace import check_reward
@@ -61,6 +61,25 @@ def _expected(episode: Episode, rule: str, values: Mapping[str, float]) -> list[
     if missing is not None:
         raise CreditError(f"reward rule {rule!r} needs the critic's value of every call; call {missing!r} has no value")
     return [values[t.call] for t in episode.transitions]
+
+
+def keys_of(episode: Episode, rule: GroupKey) -> Sequence[str]:
+    """The checked result of ``rule`` for ``episode``: one key for each call."""
+    result: object = rule(episode)
+    if not isinstance(result, Iterable) or isinstance(result, str | Mapping | Set):
+        raise CreditError(f"the group key {rule.name} returned {show(result)}; expected a list with one key per call")
+    found = list(cast("Iterable[str]", result))
+    if len(found) != len(episode.transitions):
+        raise CreditError(
+            f"the group key {rule.name} returned {len(found)} keys for the {len(episode.transitions)} calls of an episode; "
+            "expected one per call"
+        )
+    for key in found:
+        try:
+            hash(key)
+        except TypeError:
+            raise CreditError(f"the group key {rule.name} returned {show(key)} for a call; expected a text") from None
+    return found
 
 
 def common_components(rewarded: Mapping[str, Sequence[Component]]) -> Sequence[Component]:

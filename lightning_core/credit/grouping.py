@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
 
+from lightning_core.credit.checked_rules import keys_of
 from lightning_core.credit.episode import Episode, Value, reward_magnitude
 from lightning_core.credit.precision import agree
-from lightning_core.credit.registry import GROUP_KEYS, GroupKey, group_key
-from lightning_core.errors import CreditError, show
+from lightning_core.credit.registry import GROUP_KEYS, group_key
 
 _NUMBER = re.compile(r"[-_ .#]*\d+$")
 _SPACE = re.compile(r"(?:\s|\\[nrt])+")
@@ -80,7 +79,7 @@ def group_values(
     members: dict[tuple[str, ...], dict[str, list[str]]] = {}
     magnitudes: dict[str, float] = {}
     for episode in episodes:
-        parts = [_key_of(episode, key) for key in keys]
+        parts = [keys_of(episode, key) for key in keys]
         by_agent = {agent: reward_magnitude(episode, agent) for agent in {t.agent for t in episode.transitions}}
         magnitudes |= {t.call: by_agent[t.agent] for t in episode.transitions}
         for index, t in enumerate(episode.transitions):
@@ -114,24 +113,6 @@ def equalise(groups: Sequence[Sequence[Value]], outcomes: Mapping[str, Hashable]
 def _as_equal(group: Sequence[Value]) -> list[Value]:
     mean = math.fsum(v.weight * v.value for v in group) / math.fsum(v.weight for v in group)
     return [replace(v, value=mean) for v in group]
-
-
-def _key_of(episode: Episode, rule: GroupKey) -> Sequence[str]:
-    result: object = rule(episode)
-    if not isinstance(result, Iterable) or isinstance(result, str | Mapping | Set):
-        raise CreditError(f"the group key {rule.name} returned {show(result)}; expected a list with one key per call")
-    found = list(cast("Iterable[str]", result))
-    if len(found) != len(episode.transitions):
-        raise CreditError(
-            f"the group key {rule.name} returned {len(found)} keys for the {len(episode.transitions)} calls of an episode; "
-            "expected one per call"
-        )
-    for key in found:
-        try:
-            hash(key)
-        except TypeError:
-            raise CreditError(f"the group key {rule.name} returned {show(key)} for a call; expected a text") from None
-    return found
 
 
 def _normal(observation: str) -> str:

@@ -47,8 +47,25 @@ def limit_divergence(
             return Scaled(scale, divergence)
         factor = _MARGIN * math.sqrt(limit / divergence) if math.isfinite(divergence) else 0.0
         smaller = scale * max(_SMALLEST_FACTOR, factor)
-        optimizer.rescale(scale, smaller)
+        _rescale(optimizer, scale, smaller)
         scale, attempts = smaller, attempts + 1
+
+
+def _rescale(optimizer: MasterOptimizer, scale: float, smaller: float) -> None:
+    """Scale the step of the last update from ``scale``, its share now, to ``smaller``.
+
+    The step follows from the moments, so no copy of the weights is needed; they are as if it had been smaller, up to rounding.
+    """
+    for group in optimizer.adamw.param_groups:
+        (beta1, beta2), decay = group["betas"], group["lr"] * group["weight_decay"]
+        for master in optimizer.updated.intersection(group["params"]):
+            moments = optimizer.adamw.state[master]
+            updates = float(moments["step"])
+            root = (moments["exp_avg_sq"] / (1 - beta2**updates)).sqrt_().add_(group["eps"])
+            change = moments["exp_avg"].div(root).mul_(group["lr"] / (1 - beta1**updates))
+            master.add_(change, alpha=scale).div_(1 - scale * decay)
+            master.mul_(1 - smaller * decay).sub_(change, alpha=smaller)
+    optimizer.tuning.publish()
 
 
 def _some_batches(part: MiniBatch, seed: str) -> list[int]:
