@@ -39,9 +39,6 @@ class TrainerSection(Section):
     """Betas of AdamW."""
     grad_clip: Positive = 1.0
     """Maximum norm of the gradient; larger gradients are scaled down."""
-    max_kl: Positive | None = None
-    """Maximum KL divergence of an update from the policy before it, in nats per trained token; larger updates are scaled down.
-    null: no limit."""
     max_logprob_difference: Positive | None = 0.3
     """Mean difference in nats between the logprobs of sampler and trainer on the same weights that stops the run: larger
     ones are not rounding. null: no limit."""

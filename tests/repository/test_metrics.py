@@ -55,7 +55,6 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
             "distill": {"teacher": "base", "prompt": "tests.loop.taught_agents:with_examples", "divergence": "forward"}
         }
     },
-    "limited updates": {"trainer": {"max_kl": 0.1}},
     "cross-entropy": {"algorithm": {"ce": {"weight": 0.1, "tokens": "response", "min_reward": 0.0}}},
     "answers": {"credit": {"rewards": "igpo", "information_gain": {"answer": "prompt"}}},
     "forks": {"credit": {"rewards": "counterfactual"}, "rollouts": {"forks": {"points": 1, "samples": 1}}},

@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 
 from lightning_core.trainers.torch.objective import Objective
 from lightning_core.trainers.torch.packing import PackedBatch
@@ -38,16 +37,6 @@ class MiniBatch:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Scaled:
-    """How an update was limited."""
-
-    scale: float
-    """The share of the optimizer's step that was made, at most 1."""
-    divergence: float
-    """KL divergence of the policy before from the one after it, in nats per token."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
     """The report of one optimizer update."""
@@ -60,8 +49,6 @@ class Update:
     sums: Mapping[str, float]
     """Sums over the sampled tokens."""
     maxima: Mapping[str, float]
-    scaled: Scaled | None = None
-    """None without `trainer.max_kl`."""
     terms: Mapping[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
     """Sum over tokens and number of tokens of each further loss term, by metric."""
 
@@ -112,13 +99,10 @@ def _mean(updates: Sequence[Update]) -> dict[str, float]:
         term_sums.update({name: value for name, (value, _) in update.terms.items()})
         term_tokens.update({name: count for name, (_, count) in update.terms.items()})
         maxima |= {name: max(value, maxima.get(name, value)) for name, value in update.maxima.items()}
-    scaled = [update.scaled for update in updates if update.scaled is not None]
     return {
         "loss": sum(update.loss for update in updates) / len(updates),
         "grad_norm": sum(update.grad_norm for update in updates) / len(updates),
         "learning_rate": updates[-1].learning_rate,
-        **({"update_kl": fmean(s.divergence for s in scaled)} if scaled else {}),
-        **({"update_scale": fmean(s.scale for s in scaled)} if scaled else {}),
         **{name: value / tokens for name, value in sums.items()},
         **{name: value / term_tokens[name] for name, value in term_sums.items()},
         **maxima,

@@ -52,18 +52,16 @@ class MasterOptimizer:
 
     def __init__(self, tuning: Tuning, settings: TrainerSection, learning_rate: float) -> None:
         """``learning_rate``: the policy's, after warm-up."""
-        self.tuning = tuning
+        self._tuning = tuning
         self._settings = settings
         self._learning_rate = learning_rate
         groups = decay_groups(tuning.masters.items(), settings.weight_decay)
         self.adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=settings.betas, fused=True)
-        self.updated = set[Tensor]()
-        """The masters that the last update changed."""
 
     @property
     def bytes_to_allocate(self) -> int:
         """Bytes of the gradients that an update allocates, and of moments that do not exist yet."""
-        masters = self.tuning.masters.values()
+        masters = self._tuning.masters.values()
         return sum(master.nbytes * (1 if self.adamw.state.get(master) else 3) for master in masters)
 
     def learning_rate(self, step: int) -> float:
@@ -75,22 +73,21 @@ class MasterOptimizer:
 
         Raises `NonFiniteError`, and leaves the weights as they are, if the gradient is not finite.
         """
-        masters = list(self.tuning.masters.values())
+        masters = list(self._tuning.masters.values())
         total = get_total_norm([master.grad for master in masters if master.grad is not None])
-        norm = finite_norm(total, self.tuning.masters, step)
+        norm = finite_norm(total, self._tuning.masters, step)
         clip_grads_with_norm_(masters, self._settings.grad_clip, total)
         for group in self.adamw.param_groups:
             group["lr"] = self.learning_rate(step)
         self._allocate_moments()
-        self.updated = {master for master in masters if master.grad is not None}
         self.adamw.step()
-        self.tuning.publish()
-        self.tuning.zero_grad()
+        self._tuning.publish()
+        self._tuning.zero_grad()
         return norm
 
     def _allocate_moments(self) -> None:
         """Allocate the moments that are missing. AdamW itself does so between the updates of its groups, and can run out of memory."""
-        masters = self.tuning.masters.values()
+        masters = self._tuning.masters.values()
         missing = [master for master in masters if master.grad is not None and not self.adamw.state[master]]
         if missing:
             release_freed_memory(missing[0].device, needed=2 * sum(master.nbytes for master in missing))
@@ -101,8 +98,8 @@ class MasterOptimizer:
 
     def moments(self) -> dict[str, Tensor]:
         """See `optimizer_moments`."""
-        return optimizer_moments(self.adamw, self.tuning.masters)
+        return optimizer_moments(self.adamw, self._tuning.masters)
 
     def restore(self, moments: Mapping[str, Tensor]) -> None:
         """Load what `moments` returned."""
-        restore_moments(self.adamw, self.tuning.masters, moments)
+        restore_moments(self.adamw, self._tuning.masters, moments)

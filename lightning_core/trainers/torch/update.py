@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from lightning_core.config.algorithm import Algorithm
 from lightning_core.config.build_rules import checked_loss
@@ -18,7 +17,6 @@ from lightning_core.trainers.torch.mini_batches import (
     CROSS_ENTROPY,
     FORWARD_KL,
     MiniBatch,
-    Scaled,
     Update,
     split_rollouts,
     step_metrics,
@@ -27,7 +25,6 @@ from lightning_core.trainers.torch.objective import Objective, rows_to_train
 from lightning_core.trainers.torch.optimizer import MasterOptimizer
 from lightning_core.trainers.torch.policy_model import PolicyModel
 from lightning_core.trainers.torch.proof import prove_batch, prove_sampler
-from lightning_core.trainers.torch.trust_region import limit_divergence
 from lightning_core.transitions import Row
 
 
@@ -68,12 +65,6 @@ class Updater:
         updates = [self.update(part, step, compare=number == 0, on_batch=report) for number, part in enumerate(order)]
         return step_metrics(parts, updates)
 
-    def _limited(self, part: MiniBatch, before: Sequence[Tensor], step: int) -> Scaled | None:
-        if (limit := self._settings.max_kl) is None:
-            return None
-        seed = f"{self._seed}:{step}"
-        return limit_divergence(self.optimizer, self._forward, part, before, limit=limit, seed=seed)
-
     @torch.no_grad()
     def precompute_logprobs(self, part: MiniBatch) -> None:
         """Give the objective of ``part`` all of its logprobs under the current weights."""
@@ -89,7 +80,7 @@ class Updater:
         self._tuning.zero_grad()
         if objective.needs_all_logprobs():
             self.precompute_logprobs(part)
-        loss, measured, before = 0.0, list[MeasuredBatch](), list[Tensor]()
+        loss, measured = 0.0, list[MeasuredBatch]()
         for number, batch in enumerate(part.batches):
             prove_batch(rows, batch, objective.sampled[number])
             if algorithm.kl is not None and number not in objective.references:
@@ -101,7 +92,6 @@ class Updater:
             with fitting(self._model, batch):
                 logprobs, entropy_E = self._forward.logprobs(batch, rows, entropy=entropy, others=others)
             logprobs_E, logprobs_X = logprobs.tensor_split([len(batch.targets_E)])
-            before.append(logprobs_E.detach())
             found = objective.loss(number, logprobs_E, entropy_E)
             ce_loss, ce_sum = objective.cross_entropy(number, logprobs_E)
             total, further = found.loss + ce_loss, {CROSS_ENTROPY: ce_sum}
@@ -117,11 +107,9 @@ class Updater:
         sums, maxima, terms = read_metrics(measured)
         if compare:
             prove_sampler(sums["logprob_difference_mean"] / part.tokens, self._settings.max_logprob_difference)
-        grad_norm = self.optimizer.update(step)
         return Update(
             loss=loss,
-            grad_norm=grad_norm,
-            scaled=self._limited(part, before, step),
+            grad_norm=self.optimizer.update(step),
             learning_rate=self.optimizer.learning_rate(step),
             tokens=part.tokens,
             sums=sums,

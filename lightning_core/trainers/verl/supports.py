@@ -12,7 +12,7 @@ from lightning_core.credit import ADVANTAGE_RULES, LOSSES, REWARD_RULES
 from lightning_core.credit.registry import Loss
 from lightning_core.credit.rules import CreditRules, compares_tasks
 
-_TORCH_KEYS = ("max_batch", "gather_ms", "threads", "measure_change", "deterministic", "max_kl")
+_TORCH_KEYS = ("max_batch", "gather_ms", "threads", "measure_change", "deterministic")
 
 
 def rows_per_rollout(c: Sections) -> int:
