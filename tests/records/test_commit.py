@@ -153,7 +153,9 @@ def resume(settings: list[str]) -> Path:
     return folder
 
 
-def test_a_resumed_run_lists_every_commit_with_its_first_step(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_lists_every_commit_with_its_first_step(
+    code: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.chdir(code)
     first = git(code, "rev-parse", "HEAD")
     settings = ["tasks.train=tests.bandit:tasks", "policy.model=m", "run.dir=runs", "run.name=a"]
@@ -161,10 +163,17 @@ def test_a_resumed_run_lists_every_commit_with_its_first_step(code: Path, monkey
     make_empty_checkpoint(folder, 20)
     resume(settings)
     assert recorded_commits(folder) == [first]
+    assert "has changed" not in caplog.text
     git(code, "commit", "--allow-empty", "-qm", "second")
     second = git(code, "rev-parse", "HEAD")
     resume(settings)
     assert recorded_commits(folder) == [first, f"from step 20: {second}"]
+    assert (
+        "what is recorded up to step 20, such as held-out rewards before training, is of the earlier code"
+        in caplog.text
+    )
+    caplog.clear()
     (folder / "commit.txt").unlink()
     resume(settings)
     assert recorded_commits(folder) == ["unknown: not recorded", f"from step 20: {second}"]
+    assert "has changed" not in caplog.text

@@ -33,18 +33,18 @@ _OUTPUT = (".log", ".out", ".err")
 def record_commit(run: Path, code: Path, *, step: int = 0) -> bool:
     """Record in the folder ``run`` the commit that is checked out in ``code``, unless it is the last one recorded.
 
-    Returns whether another state was recorded before. ``step``: number of updates that the run has made. Untracked files count as changes,
+    Returns whether another state is known from before. ``step``: number of updates that the run has made. Untracked files count as changes,
     except for ignored ones, those in the folder of the runs, and the output of commands (``*.log``, ``*.out``, ``*.err``). If git fails,
     the line has ``unknown: `` and the reason.
     """
-    commit, lines = _describe(code, run.parent), recorded_commits(run)
+    commit, lines, was_known = _describe(code, run.parent), recorded_commits(run), _is_known(run)
     if step and not lines:
         lines = ["unknown: not recorded"]
     if lines and _LATER.sub("", lines[-1]) == commit:
         return False
     lines.append(f"from step {step}: {commit}" if lines else commit)
     write_atomically(run / _FILE, "".join(f"{line}\n" for line in lines))
-    return len(lines) > 1
+    return was_known
 
 
 def commit_changed(run: Path, code: Path) -> bool:
