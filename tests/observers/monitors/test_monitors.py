@@ -236,6 +236,19 @@ def test_entropy_collapses_only_if_it_was_higher_and_the_tasks_are_not_solved() 
     assert raised(certain, {}) == [], "short answers that still differ"
 
 
+def test_entropy_that_falls_while_the_reward_does_not_rise_has_collapsed() -> None:
+    """Six recorded steps of an agent that settled on one of three answers: 0.24 of its tasks solved before training, 0.25 after it."""
+    rewards, entropy = (0.297, 0.297, 0.422, 0.328, 0.109, 0.188), (0.927, 0.301, 0.005, 0.046, 0.001, 0.001)
+    steps = [
+        {"reward": reward, "sampling_entropy": nats, "groups": 8, "groups_equal": equal}
+        for reward, nats, equal in zip(rewards, entropy, (1, 5, 6, 6, 7, 6), strict=True)
+    ]
+    (alert,) = [alert for alert in raised(run_of(*steps), {}) if alert.monitor == "entropy_collapse"]
+    assert "fell from 0.411 to 0.0160 nats per token, and the reward from 0.339 to 0.208" in alert.message
+    risen = [{**step, "reward": reward} for step, reward in zip(steps, sorted(rewards), strict=True)]
+    assert [alert.monitor for alert in raised(run_of(*risen), {}) if alert.monitor == "entropy_collapse"] == []
+
+
 def test_responses_explode_within_twenty_steps_or_grow_slowly() -> None:
     fast = run_of(*({"response_tokens": 20.0 * 1.1**step} for step in range(20)))
     slow = run_of(*({"response_tokens": 20.0 * 1.05**step} for step in range(40)))
