@@ -38,8 +38,9 @@ def entropy_collapse(
         return None
     return (
         f"the entropy of sampling fell from {start:.3f} to {now:.4f} nats per token, and {sign}: exploration has ended before the tasks "
-        "are solved. Lower trainer.learning_rate (measured: 1e-5 in place of 2e-5, 0.25 → 0.84 solved), and start again or continue from "
-        "an earlier checkpoint"
+        "are solved. Start again or continue from an earlier checkpoint, with groups that fail compared with the batch (measured on two "
+        "seeds of one agent: 0.25 → 0.59 and 0.56 → 0.80 solved; docs/decisions/0015-defaults.md, Failed groups), or with a lower "
+        "trainer.learning_rate"
     )
 
 

@@ -65,9 +65,8 @@ class UndoneUpdates:
         """The metrics of the updates on ``rows``. ``step``: the number of steps before this one.
 
         Updates that do not fit the memory are repeated without the memory of running responses, and then with smaller micro-batches,
-        which later steps keep. Updates whose loss or
-        gradient is not finite are skipped. Raises `OutOfMemoryError` if the smallest do not fit, and `NonFiniteError` for the third
-        step in a row that would be skipped. After any error the weights are as before.
+        which later steps keep. Updates whose loss or gradient is not finite are skipped. Raises `OutOfMemoryError` if the smallest do
+        not fit, and `NonFiniteError` for the third step in a row that would be skipped. After any error the weights are as before.
         """
         repeated = 0
         while True:
