@@ -203,7 +203,8 @@ def _call_lines(call: Call, trace: Trace, credit: CallCredit | None, errors: _Er
     if call.finish_reason not in (None, "stop"):
         parts.append(f"finish reason {call.finish_reason}")
     if credit is not None:
-        parts.append(f"reward {_number(credit.reward)}, advantage {credit.advantage:+.3f}, {credit.tokens} trained")
+        use = "trained" if credit.advantage else "without gradient from rewards"
+        parts.append(f"reward {_number(credit.reward)}, advantage {credit.advantage:+.3f}, {credit.tokens} {use}")
     parts += [
         f"call reward {_number(r.value)}{f' ({one_line(r.name)})' if r.name else ''}"
         for r in trace.rewards

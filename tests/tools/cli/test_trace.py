@@ -12,7 +12,7 @@ import pytest
 from lightning_core.capture import ActiveRollout, rollout, scope
 from lightning_core.errors import ConfigError
 from lightning_core.otel import spans_to_otlp
-from lightning_core.records.store import Phase, Status, Store
+from lightning_core.records.store import CallCredit, Phase, Status, Store
 from lightning_core.tools.cli import trace as cli_trace
 from lightning_core.tools.cli.main import main
 from lightning_core.tools.runs.browse import ORDERS
@@ -171,6 +171,17 @@ def test_one_rollout_as_a_tree(run_folder: Path) -> None:
         "  user: Right?\n"
         '  judge calls grade {"points": 1}\n' + "\n".join(["", *calls(1), "", NAMES, ""])
     )
+
+
+def test_a_call_with_advantage_0_does_not_count_as_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").touch()
+    with Store(tmp_path / "store.db") as store:
+        run, written = try_it()
+        keep(store, run)
+        credit = CallCredit(rollout=run.rollout, call=written, agent="writer", step=2, reward=1, advantage=0, tokens=5)
+        store.add_credit([credit])
+    assert main(["trace", str(tmp_path), "--rollout", "1"]) == 0
+    assert "advantage +0.000, 5 without gradient from rewards" in capsys.readouterr().out
 
 
 def test_the_full_tree_has_every_message_and_line(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
