@@ -43,7 +43,12 @@ def read(task: Mapping[str, Any]) -> float:
 def measure_agent(model: str, gigabytes: float) -> None:
     """Train for a step with ``gigabytes`` for this process, and print what it took as JSON."""
     most = int(gigabytes * 2**30)
-    machine.available_memory = lambda: max(0, min(most - psutil.Process().memory_info().rss, available_memory()))
+
+    def left() -> int:
+        return max(0, min(most - psutil.Process().memory_info().rss, available_memory()))
+
+    # What plans ask, and what is asked before freed memory is returned to the system.
+    machine.available_memory = machine.free_physical_memory = left
     with tempfile.TemporaryDirectory() as folder:
         given = {"policy": {"model": model}, "rollouts": {"tasks_per_step": TASKS}, "trainer": {"steps": 1}}
         config = load_config({**given, "run": {"dir": folder}})
