@@ -73,7 +73,7 @@ class DeclaredRule:
             return self.function(*inputs, **arguments)
         except LightningError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if self.is_builtin:
                 raise
             raise CreditError(f"the function {self.name!r} failed:\n{explain(error)}") from error

@@ -124,4 +124,4 @@ def _changed_code(folder: Path, code: Path) -> str:
     if not files:
         return text
     more = f" and {len(files) - _MOST_NAMED} more" if len(files) > _MOST_NAMED else ""
-    return f"{text}; written since it was recorded: {', '.join(files[:_MOST_NAMED])}{more}"
+    return f"{text}; written or deleted since it was recorded: {', '.join(files[:_MOST_NAMED])}{more}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -181,6 +182,12 @@ def test_a_rule_of_ones_own_that_fails_is_an_error_with_its_place():
         CreditError, match=r"'ends_in_a_library' failed:\n  .*in ends_in_a_library: .*\n  ValueError: need"
     ):
         assign_credit([episode("x", 1)], CreditRules(rewards=ends_in_a_library))
+
+    def ends_the_process(episode: Episode) -> list[float]:
+        sys.exit(3)
+
+    with pytest.raises(CreditError, match=r"'ends_the_process' failed:\n  .*in ends_the_process: .*\n  SystemExit: 3"):
+        assign_credit([episode("x", 1)], CreditRules(rewards=ends_the_process))
 
 
 def test_a_rule_of_ones_own_without_values_is_an_error():

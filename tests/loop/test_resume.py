@@ -181,7 +181,7 @@ def test_changed_files_are_named(
     with Store(tmp_path / "run" / "store.db", read_only=True) as store:
         assert list(RecordedAgents(cast("Any", None), store).find(tmp_path / "run", settings, 0)) == []
     assert "because of what has changed: the code in the working directory" in caplog.text
-    assert "written since it was recorded: 'agent.py'\n" in caplog.text
+    assert "written or deleted since it was recorded: 'agent.py'\n" in caplog.text
 
 
 def test_a_complete_run_says_so(model: Path, run: Path) -> None:

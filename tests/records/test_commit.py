@@ -113,6 +113,11 @@ def test_changed_code_is_found_with_and_without_git(
         (code / name).write_text(before)
         assert not commit_changed(run, code)
         os.utime(code / name, ns=(since, since))
+    (code / "agent.py").unlink()
+    os.utime(code, ns=(since, since))
+    assert newer_files(run, code) == [], "deleted before, as far as its folder tells"
+    os.utime(code, ns=(later, later))
+    assert newer_files(run, code) == ([code / "agent.py"] if has_git else [])
     (code / "tools.py").touch()
     assert commit_changed(run, code)
     record_commit(run, code, step=1)

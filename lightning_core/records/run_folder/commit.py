@@ -53,9 +53,9 @@ def commit_changed(run: Path, code: Path) -> bool:
 
 
 def newer_files(run: Path, code: Path) -> list[Path]:
-    """The files which are not as in the commit of ``code``, and were written after its state was last recorded in ``run``.
+    """The files which are not as in the commit of ``code``, and were written or deleted after its state was last recorded in ``run``.
 
-    Those of a folder without git are all its files. Empty if the state is not known. Deleted files are not found.
+    Those of a folder without git are all its files. Empty if the state is not known. Deleted files are found if git tracks them.
     """
     if not _is_known(run):
         return []
@@ -81,9 +81,11 @@ def _is_known(run: Path) -> bool:
 
 
 def _written_ns(file: Path) -> int:
-    """The time of the last change in nanoseconds, also of a link's target; 0 for a folder, or a file that is gone or may not be read."""
+    """The time of the last change in nanoseconds, also of a link's target; 0 for a folder, or a file that may not be read."""
     try:
         return 0 if file.is_dir() else max(file.lstat().st_mtime_ns, file.stat().st_mtime_ns)
+    except FileNotFoundError:  # its folder was written when it was deleted
+        return next(folder.stat().st_mtime_ns for folder in file.parents if folder.is_dir())
     except OSError:
         return 0
 
