@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
+from lightning_core import rollout
 from lightning_core.backends.backend import Delta, SamplingParams
 from lightning_core.backends.scripted import ScriptedBackend
 from lightning_core.capture import ActiveRollout
@@ -230,3 +232,21 @@ def test_a_slow_reader_delays_no_other_client(ends: str):
     assert call.error is None, "it was sampled to its end, although the client disconnected"
     assert call.output_ids is not None
     assert len(call.output_ids) == 20 * 4096
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_end_of_the_server_reports_the_requests_that_it_cancels_without_a_traceback(
+    stream: bool, capfd: pytest.CaptureFixture[str]
+):
+    backend = Endless()
+    wire = next(iter(DIALECTS))
+    with rollout({"id": "t"}) as run, ExitStack() as later:
+        with serve_backend(backend) as endpoint:
+            connection = later.enter_context(connect(endpoint))
+            key = endpoint.new_key()
+            endpoint.open(key, run.address, Routing())
+            connection.sendall(request_of(endpoint, key, wire.PATH, {**LEAST[wire.PATH], "stream": stream}))
+            backend.wait_for(backend.begun)
+    shown = capfd.readouterr().err
+    assert "Cancel 1 running task(s)" in shown
+    assert "Traceback" not in shown

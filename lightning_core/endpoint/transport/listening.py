@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 import time
@@ -74,6 +75,7 @@ class ServerThread:
                 timeout_graceful_shutdown=ending_seconds,
             )
         )
+        logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
         self.loop = new_event_loop(limits.requests)
         self._thread = threading.Thread(target=run, name=name, daemon=True)
 
@@ -106,3 +108,8 @@ class ServerThread:
     def serve(self) -> Coroutine[Any, Any, None]:
         """Answer requests until `stop`."""
         return self._server.serve(sockets=[self._socket])
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """False for a request that the end of the server cancelled: uvicorn logs how many there are, and each as an error of the program too."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
