@@ -240,13 +240,12 @@ def test_the_end_of_the_server_reports_the_requests_that_it_cancels_without_a_tr
 ):
     backend = Endless()
     wire = next(iter(DIALECTS))
-    with rollout({"id": "t"}) as run, ExitStack() as later:
-        with serve_backend(backend) as endpoint:
-            connection = later.enter_context(connect(endpoint))
-            key = endpoint.new_key()
-            endpoint.open(key, run.address, Routing())
-            connection.sendall(request_of(endpoint, key, wire.PATH, {**LEAST[wire.PATH], "stream": stream}))
-            backend.wait_for(backend.begun)
+    with rollout({"id": "t"}) as run, ExitStack() as later, serve_backend(backend) as endpoint:
+        connection = later.enter_context(connect(endpoint))
+        key = endpoint.new_key()
+        endpoint.open(key, run.address, Routing())
+        connection.sendall(request_of(endpoint, key, wire.PATH, {**LEAST[wire.PATH], "stream": stream}))
+        backend.wait_for(backend.begun)
     shown = capfd.readouterr().err
     assert "Cancel 1 running task(s)" in shown
     assert "Traceback" not in shown

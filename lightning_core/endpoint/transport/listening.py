@@ -111,5 +111,5 @@ class ServerThread:
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    """False for a request that the end of the server cancelled: uvicorn logs how many there are, and each as an error of the program too."""
+    """False for a request that the end of the server cancels: uvicorn logs their number, and each as an error of the program too."""
     return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
