@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -131,6 +132,23 @@ def test_few_attempts_give_a_wide_interval() -> None:
     assert few.low < 0.2 < 0.9 < few.high
     assert more.low > 0.8
     assert few.low < few.mean < few.high
+
+
+@pytest.mark.parametrize(("tasks", "attempts", "constant"), [(8, 2, 0.5), (8, 4, 0.8), (16, 4, 0.5)])
+def test_the_interval_of_equal_groups_holds_for_graded_rewards(tasks: int, attempts: int, constant: float) -> None:
+    """Five of six intervals, at least, hold the share of tasks with a constant reward. All other tasks' rewards differ."""
+    generator = np.random.default_rng(0)
+    held = 0
+    for _ in range(30):
+        trial = [
+            [round(generator.random(), 1)] * attempts
+            if generator.random() < constant
+            else list(generator.random(attempts))
+            for _ in range(tasks)
+        ]
+        found = expected_equal(trial, 8)
+        held += found.low - 0.01 <= constant <= found.high
+    assert held >= 25
 
 
 def test_rewards_that_always_differ_are_not_expected_to_be_equal() -> None:
