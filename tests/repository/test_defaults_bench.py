@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
+import platform
+import re
+import sys
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -301,6 +304,16 @@ def test_the_name_of_a_cpu_has_its_instructions(monkeypatch: pytest.MonkeyPatch)
         names.append(cpu())
     assert [sets in name for sets, name in zip(("AVX2", "AVX512"), names, strict=True)] == [True, True]
     assert names[0] != names[1]
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="reads the model number of Linux on x86"
+)
+def test_the_name_of_a_cpu_has_its_model_number() -> None:
+    """Generations of a CPU that virtual machines give one name are not compared."""
+    pytest.importorskip("torch")
+    (number,) = set(re.findall(r"^model\s*: (\d+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
+    assert f"(model {number})" in cpu()
 
 
 def test_the_queue_continues_after_the_recorded_runs(tmp_path: Path) -> None:

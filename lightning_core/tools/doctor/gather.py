@@ -142,11 +142,12 @@ def _words(conflicts: Sequence[Conflict]) -> list[str]:
 
 
 def cpu_model() -> str:
-    """The name of the CPU."""
+    """The name of the CPU; on Linux with its model number, since virtual machines call several generations `AMD EPYC`."""
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        entries = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        if name := entries.get("model name"):
+            return f"{name} (model {entries['model']})" if "model" in entries else name
     return platform.processor() or platform.machine()
 
 
