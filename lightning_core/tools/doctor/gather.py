@@ -142,12 +142,17 @@ def _words(conflicts: Sequence[Conflict]) -> list[str]:
 
 
 def cpu_model() -> str:
-    """The name of the CPU; on Linux with its model number, since virtual machines call several generations `AMD EPYC`."""
+    """The name of the CPU; on Linux with its family and model, since virtual machines call several generations `AMD EPYC`."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         entries = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-        if name := entries.get("model name"):
-            return f"{name} (model {entries['model']})" if "model" in entries else name
+        match entries:
+            case {"model name": name, "cpu family": family, "model": model}:
+                return f"{name} (family {family}, model {model})"
+            case {"model name": name}:
+                return name
+            case _:
+                pass
     return platform.processor() or platform.machine()
 
 
