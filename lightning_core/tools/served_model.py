@@ -35,7 +35,8 @@ def resolve_served(model: str, checkpoint: str | None, overrides: Sequence[str])
         )
     from lightning_core.records.run_folder.runs import missing_run
 
-    if (missing := missing_run(folder)) is not None:
+    # A name without a folder may be a model's on the Hub.
+    if folder.parent != Path() and (missing := missing_run(folder)) is not None:
         raise ConfigError(f"{missing}. Expected a run's folder, a model's folder, or a model's name")
     if folder.suffix in (".yaml", ".yml"):
         raise ConfigError(

@@ -10,6 +10,7 @@ import pytest
 
 from lightning_core import load_config
 from lightning_core.config import dump_config
+from lightning_core.tools.served_model import resolve_served
 from tests.mistakes.try_command import Try
 
 
@@ -31,6 +32,7 @@ def runs(home: Path) -> Path:
     ("arguments", "words"),
     [
         (["trace", "runs/typo"], ["'runs/typo' does not exist; expected a run's folder such as runs/latest", "lightning-rl runs runs"]),
+        (["trace", "first"], ["'first' does not exist", "pass 'runs/first' for the run of this name"]),
         (["trace", "notes"], ["'notes' is a folder, but not a run's: expected config.yaml"]),
         (["trace", "runs/first"], ["no store at 'runs/first/store.db'"]),
         (["trace", "runs/damaged"], ["'runs/damaged/store.db' cannot be opened as a run's store"]),
@@ -38,11 +40,14 @@ def runs(home: Path) -> Path:
         (["trace", "train.jsonl"], ["no traces could be read from 'train.jsonl'", "expected OTLP/JSON", "['id', 'prompt']"]),
         (["credit", "runs/typo"], ["'runs/typo' does not exist; expected a run's folder", "lightning-rl runs runs"]),
         (["sft", "runs/typo"], ["'runs/typo' does not exist; expected a run's folder", "lightning-rl runs runs"]),
+        (["credit", "first"], ["'first' does not exist", "pass 'runs/first'"]),
+        (["sft", "latest"], ["'latest' does not exist", "pass 'runs/latest'"]),
         (["credit", "lightning.yaml"], ["'lightning.yaml' is a file; expected a run's folder"]),
         (["credit", "runs/first"], ["no store at"]),
         (["credit", "runs/first", "--rule", "nosuch"], ["credit.rewards: found 'nosuch', expected"]),
         (["credit", "runs/first", "trainer.steps=1"], ["recorded rollouts cannot be reconfigured"]),
         (["eval", "runs/typo"], ["there is no run 'runs/typo'", "lightning-rl runs runs", "a run's folder or a configuration file"]),
+        (["eval", "first"], ["there is no run 'first'; pass 'runs/first' for the run of this name. Expected"]),
         (["eval", "runs/typo.yaml"], ["no configuration file at 'runs/typo.yaml'"]),
         (["eval", "runs/first"], ["'runs/first' has no checkpoint yet"]),
         (["eval", "runs/first", "--checkpoint", "step-5"], ["'runs/first' has no checkpoint yet"]),
@@ -53,6 +58,7 @@ def runs(home: Path) -> Path:
         (["serve", "lightning.yaml"], ["'lightning.yaml' is a configuration; expected a run's folder"]),
         (["serve", "notes", "--host", "0.0.0.0"], ["neither a run's folder"]),
         (["view", "nosuch"], ["there is no folder 'nosuch' in '", "lightning-rl train"]),
+        (["view", "first"], ["there is no folder 'first'", "or of one run; pass 'runs/first'"]),
         (["view", "lightning.yaml"], ["'lightning.yaml' is a file; expected the folder of runs"]),
         (["runs", "nosuch"], ["there is no folder 'nosuch'"]),
         (["runs", "compare", "first"], ["found one run, 'first'; expected two or more"]),
@@ -75,11 +81,18 @@ def test_a_wrong_path_is_named(runs: Path, attempt: Try, arguments: list[str], w
     attempt(arguments, 2, *words)
 
 
+def test_a_served_name_may_be_a_models_although_a_run_has_it(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs.parent)
+    config, checkpoint = resolve_served("first", None, [])
+    assert (config.policy.model, checkpoint) == ("first", None)
+
+
 @pytest.mark.parametrize("out", ["notes", "runs/first"])
 def test_export_needs_a_run_with_a_checkpoint(runs: Path, attempt: Try, out: str) -> None:
     pytest.importorskip("torch")
     (runs.parent / "notes" / "text.md").write_text("mine")
     attempt(["export", "runs/typo", "out"], 2, "there is no run 'runs/typo'", "lightning-rl runs runs")
+    attempt(["export", "first", "out"], 2, "there is no run 'first'; pass 'runs/first'")
     attempt(["export", "notes", "out"], 2, "'notes' is not a run's folder")
     attempt(["export", "runs/first", "out"], 2, "has no checkpoint yet")
     attempt(["export", "runs/first", out], 2, f"'{out}' exists and is not an empty folder")

@@ -25,6 +25,8 @@ _LARGEST = 1e300
 _TAIL = 65_536
 """Bytes at the end of the metrics that have the newest step."""
 
+_RUNS = Path("runs")
+"""The default of ``run.dir``."""
 _OF_A_RUN = ("config.yaml", "store.db", "metrics.jsonl")
 
 State = Literal["running", "finished", "stopped"]
@@ -82,7 +84,7 @@ def list_runs(folder: Path) -> list[RunInfo]:
             raise ConfigError(f"{str(folder)!r} is a file; expected the folder of runs (run.dir), or of one run")
         raise ConfigError(
             f"there is no folder {str(folder)!r} in {str(Path.cwd())!r}; expected the folder of runs (run.dir), which the first "
-            "`lightning-rl train` creates, or of one run"
+            f"`lightning-rl train` creates, or of one run{other_runs(folder)}"
         )
     return sorted((read_run(path) for path in run_folders(folder)), key=lambda run: -run.started)
 
@@ -100,15 +102,18 @@ def run_folders(folder: Path) -> Iterator[Path]:
 def missing_run(path: Path) -> str | None:
     """The problem if there is nothing at ``path``, which is in a folder of runs, or in ``runs``; None otherwise."""
     others = other_runs(path)
-    is_of_runs = path.parts[:1] == ("runs",) and path.suffix not in (".yaml", ".yml")
+    is_of_runs = path.parts[:1] == _RUNS.parts and path.suffix not in (".yaml", ".yml")
     if path.exists() or not (others or is_of_runs):
         return None
     return f"there is no run {str(path)!r}{others}"
 
 
 def other_runs(path: Path) -> str:
-    """The command that lists the runs beside ``path``, for the end of a message that there is none; empty if that is no folder of runs."""
-    parent = path.parent
+    """What to do, for the end of a message that there is no run at ``path``: the run in ``runs`` that has this name, or the command that
+    lists the runs beside ``path``; empty if neither is there."""
+    parent, named = path.parent, _RUNS / path
+    if parent == Path() and is_run(named):
+        return f"; pass {str(named)!r} for the run of this name"
     has_runs = parent != Path() and parent.is_dir() and next(run_folders(parent), None) is not None
     if path.suffix in (".yaml", ".yml") or not has_runs:
         return ""
