@@ -58,10 +58,11 @@ def has_weights_beside(model: Any, layer: Any, geometry: Geometry | None, hidden
         for compute in (lambda: model(**inputs).logits, lambda: own_logits(model, given_1SH)):
             logits_1SV = compute().float()
             weights = torch.randn(logits_1SV.shape, generator=torch.Generator().manual_seed(0)).to(logits_1SV.device)
-            if not logits_1SV.requires_grad:  # all other weights are frozen
-                return False
             loss = (logits_1SV * weights).sum()
-            found.append(torch.autograd.grad(loss, [*beside.values()], allow_unused=True))
+            frozen = (None,) * len(beside)
+            found.append(
+                torch.autograd.grad(loss, [*beside.values()], allow_unused=True) if loss.requires_grad else frozen
+            )
     for name, expected, actual in zip(beside, *found, strict=True):
         if expected is not None and (actual is None or _differ(expected, actual)):
             raise _more_than_hidden_states(model, f"; the gradient of {name!r} would be wrong")

@@ -37,15 +37,8 @@ def load_tasks(source: TaskSource | str, *, key: str = "tasks") -> list[Task]:
             found = function(**source.args)
             if isinstance(found, (str, bytes, Mapping)) or not isinstance(found, Iterable):
                 raise ConfigError(f"{key}: {source.source} returned {type(found).__name__}, expected a list of tasks")
-            listed = list(
-                islice(
-                    found, source.limit if source.limit is not None or isinstance(found, Sized) else _MOST_YIELDED + 1
-                )
-            )
-            if source.limit is None and len(listed) > _MOST_YIELDED and not isinstance(found, Sized):
-                raise ConfigError(
-                    f"{key}: {source.source} yields more than {_MOST_YIELDED:,} tasks, and may never end; set {key}.limit, or end it"
-                )
+            endless = f"{source.source} yields more than {_MOST_YIELDED:,} tasks, and may never end; set {key}.limit, or end it"
+            listed = _take(found, source.limit, endless=f"{key}: {endless}")
         items = ((f"{source.source}, task {index}", item) for index, item in enumerate(listed))
     else:
         items = _read(Path(source.source), key)
@@ -75,15 +68,21 @@ def _listed(tasks: object, key: str, name: str) -> list[Any]:
         raise ConfigError(
             f"{name}: expected a list or another iterable of tasks, found {type(tasks).__name__}: {show(tasks)}; {advice}"
         )
-    items: Any = tasks
+    endless = (
+        f"{name}: found more than {_MOST_YIELDED:,} tasks in an iterable that may never end; pass a list, or end it"
+    )
     with user_code(f"{name}: iterating over the tasks failed"):
-        number = len(tasks) if isinstance(tasks, Sized) else None
-        listed: list[Any] = list(islice(items, _MOST_YIELDED + 1 if number is None else number))
-    if number is None and len(listed) > _MOST_YIELDED:
-        raise ConfigError(
-            f"{name}: found more than {_MOST_YIELDED:,} tasks in an iterable that may never end; pass a list, or end it"
-        )
-    return listed
+        return _take(tasks, None, endless=endless)
+
+
+def _take(tasks: Any, limit: int | None, *, endless: str) -> list[Any]:
+    """The first ``limit`` of ``tasks``, or all. Raises `ConfigError` with the text ``endless`` for an iterable that may never end."""
+    items: Iterable[Any] = tasks  # what has indices alone may not end at its length by itself
+    most = len(tasks) if limit is None and isinstance(tasks, Sized) else limit
+    found = list(islice(items, _MOST_YIELDED + 1 if most is None else most))
+    if most is None and len(found) > _MOST_YIELDED:
+        raise ConfigError(endless)
+    return found
 
 
 def training_tasks(config: Config) -> list[Task]:

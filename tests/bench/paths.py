@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lightning_core.backends.backend import Backend, Delta, SamplingParams
-from lightning_core.backends.torch import plain_lane
+from lightning_core.backends.torch import lanes
 from lightning_core.backends.torch.cache_check import CacheSupport
 from lightning_core.backends.torch.engine import SampledModel, TorchBackend
 from lightning_core.model.compute import ComputePlan, choose_path, plain_path
@@ -126,9 +126,9 @@ async def _turn(backend: Backend, prompts: Sequence[list[int]], drawn: random.Ra
 @contextmanager
 def _grouped() -> Iterator[None]:
     """Use a model's cache as if it were exact for rows of equal length only."""
-    before = plain_lane.check_cache
-    plain_lane.check_cache = lambda model, cache: CacheSupport()
+    before = lanes.check_cache
+    lanes.check_cache = lambda model, cache: CacheSupport()
     try:
         yield
     finally:
-        plain_lane.check_cache = before
+        lanes.check_cache = before

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lightning_core.backends.backend import Delta, SamplingParams
@@ -156,14 +157,27 @@ def test_differences_are_paired_by_agent_seed_and_budget() -> None:
         assert paired([replace(r, **other) for r in baseline], changed, reward) == {}
 
 
-def test_the_interval_is_over_agents_and_seeds() -> None:
-    by_agents = {str(n): [0.1 * (n % 2)] * 3 for n in range(16)}
-    by_seeds = {str(n): [0.0, 0.1] for n in range(16)}
-    estimate, narrower = over_agents(by_agents), over_agents(by_seeds)
+def test_a_seed_that_was_repeated_on_another_cpu_counts_once() -> None:
+    baseline, changed = table({"a": [1.0, 0.0]})
+    repeated = [[replace(r, cpu="another CPU") for r in rows if r.seed == 0] for rows in (baseline, changed)]
+    repeated[1] = [replace(r, after=[0.0, 0.5, 1.0, 0.5]) for r in repeated[1]]
+    own, others = [*baseline, *repeated[0]], [*changed, *repeated[1]]
+    assert paired(own, others, reward) == {"a": pytest.approx([(0.25 + 0.125) / 2, 0.0])}
+    (found,) = by_agent(own, others)
+    assert (found.seeds, found.mean) == (2, pytest.approx((0.25 + 0.125) / 4))
+
+
+def test_the_interval_is_over_agents() -> None:
+    estimate = over_agents({str(n): [0.1 * (n % 2)] * 3 for n in range(16)})
     # Student's t of 16 agents with a standard deviation of 0.052.
     assert (estimate.mean, estimate.low, estimate.high) == pytest.approx((0.05, 0.0225, 0.0775), abs=0.004)
-    assert 0 < narrower.high - narrower.low < estimate.high - estimate.low
-    assert over_agents({str(n): [0.1, 0.1] for n in range(6)}).low == pytest.approx(0.1)
+    rng = np.random.default_rng(0)
+    held = 0
+    for _ in range(100):
+        agents = rng.normal(0.05, 0.1, size=12)
+        found = over_agents({str(n): rng.normal(mean, 0.1, size=3) for n, mean in enumerate(agents)})
+        held += found.low <= 0.05 <= found.high
+    assert 88 <= held <= 99, "95% intervals of agents that differ, with seeds that differ as much"
     assert math.isnan(over_agents({"a": [0.1]}).low)
 
 
@@ -338,7 +352,9 @@ def test_a_schedule_ends_with_the_budget() -> None:
     scheduled = Variant(name="linear", changes=("trainer.schedule=linear",))
     (run,) = wanted("first", ["route"], [scheduled], seeds=1, minutes=3.0, threads=2, cpu=CPU)
     assert steps_of(run, rows) == 10
-    assert steps_of(replace(run, variant=FAST), rows) == steps_of(run, []) == MOST_STEPS
+    assert steps_of(replace(run, variant=FAST), rows) == MOST_STEPS
+    with pytest.raises(ValueError, match="found no row of route with the defaults in 3 minutes"):
+        steps_of(run, rows[2:])
 
 
 def test_a_run_has_the_shipped_defaults_and_the_changes() -> None:

@@ -17,7 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_core import Row
 from lightning_core.errors import NonFiniteError, OutOfMemoryError
+from lightning_core.model.compute import plain_path
 from lightning_core.trainers.torch.factory import open_trainer
+from lightning_core.trainers.torch.forward import Forward
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.trainers.rows import make_row
 from tests.trainers.sections import parts
@@ -84,6 +86,22 @@ def test_smaller_micro_batches_and_skipped_steps_are_kept_over_a_resume(
     resumed.step([far])
     with pytest.raises(NonFiniteError, match="the third such step in a row"):
         resumed.step([far])
+
+
+def test_on_the_plain_path_micro_batches_are_halved_with_their_padding(opened: Callable[[], TorchTrainer]) -> None:
+    """Eight rows that share 20 of 24 input tokens."""
+    trainer = opened()
+    model = trainer.model
+    model.path = plain_path(model.network, "it is a test", attention="sdpa")
+    model.forward = Forward(model.network, model.path, model.loaded.constraints)
+    rows = [
+        make_row(([*range(20), 30 + number, 5, 6], False), ([7, 8], True), rollout=f"r{number}", logprobs=[-6.0] * 2)
+        for number in range(8)
+    ]
+    with Full(torch.ops.aten.mm.default):
+        assert trainer.step(rows)["updates_repeated"] == 1
+    assert model.memory.micro_batch_tokens == 8 * 24 // 2
+    assert [len(batch.rows) for batch in model.pack(rows, range(8))] == [4, 4]
 
 
 LIMITED = """

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from lightning_core.config.credit import CriticSection
 from lightning_core.errors import ConfigError, ProofError, TrainingError
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.source import load_model
+from lightning_core.trainers.torch import policy_model
 from lightning_core.trainers.torch.critic import open_critic
 from lightning_core.trainers.torch.multi_policy import MultiPolicyTrainer
 from tests.engine_stats import stats_of
@@ -453,3 +455,21 @@ def test_a_target_that_no_layer_has_is_refused(tiny_llama: Path) -> None:
 def test_several_adapters_and_none_chosen_is_a_mistake(three: MultiPolicyTrainer) -> None:
     with pytest.raises(TrainingError, match=r"outside of Adapters\.use"):
         three.policies["a"].model.network.base_model(torch.tensor([[1, 2]]))
+
+
+def test_the_memory_of_sampled_models_is_divided_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two policies with all weights, and the initial weights, which one of them keeps."""
+    shares: list[int] = []
+    planned = policy_model.plan_memory
+
+    def recorded(*args: Any, share: int, **options: Any) -> Any:
+        shares.append(share)
+        return planned(*args, share=share, **options)
+
+    monkeypatch.setattr(policy_model, "plan_memory", recorded)
+    trainer = make(a={"keep_base": True}, b={"keep_base": True})
+    assert set(trainer.chats) == {"a", "b", "base"}
+    assert shares == [3, 3]
+    shares.clear()
+    assert set(make(a=LORA, b=LORA).chats) == {"a", "b", "base"}
+    assert shares == [2, 2], "adapters are not used for the initial weights"

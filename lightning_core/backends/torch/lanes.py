@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
+from lightning_core.backends.torch.cache_check import check_cache
+from lightning_core.backends.torch.cohort_lane import CohortLane
 from lightning_core.backends.torch.plain_lane import PlainLane
 from lightning_core.backends.torch.rows import Lane
 from lightning_core.backends.torch.tree_lane import TreeLane
@@ -26,11 +29,19 @@ def make_lane(
 
     ``deterministic``: its rows do not depend on each other, to the bit. Raises `TrainingError` if this machine cannot compute so.
     """
-    lane: Lane = (
-        PlainLane(model, cache=path.cache, adapters=adapters, alone=deterministic)
-        if path.geometry is None
-        else TreeLane(model, path.geometry, adapters=adapters, deterministic=deterministic, dtype=dtype)
-    )
+    if path.geometry is not None:
+        lane: Lane = TreeLane(model, path.geometry, adapters=adapters, deterministic=deterministic, dtype=dtype)
+    else:
+        lane = _make_plain_lane(model, path.cache, adapters, alone=deterministic)
     if deterministic:
         verify(lane, model, adapters)
     return lane
+
+
+def _make_plain_lane(model: Any, cache: str | None, adapters: Adapters | None, *, alone: bool) -> Lane:
+    if cache is not None and not alone:
+        with nullcontext() if adapters is None else adapters.use(None):
+            support = check_cache(model, cache)
+        if support.ragged:
+            return PlainLane(model, support, cache=cache, adapters=adapters)
+    return CohortLane(model, cache=cache, adapters=adapters, alone=alone)

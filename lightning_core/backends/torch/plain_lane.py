@@ -2,8 +2,7 @@
 
 Contexts are computed one by one, without padding, from the longest prefix that is cached. Then one pass decodes all rows of
 an adapter, see `RaggedBatch`; rows that would be mostly padding beside longer ones get a batch of their own. `check_cache`
-finds out whether the model computes this exactly. If not, only rows with contexts of the same length are computed together,
-nothing is cached for later prompts, and the memory of the rows is not bounded.
+finds out whether the model computes this exactly; if not, `CohortLane` takes its place.
 """
 
 from __future__ import annotations
@@ -11,14 +10,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_core.backends.torch.cache_check import CachedPasses, CacheSupport, bytes_per_token, check_cache
+from lightning_core.backends.torch.cache_check import CachedPasses, CacheSupport, bytes_per_token
 from lightning_core.backends.torch.kv_pool import TokenArray
 from lightning_core.backends.torch.prefix_cache import PrefixCache
 from lightning_core.backends.torch.ragged_cache import RaggedBatch, emptied
@@ -48,45 +45,33 @@ _FITS = (_LOOSE, _Fit(compact=False, tight=True), _Fit(compact=True, tight=False
 """Those with fewer copies first."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Cohort:
-    """Rows with contexts of the same length and the same adapter, whose cache is used as it is."""
-
-    rows: list[ActiveRow]
-    cache: Any
-    """The model's cache of all but the last tokens; None if there is nothing to cache."""
-
-
 class PlainLane:
-    """The `Lane` of a model on the plain path."""
+    """The `Lane` of a model on the plain path whose rows can have any lengths."""
 
-    def __init__(self, model: Any, *, cache: str | None, adapters: Adapters | None = None, alone: bool = False) -> None:
-        """``cache``: see `ComputePlan.cache`. ``alone``: compute each row in its own pass, so its bits depend on no other."""
+    def __init__(self, model: Any, support: CacheSupport, *, cache: str, adapters: Adapters | None = None) -> None:
+        """``support``: of `check_cache`, which is ``ragged``. ``cache``: see `ComputePlan.cache`."""
         self._cache_name = cache
         self._passes = CachedPasses(model, cache)
+        self._support = support
         self._adapters = adapters
-        self._alone = alone
         self._device: torch.device = model.get_input_embeddings().weight.device
         with self._adapter(None), torch.inference_mode():
-            self._support = CacheSupport() if alone else check_cache(model, cache)
-            self._empty = emptied(self._passes.run(self._tensor([[0]]), None)[1]) if self._support.ragged else None
+            self._empty = emptied(self._passes.run(self._tensor([[0]]), None)[1])
             """The cache before the first token."""
         self._prefixes = PrefixCache()
         self._batches: list[RaggedBatch] = []
-        self._cohorts: list[_Cohort] = []
         self._joining: list[ActiveRow] = []
         self._places: dict[RaggedBatch, list[ActiveRow]] = {}
         """The rows of `_joining` by the batch that they are added to."""
         self._refused: ActiveRow | None = None
         """The waiting row that did not fit. It is tried again once a running row has left."""
         self._row_bytes: int | None = None
-        self._single = RaggedBatch(self._empty) if self._support.ragged else None
+        self._single = RaggedBatch(self._empty)
         """An empty batch, for the size of one context."""
         self.preempted = 0
-        """How often a running row had to wait again."""
         self._order = WaitingOrder()
         self.waiting: deque[ActiveRow] = deque()
-        self.remembers = self._support.ragged
+        self.remembers = True
         self.prompt_tokens = 0
         self.prompt_tokens_computed = 0
         self.sampled_tokens = 0
@@ -95,23 +80,19 @@ class PlainLane:
     @property
     def rows(self) -> Sequence[ActiveRow]:
         batched = (row for batch in self._batches for row in batch.rows)
-        in_cohorts = (row for cohort in self._cohorts for row in cohort.rows)
-        return list(dict.fromkeys((*batched, *in_cohorts, *self._joining)))
+        return list(dict.fromkeys((*batched, *self._joining)))
 
     def remember(self, cached_tokens: int) -> None:
         """Raise the number of tokens cached for later prompts by ``cached_tokens``; see `bytes_per_token`."""
-        if self._support.ragged and cached_tokens:
+        if cached_tokens:
             with self._adapter(None):
                 self._prefixes.capacity += cached_tokens * bytes_per_token(self._passes.model, self._cache_name)
 
     def bound(self, row_bytes: int) -> None:
-        """See `Lane.bound`."""
-        if self._support.ragged:
-            self._row_bytes = (self._row_bytes or 0) + row_bytes
+        self._row_bytes = (self._row_bytes or 0) + row_bytes
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that the rows in batches hold."""
         return sum(batch.nbytes for batch in self._batches)
 
     def admit(self, *, rows: int, tokens: int) -> None:
@@ -134,31 +115,25 @@ class PlainLane:
             admitted.append(row)
             context = row.context()
             is_new = (key := (row.adapter, context.tobytes())) not in different
-            if self._support.ragged:
-                copied += self._copied(len(context) - 1) if is_new else 0
-                placed = self._place(row, len(context) - 1, copied)
-                if placed is None:
-                    self.waiting.appendleft(admitted.pop())
-                    self._refused = None if admitted else row  # later, the contexts of the others exist once
-                    break
-                fit = placed
+            copied += self._copied(len(context) - 1) if is_new else 0
+            placed = self._place(row, len(context) - 1, copied)
+            if placed is None:
+                self.waiting.appendleft(admitted.pop())
+                self._refused = None if admitted else row  # later, the contexts of the others exist once
+                break
+            fit = placed
             self.prompt_tokens += len(context)
             if is_new:
                 different.add(key)
                 computed += len(context) - self._known(context[:-1], row.adapter)
             room -= 1
-        if self._support.ragged:
-            self._join(admitted, fit)
-        else:
-            self._group(admitted)
+        self._join(admitted, fit)
         self._joining, self._places = [], {}
         self._order.started(len(admitted))
 
     def _known(self, tokens: TokenArray, adapter: str | None) -> int:
         """The length of the longest cached prefix that can be used."""
         return self._prefixes.find(tokens, adapter, whole=not self._support.extend)[0]
-
-    # Rows of any lengths ----------------------------------------------------------------------------------------------
 
     def _place(self, row: ActiveRow, length: int, copied: int) -> _Fit | None:
         """Choose a batch for ``row`` with ``length`` cached tokens; None if the memory has no room for it beside other rows.
@@ -188,7 +163,7 @@ class PlainLane:
 
     def _copied(self, length: int) -> int:
         """Bytes of a context of ``length`` cached tokens; 0 without a bound."""
-        return 0 if self._row_bytes is None or self._single is None else self._single.forecast([length], 0)
+        return 0 if self._row_bytes is None else self._single.forecast([length], 0)
 
     def _pads_little(self, batch: RaggedBatch, length: int) -> bool:
         """Whether a row of ``length`` cached tokens can be added to ``batch`` without too much padding."""
@@ -277,46 +252,7 @@ class PlainLane:
         self._prefixes.evict()
         return cache
 
-    # Rows of equal lengths --------------------------------------------------------------------------------------------
-
-    def _group(self, rows: Sequence[ActiveRow]) -> None:
-        """Compute the contexts of ``rows``, those of the same length together."""
-        cohorts: dict[tuple[str | None, int, int], list[ActiveRow]] = {}
-        for number, row in enumerate(rows):
-            cohorts.setdefault((row.adapter, len(row.context()), number if self._alone else 0), []).append(row)
-        for equal in cohorts.values():
-            self._cohorts.append(_Cohort(rows=equal, cache=None))  # before the prefill, so a failure reaches them
-        for cohort in self._cohorts[len(self._cohorts) - len(cohorts) :]:
-            self._prefill(cohort)
-
-    def _prefill(self, cohort: _Cohort) -> None:
-        contexts = [row.context() for row in cohort.rows]
-        different = {context.tobytes(): context for context in contexts}
-        length = len(contexts[0]) - 1
-        self.prompt_tokens_computed += len(different) * length + len(contexts)
-        if not length or self._cache_name is None:
-            return
-        inputs = np.stack([context[:-1] for context in different.values()])
-        self._logits(cohort, self._tensor(inputs))
-        number = {key: index for index, key in enumerate(different)}
-        cohort.cache.reorder_cache(self._tensor([number[context.tobytes()] for context in contexts]))
-
-    def _next_input(self, cohort: _Cohort) -> Tensor:
-        """The tokens [R, S] that the cohort's cache lacks."""
-        if self._cache_name is None:
-            return self._tensor(np.stack([row.context() for row in cohort.rows]))
-        return self._tensor(last_inputs(cohort.rows)[0])[:, None]
-
-    def _logits(self, cohort: _Cohort, inputs_RS: Tensor) -> Tensor:
-        """The logits [R, V] after ``inputs_RS``, which are added to the cohort's cache."""
-        with self._adapter(cohort.rows[0].adapter):
-            logits_RV, cohort.cache = self._passes.run(inputs_RS, cohort.cache)
-        return logits_RV
-
-    # All rows ---------------------------------------------------------------------------------------------------------
-
     def step(self) -> None:
-        """See `Lane.step`."""
         self._reserve()
         rows = self.rows
         logits: list[Tensor] = []
@@ -324,7 +260,6 @@ class PlainLane:
             inputs_R1 = self._tensor(last_inputs(batch.rows)[0])[:, None]
             with self._adapter(batch.adapter):
                 logits.append(self._passes.step(inputs_R1, batch))
-        logits += [self._logits(cohort, self._next_input(cohort)) for cohort in self._cohorts]
         sample_next(rows, torch.cat(logits))
         self.sampled_tokens += len(rows)
         self.decode_steps += 1
@@ -341,12 +276,6 @@ class PlainLane:
                     self._refused = None
         self._batches = [batch for batch in self._batches if batch.rows]
         self._prefixes.evict()
-        for cohort in self._cohorts:
-            kept = [index for index, row in enumerate(cohort.rows) if not leaves(row)]
-            if kept and len(kept) < len(cohort.rows) and cohort.cache is not None:
-                cohort.cache.reorder_cache(self._tensor(kept))
-            cohort.rows = [cohort.rows[index] for index in kept]
-        self._cohorts = [cohort for cohort in self._cohorts if cohort.rows]
 
     def forget(self, adapter: str | None) -> None:
         self._prefixes.forget(adapter)
@@ -354,7 +283,7 @@ class PlainLane:
 
     def clear(self) -> None:
         self._prefixes.clear()
-        self._batches, self._cohorts, self._joining, self._places, self._refused = [], [], [], {}, None
+        self._batches, self._joining, self._places, self._refused = [], [], {}, None
 
     def _adapter(self, name: str | None) -> Any:
         return nullcontext() if self._adapters is None else self._adapters.use(name)

@@ -20,7 +20,8 @@ def sample_tokens(
 
     ``uniforms_R``: random numbers in [0, 1). The token is the inverse of the cumulative distribution at this number, so a
     row's token depends only on its own logits and number. Temperature 0 takes the most likely token, with its logprob at
-    temperature 1. Nucleus sampling (top_p < 1, arXiv 1904.09751) renormalizes the distribution.
+    temperature 1. Nucleus sampling (top_p < 1, arXiv 1904.09751) renormalizes the distribution. A row of logits that are not
+    finite gets some token, and a logprob that is not finite; -inf alone excludes a token.
 
     Overwrites ``logits_RV``: with a vocabulary of 50,000, each further tensor of its size costs as much as a layer.
     """
@@ -60,7 +61,7 @@ def _invert(masses_RV: Tensor, uniforms_R1: Tensor) -> tuple[Tensor, Tensor]:
     indices_RN = block_R1 * _BLOCK + torch.arange(_BLOCK, device=masses_RV.device)
     inside_RN = masses_RV.gather(1, indices_RN.clamp(max=vocabulary - 1)).masked_fill(indices_RN >= vocabulary, 0)
     within_R1, _, _ = _search(inside_RN, rest_R1)
-    return block_R1 * _BLOCK + within_R1, total_R1
+    return (block_R1 * _BLOCK + within_R1).clamp(max=vocabulary - 1), total_R1
 
 
 def _search(masses_RN: Tensor, fractions_R1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,7 +70,8 @@ def _search(masses_RN: Tensor, fractions_R1: Tensor) -> tuple[Tensor, Tensor, Te
     total_R1 = cumulative_RN[:, -1:]
     # Below the total even after rounding, so the search ends at an entry with positive mass.
     wanted_R1 = torch.minimum(fractions_R1 * total_R1, torch.nextafter(total_R1, torch.zeros_like(total_R1)))
-    entry_R1 = torch.searchsorted(cumulative_RN, wanted_R1, right=True)
+    # With NaN the search ends after the last entry; an index out of bounds would end a CUDA process.
+    entry_R1 = torch.searchsorted(cumulative_RN, wanted_R1, right=True).clamp(max=masses_RN.shape[1] - 1)
     mass_R1 = masses_RN.gather(1, entry_R1)
     before_R1 = cumulative_RN.gather(1, entry_R1) - mass_R1
     return entry_R1, ((wanted_R1 - before_R1) / mass_R1).clamp(0, 1), total_R1

@@ -60,12 +60,10 @@ class TreeLane:
         )
         self.rows: list[ActiveRow] = []
         self.waiting: deque[ActiveRow] = deque()
-        """Rows that are not admitted yet; any thread may append."""
         self._row_bytes = 0
         self._admissions = 0
         self._order = WaitingOrder()
         self.preempted = 0
-        """How often a running row had to wait again."""
         self.remembers = True
         self.prompt_tokens = 0
         self.prompt_tokens_computed = 0
@@ -73,26 +71,18 @@ class TreeLane:
         self.decode_steps = 0
 
     def remember(self, cached_tokens: int) -> None:
-        """Raise the number of tokens cached for later prompts by ``cached_tokens``."""
         self._pool.capacity += cached_tokens
 
     def bound(self, row_bytes: int) -> None:
-        """See `Lane.bound`."""
         self._row_bytes += row_bytes
         self._cascade.most_bytes = steady_bytes(self._row_bytes)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that the running rows hold."""
         return self._cascade.nbytes
 
     def admit(self, *, rows: int, tokens: int) -> None:
-        """Start rows of `waiting`, those with the longest cached contexts first.
-
-        The uncached parts of their contexts are computed in one pass.
-        At most ``rows`` run together, and as many as fit the memory (`bound`).
-        Once ``tokens`` have to be computed, the remaining rows wait for the next step.
-        """
+        """See `Lane.admit`. The uncached parts of the contexts are computed in one pass."""
         if not self.waiting or len(self.rows) >= rows:
             return
         self._order.arrange(self.waiting, len(self.rows), self._pool.known)
@@ -149,7 +139,6 @@ class TreeLane:
         return larger
 
     def step(self) -> None:
-        """Sample one token per row. If that needs more memory than `bound`, the newest rows wait first."""
         self._preempt()
         inputs, positions = last_inputs(self.rows)
         self._cascade.begin()
@@ -170,10 +159,6 @@ class TreeLane:
             left = True
 
     def drop(self, leaves: Callable[[ActiveRow], bool], *, remember: bool = False) -> None:
-        """Remove the rows for which ``leaves`` is true.
-
-        ``remember``: cache their contexts for later prompts.
-        """
         changed = False
         for index in reversed(range(len(self.rows))):
             row = self.rows[index]
@@ -207,7 +192,6 @@ class TreeLane:
             self._clear_cascade()
 
     def clear(self) -> None:
-        """Drop all rows and cached contexts and free their memory."""
         self.rows = []
         self._pool.clear()
         self._cascade.clear()

@@ -36,6 +36,8 @@ class Measured:
     """Mean of the rollouts, from their first model call on."""
     seconds_own: float
     """The longest time of a rollout without its model calls."""
+    sampled_tokens: int = 0
+    """Number of tokens that the rollouts of the trial sampled from the policy."""
     seconds_update: float | None
     """Seconds of the update in which every row has a gradient; None without rows."""
     gradient_share: float = 1.0
@@ -93,9 +95,24 @@ def step_time(m: Measured) -> tuple[TimeRange, TimeRange]:
     return rollouts_time(m, count), TimeRange(min(update, scaled) * m.gradient_share, scaled)
 
 
-def evaluations(m: Measured) -> int:
-    """The number of evaluations of the run."""
-    steps, every = m.config.trainer.steps, m.config.eval.every
+def steps_of_run(m: Measured) -> tuple[int, int]:
+    """The fewest and the most steps of the run: `trainer.steps`, or those that `trainer.minutes` and `trainer.token_budget` admit."""
+    limits, size = m.config.trainer, m.config.rollouts
+    most = limits.steps
+    if limits.token_budget is not None and m.sampled_tokens:
+        tokens = m.sampled_tokens * size.tasks_per_step * size.group_size / m.rollouts
+        most = min(most, math.ceil(limits.token_budget / tokens))
+    if limits.minutes is None:
+        return most, most
+    rolling, updating = step_time(m)
+    budget, step = 60 * limits.minutes, rolling + updating
+    fewest, most = (min(most, math.ceil(budget / time)) if time else most for time in (step.high, step.low))
+    return fewest, most
+
+
+def evaluations(m: Measured, steps: int) -> int:
+    """The number of evaluations of a run of ``steps`` steps."""
+    every = m.config.eval.every
     return 0 if not m.eval_tasks else 2 + ((steps - 1) // every if every else 0)
 
 
@@ -160,23 +177,31 @@ def limits(m: Measured) -> Iterator[Observed]:
 
 @checks.check("time of the run")
 def run(m: Measured) -> Iterator[Observed]:
-    """The time of all steps and evaluations. Lower `trainer.steps`, `rollouts.tasks_per_step` or `eval.tasks` if it is too
-    long."""
+    """The time of all steps and evaluations; with `trainer.minutes` or `trainer.token_budget`, of the steps that these admit. Lower
+    `trainer.steps`, `rollouts.tasks_per_step` or `eval.tasks` if it is too long."""
     rolling, updating = step_time(m)
-    number = evaluations(m)
-    evaluating = rollouts_time(m, m.eval_tasks * m.config.eval.samples) * number
-    total = (rolling + updating) * m.config.trainer.steps + evaluating
-    yield Observed("info", f"{total} for {plural(m.config.trainer.steps, 'step')} and {plural(number, 'evaluation')}")
+    step, evaluation = rolling + updating, rollouts_time(m, m.eval_tasks * m.config.eval.samples)
+    fewest, most = steps_of_run(m)
+    few, many = evaluations(m, fewest), evaluations(m, most)
+    ends = (step.low * most + evaluation.low * many, step.high * fewest + evaluation.high * few)
+    time, steps, number = (
+        TimeRange(min(ends), max(ends)),
+        _between(fewest, most, "step"),
+        _between(few, many, "evaluation"),
+    )
+    limited = f"; trainer.steps is {m.config.trainer.steps:,}" if most < m.config.trainer.steps else ""
+    yield Observed("info", f"{time} for {steps} and {number}{limited}")
 
 
 @checks.check("provider calls")
 def provider_calls(m: Measured) -> Iterator[Observed]:
     """Model calls that providers answer, for agents that are not trained and for the reward function, of a step and of the run,
     extrapolated from the trial; with their cost where `prices` has the model. Requests that failed are counted, but rollouts that are
-    repeated because of them (`rollouts.retries`) are not, as the trial repeats none. Calls of a judge (`credit.judge`) are not included."""
-    r, number = m.config.rollouts, evaluations(m)
+    repeated because of them (`rollouts.retries`) are not, as the trial repeats none. Calls of a judge (`credit.judge`) are not included.
+    With `trainer.minutes`, the run has as many steps as its fastest ones admit."""
+    r, (_, steps) = m.config.rollouts, steps_of_run(m)
     step = r.tasks_per_step * r.group_size / m.rollouts if m.rollouts else 0.0
-    whole = step * m.config.trainer.steps + number * m.eval_tasks * m.config.eval.samples / max(1, m.rollouts)
+    whole = step * steps + evaluations(m, steps) * m.eval_tasks * m.config.eval.samples / max(1, m.rollouts)
     prices = read_prices(m.config.prices)
     failed = _failed(m.forwarded)
     for model in usage_of((c for c in m.forwarded if not c.failed), rollouts=m.rollouts, prices=prices).models:
@@ -201,6 +226,10 @@ def provider_calls(m: Measured) -> Iterator[Observed]:
         )
 
 
+def _between(fewest: int, most: int, noun: str) -> str:
+    return plural(most, noun) if fewest == most else f"{fewest:,} to {plural(most, noun)}"
+
+
 def _failed(calls: Sequence[AnsweredCall]) -> Counter[tuple[str, str | None]]:
     """The number of failed calls by model and host. A provider may answer with another name of the model than was requested."""
     names = {(c.requested, c.host): c.model for c in calls if not c.failed}
@@ -222,7 +251,9 @@ def slow_update(m: Measured) -> Iterator[Observed]:
     policy, seconds = m.config.policy, (m.seconds_update or 0.0) * m.gradient_share
     if seconds <= m.seconds_rollouts or policy.tuning == "lora":
         return
-    layers = "set policy.train_layers: auto" if policy.train_layers is None else "lower policy.train_layers"
+    layers = (
+        "set policy.train_layers to half of the layers" if policy.train_layers is None else "lower policy.train_layers"
+    )
     yield Observed(
         "info",
         f"the update of the trial takes {_seconds(seconds)} for rows with a gradient, its rollouts {_seconds(m.seconds_rollouts)}",

@@ -144,6 +144,7 @@ def policy_trial(setup: Setup) -> tuple[Trial, Measured | None]:
         seconds_rollouts=whole,
         seconds_rollout=single,
         seconds_own=max(map(_own_seconds, rollouts), default=0.0),
+        sampled_tokens=sum(len(c.output_ids) for r in rollouts for c in r.trace.calls if c.output_ids is not None),
         seconds_update=seconds,
         gradient_share=fmean(row.has_gradient for row in rows) if rows else 1.0,
         update_error=failed,

@@ -16,6 +16,7 @@ from lightning_core.records.failures import failure_of
 from lightning_core.trainers.micro_batches import OnBatch
 from lightning_core.trainers.torch.checkpoint import Checkpoint
 from lightning_core.trainers.torch.mini_batches import MiniBatch, step_metrics
+from lightning_core.trainers.torch.packing import pass_tokens
 from lightning_core.trainers.torch.policy_model import PolicyModel
 from lightning_core.trainers.torch.update import Updater
 from lightning_core.transitions import Row
@@ -121,8 +122,10 @@ class UndoneUpdates:
     def _shrink(self, parts: Sequence[MiniBatch], problem: str, step: int) -> None:
         """Halve the micro-batches. Raises `OutOfMemoryError` if they cannot be smaller."""
         batches = [batch for part in parts for batch in part.batches]
-        largest = max(len(batch.token_ids_S) for batch in batches)
-        tokens = max((len(batch.token_ids_S) for batch in batches if len(batch.rows) > 1), default=0) // 2
+        sizes = [pass_tokens(self._model.path, batch) for batch in batches]
+        divisible = [size for size, batch in zip(sizes, batches, strict=True) if len(batch.rows) > 1]
+        tokens = max(divisible, default=0) // 2
+        largest = max(sizes)
         if not 0 < tokens < self._model.memory.micro_batch_tokens:
             raise OutOfMemoryError(
                 f"step {step + 1}: the update failed, {problem}, with micro-batches of up to {plural(largest, 'token')}, which cannot be "

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from lightning_core.model.recompute import recomputing
-from lightning_core.trainers.torch.machine import release_freed_memory
-from lightning_core.trainers.torch.packing import PackedBatch
+from lightning_core.trainers.torch.machine import free_memory, release_freed_memory
+from lightning_core.trainers.torch.packing import PackedBatch, pass_tokens
 from lightning_core.trainers.torch.policy_model import PolicyModel
 from lightning_core.transitions import Row
 
@@ -17,17 +17,19 @@ def fitting(model: PolicyModel, batch: PackedBatch) -> AbstractContextManager[No
 
     Releases freed memory first if little is free.
     """
-    padded = len(batch.places) * max(len(places) for places in batch.places)
-    tokens = padded if model.path.geometry is None else len(batch.token_ids_S)
+    tokens = pass_tokens(model.path, batch)
     release_freed_memory(model.device, needed=_pass_bytes(model, tokens))
     return recomputing(model.network) if tokens > model.memory.most_tokens else nullcontext()
 
 
 def fits(model: PolicyModel, rows: Sequence[Row], also: int) -> bool:
-    """Whether the largest pass over ``rows`` and ``also`` bytes fit the free memory. Releases freed memory first if little is free."""
+    """Whether the largest pass over ``rows`` and ``also`` bytes fit the free memory of a CPU. A GPU has an allocator of its own, which
+    keeps what is free, and is not examined. Releases freed memory first if little is free."""
     lengths = [len(row.token_ids) for row in rows]
     tokens = min(sum(lengths), max([*lengths, model.memory.micro_batch_tokens]))
-    return release_freed_memory(model.device, needed=_pass_bytes(model, tokens) + also)
+    needed = _pass_bytes(model, tokens) + also
+    release_freed_memory(model.device, needed=needed)
+    return model.device.type != "cpu" or free_memory(model.device) >= needed
 
 
 def release_for_sampler(model: PolicyModel) -> None:

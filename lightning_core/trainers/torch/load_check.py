@@ -23,7 +23,7 @@ from lightning_core.model.load import LoadedModel
 from lightning_core.model.precision import exact_products, float32_layers
 from lightning_core.model.tree_check import has_experts
 from lightning_core.trainers.torch.forward import Forward
-from lightning_core.trainers.torch.packing import pack_rows, pad_rows
+from lightning_core.trainers.torch.packing import pack
 from lightning_core.transitions import Row
 
 _ROUNDED = 0.25
@@ -104,8 +104,7 @@ def _difference(loaded: LoadedModel, forward: Forward, dtype: torch.dtype) -> fl
     """
     rows = _sample(loaded, dtype)
     trained = [_row(row) for row in rows]
-    pack = pad_rows if loaded.path.geometry is None else pack_rows
-    (batch,) = pack(trained, range(len(trained)), budget=10_000)
+    (batch,) = pack(loaded.path, trained, range(len(trained)), budget=10_000)
     differences_E = np.abs(
         forward.logprobs(batch, trained)[0].cpu().numpy() - batch.gather([row.logprobs for row in trained])
     )

@@ -46,19 +46,15 @@ def free_memory(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_memory()
 
 
-def release_freed_memory(device: torch.device, *, needed: int) -> bool:
+def release_freed_memory(device: torch.device, *, needed: int) -> None:
     """If fewer than ``needed`` bytes are free on a CPU, return to the system what this process has freed.
 
-    Returns whether ``needed`` bytes are free then; a GPU has an allocator of its own, and is not examined.
     glibc keeps most of it, in several arenas, so the thread that trains cannot use what the thread that samples has freed
     (docs/benchmarks.md has figures). With other C libraries nothing is done.
     """
-    if device.type != "cpu":
-        return True
     # It stays a part of the address space, whose limit it does not help.
-    if free_physical_memory() < needed and (trim := malloc_trim()) is not None:
+    if device.type == "cpu" and free_physical_memory() < needed and (trim := malloc_trim()) is not None:
         trim(0)
-    return free_memory(device) >= needed
 
 
 @cache

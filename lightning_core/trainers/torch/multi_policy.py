@@ -77,6 +77,7 @@ class MultiPolicyTrainer:
         keeper = _keeper(policies, base)
         policies = {name: replace(policy, keep_base=name == keeper) for name, policy in policies.items()}
         loaded = _load(policies, deterministic=settings.deterministic)
+        has_copy = keeper is not None and policies[keeper].tuning != "lora"
         with ExitStack() as stack:
             self._backend = open_backend(settings, min(one.max_context for one in loaded.values()), seed=seed)
             stack.callback(self._backend.close)
@@ -89,7 +90,7 @@ class MultiPolicyTrainer:
                         seed=seed,
                         name=name,
                         loaded=loaded[name],
-                        share=len(policies),
+                        share=len(policies) + has_copy,
                     ),
                     self._backend,
                     algorithm,

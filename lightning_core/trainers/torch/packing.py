@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_core.errors import TrainingError
+from lightning_core.model.compute import ComputePlan
 from lightning_core.model.forest import Forest, common_prefix
 from lightning_core.transitions import Row
 
@@ -65,6 +66,18 @@ class PackedBatch:
             for segment in rows[index].segments:
                 found[segment.call] = own[(columns >= segment.start) & (columns < segment.stop)]
         return found
+
+
+def pack(path: ComputePlan, rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> list[PackedBatch]:
+    """The rows ``chosen`` in micro-batches for passes on ``path``: by `pack_rows`, or by `pad_rows` on the plain path."""
+    return (pad_rows if path.geometry is None else pack_rows)(rows, chosen, budget=budget)
+
+
+def pass_tokens(path: ComputePlan, batch: PackedBatch) -> int:
+    """Number of tokens that a pass over ``batch`` computes on ``path``, which its budget limits; with the padding of `pad_rows`."""
+    if path.geometry is None:
+        return len(batch.places) * max(len(places) for places in batch.places)
+    return len(batch.token_ids_S)
 
 
 def pack_rows(rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> list[PackedBatch]:

@@ -21,7 +21,7 @@ from lightning_core.trace import POLICY
 from lightning_core.trainers.learning_rate import learning_rate
 from lightning_core.trainers.torch.build import load_policy, notes, plan_memory, tune_policy
 from lightning_core.trainers.torch.forward import Forward, Reference
-from lightning_core.trainers.torch.packing import PackedBatch, pack_rows, pad_rows
+from lightning_core.trainers.torch.packing import PackedBatch, pack
 from lightning_core.trainers.torch.saving import write_merged, write_weights
 from lightning_core.transitions import Row
 
@@ -38,13 +38,14 @@ class PolicyModel:
         seed: int,
         name: str = POLICY,
         loaded: LoadedModel | None = None,
-        share: int = 1,
+        share: int | None = None,
         samples: bool = True,
     ) -> None:
         """Load the model, choose its trained weights, and plan the memory for passes and the engine's cache.
 
-        ``name``: the name that it is served under. ``loaded``: a model to share; None loads one. ``share``: how many
-        policies share the memory. ``samples``: whether the engine in this process samples it, and not another sampler.
+        ``name``: the name that it is served under. ``loaded``: a model to share; None loads one. ``share``: how many sampled models
+        share the memory; None: this one, and its copy of the initial weights if it has one. ``samples``: whether the engine in this
+        process samples it, and not another sampler.
         """
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
@@ -64,7 +65,7 @@ class PolicyModel:
         with self.tuning.active():
             self.forward = Forward(self.network, self.path, self.loaded.constraints)
             """Forward passes through the current weights; inside ``tuning.active()``."""
-            models = share + self._has_copy
+            models = 1 + self._has_copy if share is None else share
             self.memory = plan_memory(
                 self.loaded, self.tuning, settings,
                 share=models, samples=samples, entropy=algorithm.entropy_weight > 0,
@@ -129,8 +130,7 @@ class PolicyModel:
 
     def pack(self, rows: Sequence[Row], chosen: Sequence[int]) -> Sequence[PackedBatch]:
         """The micro-batches of the rows ``chosen``."""
-        pack = pad_rows if self.path.geometry is None else pack_rows
-        return pack(rows, chosen, budget=self.memory.micro_batch_tokens)
+        return pack(self.path, rows, chosen, budget=self.memory.micro_batch_tokens)
 
     def write(self, folder: Path, *, earlier: Path | None) -> str:
         """See `write_weights`."""

@@ -15,7 +15,7 @@ from lightning_core.model.load import LoadedModel
 from lightning_core.trace import BASE, POLICY, Floats
 from lightning_core.trainers.torch.build import load_policy
 from lightning_core.trainers.torch.forward import Forward, Reference
-from lightning_core.trainers.torch.packing import PackedBatch, pack_rows, pad_rows
+from lightning_core.trainers.torch.packing import PackedBatch, pack
 from lightning_core.trainers.torch.policy_model import PolicyModel
 from lightning_core.transitions import Candidates, Row
 
@@ -26,10 +26,9 @@ class RowScorer:
 
     forward: Forward | Reference
     path: ComputePlan
-    budget: int
-    """Tokens of a micro-batch."""
-    vocabulary: int
-    """Number of tokens of the policy. Models of one tokenizer can have more, without a meaning."""
+    policy: PolicyModel
+    """The policy that is trained: the size of micro-batches, and the number of tokens. Models of one tokenizer can have more, without a
+    meaning."""
     prepared: Callable[[], AbstractContextManager[object]]
     """Entered around each use: sampling pauses and the trained weights are active."""
 
@@ -49,15 +48,14 @@ class RowScorer:
         found: dict[str, Candidates] = {}
         with self.prepared():
             for batch in self._pack(rows):
-                ids_EK, logprobs_EK = self.forward.candidates(batch, rows, count, vocabulary=self.vocabulary)
+                ids_EK, logprobs_EK = self.forward.candidates(batch, rows, count, vocabulary=self.policy.vocabulary)
                 ids = batch.by_call(rows, ids_EK.cpu().numpy().astype("<u4"))
                 logprobs = batch.by_call(rows, logprobs_EK.cpu().numpy())
                 found |= {call: Candidates(token_ids_TK=ids[call], logprobs_TK=logprobs[call]) for call in ids}
         return found
 
     def _pack(self, rows: Sequence[Row]) -> Sequence[PackedBatch]:
-        pack = pad_rows if self.path.geometry is None else pack_rows
-        return pack(rows, range(len(rows)), budget=self.budget)
+        return pack(self.path, rows, range(len(rows)), budget=self.policy.memory.micro_batch_tokens)
 
 
 def open_scorer(
@@ -72,13 +70,7 @@ def open_scorer(
         forward = policy.reference
     else:
         forward, path = load_other(model, policy.settings, policy.loaded)
-    return RowScorer(
-        forward=forward,
-        path=path,
-        budget=policy.memory.micro_batch_tokens,
-        vocabulary=policy.vocabulary,
-        prepared=prepared,
-    )
+    return RowScorer(forward=forward, path=path, policy=policy, prepared=prepared)
 
 
 def load_other(model: str, settings: PolicySettings, own: LoadedModel) -> tuple[Reference, ComputePlan]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_core.backends.backend import SamplingParams
-from lightning_core.backends.torch.cache_check import CachedPasses, bytes_per_token
+from lightning_core.backends.torch.cache_check import CachedPasses, bytes_per_token, check_cache
 from lightning_core.backends.torch.plain_lane import PlainLane
 from lightning_core.backends.torch.ragged_cache import RaggedBatch, emptied
 from lightning_core.backends.torch.rows import ActiveRow
@@ -33,7 +33,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def lane_for(model: Any, *, row_tokens: int | None = None) -> PlainLane:
     """``row_tokens``: tokens that running rows may hold; None for no bound."""
-    lane = PlainLane(model, cache="past_key_values")
+    lane = PlainLane(model, check_cache(model, "past_key_values"), cache="past_key_values")
     if row_tokens is not None:
         lane.bound(row_tokens * bytes_per_token(model, "past_key_values") * 3 // 2)
     return lane

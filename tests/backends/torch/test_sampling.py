@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -57,3 +59,19 @@ def test_greedy_rows_in_a_batch_with_sampled_ones() -> None:
     assert tokens.tolist() == [1, 2]
     assert logprobs[0].item() == pytest.approx(torch.log_softmax(logits[0], -1)[1].item())
     assert logprobs[1].item() == pytest.approx(torch.log_softmax(logits[1] / 2, -1)[2].item())
+
+
+@pytest.mark.parametrize("found", [math.nan, math.inf, [-math.inf] * 320], ids=["nan", "inf", "no token"])
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (1.0, 0.9), (0.0, 1.0)])
+def test_logits_that_are_not_finite_give_logprobs_that_are_not_and_other_rows_stay(
+    found: float | list[float], temperature: float, top_p: float
+) -> None:
+    logits = torch.randn(3, 320, generator=torch.Generator().manual_seed(0))
+    uniforms = torch.tensor([0.3, 0.99, 0.5])
+    expected = sample_tokens(logits.clone(), [temperature] * 3, [top_p] * 3, uniforms)
+    logits[1] = torch.tensor(found)
+    tokens, logprobs = sample_tokens(logits, [temperature] * 3, [top_p] * 3, uniforms)
+    assert 0 <= tokens[1] < 320
+    assert not math.isfinite(logprobs[1])
+    for values, wanted in zip((tokens, logprobs), expected, strict=True):
+        assert values[[0, 2]].equal(wanted[[0, 2]])

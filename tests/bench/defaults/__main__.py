@@ -33,7 +33,7 @@ from typing import Any
 
 from tests.bench.cpu import cpu
 from tests.bench.defaults import report, results
-from tests.bench.defaults.queue import Run, left, steps_of, wanted
+from tests.bench.defaults.queue import Run, is_scheduled, left, steps_of, wanted
 from tests.bench.defaults.results import Row
 from tests.bench.defaults.suite.agent import Agent
 from tests.bench.defaults.suites import SUITES, agents_of
@@ -202,7 +202,10 @@ def _unknown(option: str, found: str, known: Iterable[str]) -> str:
 
 
 def run_all(runs: Sequence[Run], path: Path, *, jobs: int) -> int:
-    """Make ``runs``, ``jobs`` at a time; returns 1 if one failed, else 0. A failed run has no row, so the next call repeats it."""
+    """Make ``runs``, ``jobs`` at a time; returns 1 if one failed, else 0. A failed run has no row, so the next call repeats it.
+
+    Those with a schedule of the learning rate come last: they have as many steps as the defaults.
+    """
 
     def make(numbered: tuple[int, Run]) -> bool:
         number, run = numbered
@@ -211,11 +214,16 @@ def run_all(runs: Sequence[Run], path: Path, *, jobs: int) -> int:
         if not left([run], rows):
             print(f"{name}: recorded by another queue", flush=True)
             return True
+        try:
+            command = _command(run, path, steps_of(run, rows))
+        except ValueError as error:
+            print(f"{name}: FAILED\n{error}", flush=True)
+            return False
         print(name, flush=True)
         # The output of runs at the same time would be mixed. A file, not a pipe: a run outlives a queue that is interrupted.
         with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
             code = subprocess.run(
-                _command(run, path, steps_of(run, rows)),
+                command,
                 check=False,
                 cwd=ROOT,
                 env={**os.environ, "OMP_NUM_THREADS": str(run.threads)},
@@ -228,7 +236,11 @@ def run_all(runs: Sequence[Run], path: Path, *, jobs: int) -> int:
         return not code
 
     with ThreadPoolExecutor(jobs) as pool:
-        return int(not all(list(pool.map(make, enumerate(runs, 1)))))
+        made = [
+            *pool.map(make, [(number, run) for number, run in enumerate(runs, 1) if not is_scheduled(run)]),
+            *pool.map(make, [(number, run) for number, run in enumerate(runs, 1) if is_scheduled(run)]),
+        ]
+    return int(not all(made))
 
 
 def _command(run: Run, path: Path, steps: int) -> list[str]:

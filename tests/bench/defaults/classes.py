@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from lightning_core.records.statistics.solved import is_solved
 from tests.bench.defaults.results import Row
 from tests.bench.defaults.suite.agent import split
 from tests.bench.defaults.suites import agents_of
@@ -30,4 +29,4 @@ def solved_classes(row: Row) -> dict[str, bool]:
     for task, reward in zip(held_out, row.after, strict=True):
         if reward is not None:
             found[str(task[field])].append(reward)
-    return {name: any(is_solved(reward, row.solved_from) for reward in found[name]) for name in sorted(found)}
+    return {name: any(map(row.is_solved, found[name])) for name in sorted(found)}

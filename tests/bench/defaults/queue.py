@@ -63,12 +63,17 @@ def left(runs: Sequence[Run], rows: Sequence[Row]) -> list[Run]:
     return [run for run in runs if run.key not in done]
 
 
-def steps_of(run: Run, rows: Sequence[Row]) -> int:
-    """``trainer.steps``: a schedule of the learning rate needs the run's true length, that of the defaults' run of the same agent.
+def is_scheduled(run: Run) -> bool:
+    """Whether the run has a schedule of the learning rate, so that it has to know its number of steps."""
+    return any(change.startswith("trainer.schedule=") for change in run.variant.changes)
 
-    Without a schedule it is more than the budget holds.
+
+def steps_of(run: Run, rows: Sequence[Row]) -> int:
+    """``trainer.steps``: with a schedule that of the defaults' runs of the same agent in ``rows``, else more than the budget holds.
+
+    Raises ValueError for a schedule without such a row.
     """
-    if not any(change.startswith("trainer.schedule=") for change in run.variant.changes):
+    if not is_scheduled(run):
         return MOST_STEPS
     same = [
         row.steps
@@ -77,4 +82,9 @@ def steps_of(run: Run, rows: Sequence[Row]) -> int:
         and (row.suite, row.agent, row.minutes, row.basis, row.cpu, row.threads)
         == (run.suite, run.agent, run.minutes, run.basis, run.cpu, run.threads)
     ]
-    return round(sum(same) / len(same)) if same else MOST_STEPS
+    if not same:
+        raise ValueError(
+            f"found no row of {run.agent} with the defaults in {run.minutes:g} minutes, expected one: a schedule ends with its number "
+            "of steps"
+        )
+    return round(sum(same) / len(same))

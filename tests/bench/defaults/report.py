@@ -143,7 +143,7 @@ def _comparison(name: str, against: str, baseline: Sequence[Row], rows: Sequence
     if not differences:
         yield f"{name}: no run has the agent, seed and basis of a run with {against}"
         return
-    runs = sum(map(len, differences.values()))
+    runs = len(pairs(baseline, rows))
     yield f"{name} against {against}, {plural(runs, 'paired run')} of {plural(len(differences), 'agent')}"
     if other := sum(one.commit != row.commit for one, row in pairs(baseline, rows)):
         yield f"  {other} of them ran at two commits, whose speed may differ"

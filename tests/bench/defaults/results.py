@@ -71,25 +71,24 @@ class Row:
         """The mean held-out reward after training."""
         return fmean(known(self.after))
 
+    def is_solved(self, reward: float) -> bool:
+        """Whether ``reward``, which is rounded in a row, solves its task."""
+        return is_solved(reward + 5e-4, self.solved_from)
+
     @property
     def solved_before(self) -> float:
         """The share of solved tasks before training."""
-        return _solved(self.before, self.solved_from)
+        return fmean(map(self.is_solved, known(self.before)))
 
     @property
     def solved_after(self) -> float:
         """The share of solved tasks after training."""
-        return _solved(self.after, self.solved_from)
+        return fmean(map(self.is_solved, known(self.after)))
 
 
 def known(rewards: Sequence[float | None]) -> list[float]:
     """The rewards of tasks that were not left out."""
     return [reward for reward in rewards if reward is not None]
-
-
-def _solved(rewards: Sequence[float | None], solved_from: float) -> float:
-    # Stored rewards are rounded.
-    return fmean(is_solved(reward + 5e-4, solved_from) for reward in known(rewards))
 
 
 def read(path: Path) -> list[Row]:

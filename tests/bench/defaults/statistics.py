@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.records.statistics.intervals import MIN_TASKS, Estimate
-from tests.bench.bootstrap import expanded_tails
+from lightning_core.records.statistics.intervals import Estimate
+from tests.bench.bootstrap import over_seeds
 from tests.bench.defaults.results import Row
 
 _RESAMPLES = 10_000
@@ -40,11 +42,19 @@ def pairs(baseline: Sequence[Row], changed: Sequence[Row]) -> list[tuple[Row, Ro
 
 
 def paired(baseline: Sequence[Row], changed: Sequence[Row], figure: Figure) -> dict[str, list[float]]:
-    """The differences of ``figure`` in `pairs`, in the order of the seeds, by agent."""
-    found: dict[str, list[float]] = defaultdict(list)
+    """The differences of ``figure`` in `pairs`, by agent, one for each seed. A seed that was repeated on another CPU counts once."""
+    return {
+        agent: [fmean(figure(row) - figure(other) for other, row in same) for same in seeds]
+        for agent, seeds in _by_seed(baseline, changed).items()
+    }
+
+
+def _by_seed(baseline: Sequence[Row], changed: Sequence[Row]) -> dict[str, list[list[tuple[Row, Row]]]]:
+    """The `pairs` of each agent, together for each seed."""
+    found: dict[str, dict[int, list[tuple[Row, Row]]]] = defaultdict(lambda: defaultdict(list))
     for other, row in pairs(baseline, changed):
-        found[row.agent].append(figure(row) - figure(other))
-    return dict(found)
+        found[row.agent][row.seed].append((other, row))
+    return {agent: list(seeds.values()) for agent, seeds in found.items()}
 
 
 def _pair(row: Row) -> tuple[str, str, int, float, str, str, int]:
@@ -52,27 +62,13 @@ def _pair(row: Row) -> tuple[str, str, int, float, str, str, int]:
 
 
 def over_agents(differences: Differences) -> Estimate:
-    """The mean over agents of their mean over seeds, with its interval; the ends are NaN for fewer than `MIN_TASKS` agents.
+    """The mean over agents of their mean over seeds, with its interval; the ends are NaN for fewer than six agents.
 
-    A two-stage bootstrap: agents are drawn with replacement, then seeds within each drawn agent (Davison and Hinkley, 1997, "Bootstrap
-    Methods and their Application", section 3.8), with the expanded percentiles of `tests.bench.bootstrap` for the number of agents.
+    Agents are drawn with replacement, each with all of its seeds: their means contain the chance of the seeds already, so that drawing
+    seeds again would count it twice (Davison and Hinkley, 1997, "Bootstrap Methods and their Application", section 3.8).
     """
-    agents = [np.asarray(values, dtype=np.float64) for values in differences.values()]
-    if not agents:
-        return Estimate(float("nan"), float("nan"), float("nan"))
-    mean = float(np.mean([values.mean() for values in agents]))
-    if len(agents) < MIN_TASKS:
-        return Estimate(mean, float("nan"), float("nan"))
-    rng = np.random.default_rng(0)
-    count = len(agents)
-    # One resampled mean of each agent for each of the places at which it may be drawn.
-    means: NDArray[np.float64] = np.stack(
-        [values[rng.integers(len(values), size=(_RESAMPLES, count, len(values)))].mean(axis=2) for values in agents]
-    )
-    drawn = rng.integers(count, size=(_RESAMPLES, count))
-    resamples, places = np.indices(drawn.shape)
-    low, high = np.quantile(means[drawn, resamples, places].mean(axis=1), expanded_tails(count))
-    return Estimate(mean, float(low), float(high))
+    means = [fmean(values) for values in differences.values()]
+    return over_seeds(means) if means else Estimate(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +92,17 @@ def by_agent(baseline: Sequence[Row], changed: Sequence[Row]) -> list[AgentDiffe
 
     The interval does not expand for the number of seeds: with three, 4 to 10% of agents without a difference are reported.
     """
-    by_name: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
-    for other, row in pairs(baseline, changed):
-        differences = np.asarray(row.after, dtype=np.float64) - np.asarray(other.after, dtype=np.float64)
-        # A task that was left out counts as the mean of the others.
-        by_name[row.agent].append(np.where(np.isnan(differences), np.nanmean(differences), differences))
-    found = [_difference(agent, np.stack(rows)) for agent, rows in by_name.items()]
+    found = [
+        _difference(agent, np.stack([np.mean([_by_task(*pair) for pair in same], axis=0) for same in seeds]))
+        for agent, seeds in _by_seed(baseline, changed).items()
+    ]
     return sorted(found, key=lambda difference: difference.mean)
+
+
+def _by_task(other: Row, row: Row) -> NDArray[np.float64]:
+    """The differences of the held-out tasks; a task that was left out counts as the mean of the others."""
+    differences = np.asarray(row.after, dtype=np.float64) - np.asarray(other.after, dtype=np.float64)
+    return np.where(np.isnan(differences), np.nanmean(differences), differences)
 
 
 def _difference(agent: str, differences: NDArray[np.float64]) -> AgentDifference:

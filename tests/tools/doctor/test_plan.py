@@ -26,6 +26,7 @@ from lightning_core.tools.doctor.plan import (
     evaluations,
     rollouts_time,
     step_time,
+    steps_of_run,
 )
 from tests.tools.doctor.conftest import named
 
@@ -78,11 +79,40 @@ def test_fewer_rollouts_than_those_of_the_trial_take_up_to_the_time_of_one() -> 
 
 
 def test_the_run_is_its_steps_and_evaluations() -> None:
-    assert evaluations(MEASURED) == 3  # before, after step 5, at the end
-    assert evaluations(replace(MEASURED, eval_tasks=0)) == 0
+    assert evaluations(MEASURED, 10) == 3  # before, after step 5, at the end
+    assert evaluations(replace(MEASURED, eval_tasks=0), 10) == 0
     (run,) = [f for f in examine(MEASURED) if f.name == "time of the run"]
     low, high = 10 * (8 + 3) + 3 * 4, 10 * (24 + 12) + 3 * 12
     assert run.found == f"{low // 60}m{low % 60:02}s to {high // 60}m{high % 60:02}s for 10 steps and 3 evaluations"
+
+
+def limited(**limits: float) -> Measured:
+    """A run of up to 1,000 steps."""
+    trainer = CONFIG.trainer.model_copy(update={"steps": 1000, **limits})
+    return replace(MEASURED, config=CONFIG.model_copy(update={"trainer": trainer}), sampled_tokens=100)
+
+
+@pytest.mark.parametrize(
+    ("measured", "steps"),
+    [
+        (limited(), (1000, 1000)),
+        (limited(minutes=6), (10, 33)),  # steps of 11 to 36 s
+        (limited(token_budget=4000), (10, 10)),  # 400 a step
+        (limited(token_budget=4000, minutes=3), (5, 10)),
+        (limited(token_budget=1, minutes=3), (1, 1)),
+        (limited(minutes=1e6), (1000, 1000)),
+        (replace(limited(token_budget=1), sampled_tokens=0), (1000, 1000)),
+    ],
+)
+def test_a_run_has_the_steps_that_its_budgets_admit(measured: Measured, steps: tuple[int, int]) -> None:
+    assert steps_of_run(measured) == steps
+
+
+def test_the_time_of_the_run_is_that_of_its_budgets() -> None:
+    (run,) = [f for f in examine(limited(minutes=6)) if f.name == "time of the run"]
+    fast, slow = 33 * 11 + 8 * 4, 10 * 36 + 3 * 12
+    assert (fast, slow) == (395, 396)
+    assert run.found == "6m35s to 6m36s for 10 to 33 steps and 3 to 8 evaluations; trainer.steps is 1,000"
 
 
 def test_a_disk_that_is_too_small_for_the_checkpoints_is_a_problem() -> None:
