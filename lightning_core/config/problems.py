@@ -16,6 +16,8 @@ INVALID_VALUE: Final = "lightning_invalid_value"
 """Type of pydantic errors whose message contains what was expected."""
 INVALID_COMBINATION: Final = "lightning_invalid_combination"
 """Type of the pydantic error with invalid combinations: ``found`` lists (key path, text)."""
+OR_AUTO: Final = "[or auto]"
+"""The part of an error's place where `auto` is valid too. It is no part of the key, like all in brackets."""
 
 _REPAIR_ROUNDS: Final = 8
 _EXPECTED: Final = {
@@ -136,6 +138,8 @@ def _problems(model: type[BaseModel], details: ErrorDetails, source: Source) -> 
         text = f"found {describe(details['input'])}, {details['msg']}"
     else:
         text = f"found {describe(details['input'])}, expected {expectation(details)}"
+        if OR_AUTO in details["loc"] and details["type"].endswith("_type"):
+            text += " or auto"
     name, colon, value = str(path[-1]).partition(":") if path else ("", "", "")
     if colon and value and details["input"] is None:
         text += f"; write a space after the colon: {name}: {value}"

@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Lt
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from lightning_core.config.problems import INVALID_VALUE
+from lightning_core.config.problems import INVALID_VALUE, OR_AUTO
 
 _NOT_EXPANDED = re.compile(r"^~[^/]*|\$(\w+|\{[^}]*\})")
 _CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -85,13 +85,12 @@ Beta = Annotated[float, Ge(0), Lt(1)]
 
 
 def _kind(value: object) -> str:
-    # A tag in brackets is no part of the key in errors.
-    return "[auto]" if value == "auto" else "[other]"
+    return "[auto]" if value == "auto" else OR_AUTO
 
 
 _Auto = Annotated[Literal["auto"], Tag("[auto]")]
-PositiveOrAuto = Annotated[Annotated[Positive, Tag("[other]")] | _Auto, Discriminator(_kind)]
-CountOrAuto = Annotated[Annotated[Count, Tag("[other]")] | _Auto, Discriminator(_kind)]
+PositiveOrAuto = Annotated[Annotated[Positive, Tag(OR_AUTO)] | _Auto, Discriminator(_kind)]
+CountOrAuto = Annotated[Annotated[Count, Tag(OR_AUTO)] | _Auto, Discriminator(_kind)]
 AgentName = Annotated[str, AfterValidator(str.strip)]
 """A name or a pattern, without the newline at the end of a folded text in YAML."""
 Names = Annotated[tuple[AgentName, ...], Field(strict=False)]

@@ -102,6 +102,8 @@ class Responder:
         body = {**incoming.body, "model": model_requested} if model_requested else incoming.body
         here = None if decision.stand_in else decision.policy or decision.here
         model = here or self._route(dialect, incoming, model_requested, path)
+        if isinstance(model, Remote) and not decision.stand_in:
+            model = replace(model, advice=advise_base(agent))
         parse = partial(self._parse, dialect, body, incoming.session, None if isinstance(model, Remote) else model)
         return model, replace(await incoming.off_loop(parse), prompt=prompt), decision
 
@@ -126,7 +128,7 @@ class Responder:
             raise unserved_model(
                 dialect, incoming.session, incoming.address.agent, requested, models, forwards=forwards
             )
-        return replace(remote, advice=advise_base(incoming.address.agent))
+        return remote
 
     def render(
         self, incoming: IncomingRequest, request: ChatRequest, model: str, kept: Sequence[KeptText] | None = None

@@ -176,7 +176,7 @@ rollouts: {group_size: yes}
         " or 'module:callable'; did you mean 'grpo'?",
         "c.yaml:12: rollouts.group_size: found 'yes', expected a whole number",
         "c.yaml:9: trainer.steps: found '3', expected a whole number",
-        "c.yaml:8: trainer.learning_rate: found 'fast', expected a number",
+        "c.yaml:8: trainer.learning_rate: found 'fast', expected a number or auto",
         "c.yaml:10: trainer.betas[1]: found 2, expected less than 1",
         "c.yaml:6: polcy: unknown key; did you mean 'policy'? expected one of agent, reward, prices, tasks, agents, policy, policies,"
         " prompts, credit, algorithm, rollouts, trainer, ray, eval, monitors, endpoint, otlp, run",

@@ -42,6 +42,10 @@ LEVERS = levers()
 """Changes that make the attempts of a group differ, with our own figures: docs/guides/debugging.md, docs/decisions/0015 and docs/sft.md."""
 
 
+_IF_RIGHT = f"If it is right, {LEVERS[0].lower()}{LEVERS[1:]}"
+"""The advice after a reward that has to be checked first."""
+
+
 @monitor("no_gradient", each_policy=True)
 def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str | None:
     """No token was trained for `steps` steps, for example because all attempts at a task earned the same."""
@@ -73,7 +77,7 @@ def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str
     if reward == 0 and not differ:
         return (
             f"{text}: 0. The tasks are too hard, or the reward is 0 for every response. Check the reward with lightning-rl trace. "
-            f"{LEVERS}"
+            f"{_IF_RIGHT}"
         )
     trained = any(number(line, "calls_credited", "rows_trained") for line in history)
     if trained and solved(lines):
@@ -89,7 +93,7 @@ def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str
     elif trained:
         cause = "Updates that were too large may have made all responses equal: lower trainer.learning_rate"
     else:
-        cause = _CHECK_REWARD
+        return f"{text} (mean {reward:.3f}). {_CHECK_REWARD}. {_IF_RIGHT}"
     return f"{text} (mean {reward:.3f}). {cause}. {LEVERS}"
 
 
@@ -134,7 +138,7 @@ def _constant(lines: History) -> str | None:
         return None
     if any(spread is None or spread > _ROUNDING * abs(first) for spread in spreads):
         return None
-    return f"Every rollout earned {first:.3g}. {_CHECK_REWARD}. {LEVERS}"
+    return f"Every rollout earned {first:.3g}. {_CHECK_REWARD}. {_IF_RIGHT}"
 
 
 @monitor("skipped_updates", each_policy=True)

@@ -79,7 +79,7 @@ def truncation(history: History, held_out: HeldOut, *, steps: Steps = 3, at_leas
     length = mean(lines, "response_tokens") or 0.0
     return (
         f"{cut:.0%} of the responses of {period(steps)} were cut at the token limit, after {length:.0f} tokens on average. The limit is "
-        "too low, or the model does not end its responses. Raise rollouts.max_tokens, and max_tokens in the agent's requests"
+        "too low, or the model does not end its responses. Raise the smaller of rollouts.max_tokens and max_tokens in the agent's requests"
     )
 
 

@@ -17,6 +17,7 @@ from lightning_core.tools.doctor.wiring import FAILED, is_of_reward
 
 _SLOW_SECONDS = 0.5
 _SLOW_SHARE = 0.3
+_SOLVED = "set eval.solved to the reward of a solved task"
 
 health: Checks[Trial] = Checks("Reward function")
 """Checks that hold for any answer, of the policy or of a script."""
@@ -27,8 +28,8 @@ checks: Checks[Trial] = Checks("Rewards")
 def rewards(t: Trial) -> Iterator[Observed]:
     """The range of the rewards, and who gives them. If all attempts earn the same, nothing is learned: either the reward does not
     depend on the answer, or the tasks are too hard or too easy for the model. Give partial rewards, or choose other
-    tasks. A rollout that failed before it had a reward counts as 0. If all differ and count as solved, `eval.solved` does not fit them:
-    the summary and the curriculum use it."""
+    tasks. A rollout that failed before it had a reward counts as 0. If they differ and all count as solved, or none is above 0,
+    `eval.solved` does not fit them: the summary and the curriculum use it."""
     values = [r.reward for r in t.finished]
     if not t.is_any_ok:
         return
@@ -47,7 +48,10 @@ def rewards(t: Trial) -> Iterator[Observed]:
     text = f"{low:g} to {high:g}, mean {fmean(values):.3g}, {source}"
     if is_solved(low, t.config.eval.solved) and len(values) > 1:
         scale = f"{text}; with eval.solved {t.config.eval.solved:g} all of them count as solved"
-        yield Observed("warning", scale, "set eval.solved to the reward of a solved task, or choose harder tasks")
+        yield Observed("warning", scale, f"{_SOLVED}, or choose harder tasks")
+    elif not is_solved(high, t.config.eval.solved):
+        scale = f"{text}; none reaches eval.solved {t.config.eval.solved:g}"
+        yield Observed("warning", scale, _SOLVED) if high <= 0 else Observed("info", scale)
     else:
         yield Observed("info", text)
 

@@ -163,7 +163,7 @@ def read(
     """
     facts = read_facts(folder)
     found: dict[str, Any] = facts["fingerprint"]
-    for key in sorted({*found, *fingerprint}):
+    for key in dict.fromkeys((*fingerprint, *found)):
         if found.get(key) != fingerprint.get(key):
             raise TrainingError(
                 f"the checkpoint {str(folder)!r} does not fit the configuration: {_difference(key, found.get(key), fingerprint.get(key))}. "

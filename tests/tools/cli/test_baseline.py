@@ -121,6 +121,17 @@ def test_a_baseline_is_a_run_with_rewards_tokens_latency_and_cost(
     assert [(call["agent"], call["trained"]) for call in calls] == [("planner", False), ("writer", True)]
 
 
+def test_a_provider_that_cannot_be_reached_is_named_without_advice_to_train(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(URL, "http://127.0.0.1:9/v1")  # nobody listens there
+    settings = ["agents.train=all", "rollouts.retries=0", "--tasks", "1"]
+    assert main(["baseline", "c.yaml", "--model", "small-1", *settings]) == 1
+    error = capsys.readouterr().err
+    assert "could not reach http://127.0.0.1:9/v1" in error
+    assert "train the agent" not in error
+
+
 def test_a_baseline_through_an_upstream_server(provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
     upstream = os.environ[URL]
     monkeypatch.setenv(URL, "http://127.0.0.1:9/v1")  # nobody listens there

@@ -146,6 +146,14 @@ def pays_by_length(task: dict[str, Any]) -> float:
     return 20.0 + next(_turns)
 
 
+def costs_by_length(task: dict[str, Any]) -> float:
+    return -pays_by_length(task)
+
+
+def earns_a_part(task: dict[str, Any]) -> float:
+    return pays_by_length(task) / 1000
+
+
 def left_out_sometimes(task: dict[str, Any]) -> float:
     talk([user(task["prompt"])])
     if next(_turns) % 2:

@@ -82,6 +82,10 @@ def test_rewards_on_another_scale_than_that_of_solved_tasks(with_model: Examine)
     (rewards,) = named(with_model("pays_by_length"), "rewards")
     assert rewards.found.endswith("; with eval.solved 1 all of them count as solved")
     assert "set eval.solved" in rewards.advice
+    (rewards,) = named(with_model("costs_by_length"), "rewards")
+    assert rewards.found.endswith("; none reaches eval.solved 1")
+    assert "set eval.solved" in rewards.advice
+    assert named(with_model("earns_a_part"), "rewards") == [], "partial rewards need no other scale"
 
 
 def test_the_advice_on_equal_groups_names_the_cause_that_comes_first(with_model: Examine) -> None:
