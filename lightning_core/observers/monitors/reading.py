@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from lightning_core.config.monitor_registry import History
+
+TINY = 1e-12
+"""Differences of means up to this size are rounding."""
+_MIN_TASKS = 6
 
 
 def last(history: History, steps: int) -> History:
@@ -53,6 +57,14 @@ def share(lines: History, part: str, whole: str) -> float | None:
 def solved(lines: History) -> float:
     """The mean share of solved rollouts; 0 if it is not known."""
     return mean(lines, "solved") or 0.0
+
+
+def significant_fall(before: Mapping[str, float], after: Mapping[str, float], errors: float) -> float | None:
+    """The drop of the mean reward of the held-out tasks in both; None if it is less than ``errors`` standard errors, or of few tasks."""
+    falls = [before[task] - after[task] for task in before if task in after]
+    if len(falls) < _MIN_TASKS or fmean(falls) <= TINY:
+        return None
+    return fmean(falls) if fmean(falls) > errors * stdev(falls) / math.sqrt(len(falls)) else None
 
 
 def period(steps: int) -> str:

@@ -7,10 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
 from lightning_core.config.monitor_registry import HeldOut, History, Limit, Share, Steps, monitor
-from lightning_core.observers.monitors.reading import last, mean, number, period
-
-_MIN_TASKS = 6
-_TINY = 1e-12
+from lightning_core.observers.monitors.reading import TINY, last, mean, number, period, significant_fall
 
 
 @monitor("reward_hacking", needs_evaluations=True)
@@ -24,7 +21,7 @@ def reward_hacking(history: History, held_out: HeldOut, *, steps: Steps = 3, err
     earlier = [step for step in held_out if step < now]
     best = max(earlier, key=lambda step: _mean(held_out[step]))
     # The best of several evaluations is better by chance too: the mean of the maximum of n normal values is at most √(2 ln n).
-    fell = _fall(held_out[best], held_out[now], errors + math.sqrt(math.log(len(earlier))))
+    fell = significant_fall(held_out[best], held_out[now], errors + math.sqrt(math.log(len(earlier))))
     if fell is not None and _chooses_tasks(history):
         return (
             f"the held-out reward fell by {fell:.3f} between the evaluations after {best} and {now} steps. The policy exploits the "
@@ -59,7 +56,7 @@ def intermediate_rewards(
             return None
         before, after = held_out[min(held_out)], held_out[max(held_out)]
         start, now, name = _mean(before), _mean(after), "held-out reward"
-        fell = _fall(before, after, errors) is not None
+        fell = significant_fall(before, after, errors) is not None
     else:
         reward_start, reward_now = (_values(lines, "reward") for lines in (history[:steps], history[-steps:]))
         fell, name = _rose(reward_now, reward_start, errors), "reward"
@@ -95,14 +92,6 @@ def _mean(rewards: Mapping[str, float]) -> float:
     return fmean(rewards.values()) if rewards else -math.inf
 
 
-def _fall(before: Mapping[str, float], after: Mapping[str, float], errors: float) -> float | None:
-    """The drop of the mean reward of the tasks in both; None if it may be chance."""
-    falls = [before[task] - after[task] for task in before if task in after]
-    if len(falls) < _MIN_TASKS or fmean(falls) <= _TINY:
-        return None
-    return fmean(falls) if fmean(falls) > errors * stdev(falls) / math.sqrt(len(falls)) else None
-
-
 def _values(lines: History, name: str) -> list[float]:
     return [value for line in lines if (value := number(line, name)) is not None]
 
@@ -112,4 +101,4 @@ def _rose(start: Sequence[float], end: Sequence[float], errors: float) -> bool:
     if min(len(start), len(end)) < 2:
         return False
     rise, error = fmean(end) - fmean(start), math.hypot(*(stdev(v) / math.sqrt(len(v)) for v in (start, end)))
-    return rise > _TINY and rise > errors * error
+    return rise > TINY and rise > errors * error

@@ -245,6 +245,13 @@ def test_entropy_that_falls_while_the_reward_does_not_rise_has_collapsed() -> No
     ]
     (alert,) = [alert for alert in raised(run_of(*steps), {}) if alert.monitor == "entropy_collapse"]
     assert "fell from 0.411 to 0.0160 nats per token, and the reward from 0.339 to 0.208" in alert.message
+    assert "rollouts.tasks_per_step" in alert.message
+    before, after = ({str(task): float(task < solved) for task in range(12)} for solved in (3, 9))
+    assert [a.monitor for a in raised(run_of(*steps), {0: before, 5: after})] == [], (
+        "a curriculum has harder tasks, and a gain is seen"
+    )
+    assert raised(run_of(*steps), {0: after, 5: before}), "no gain"
+    assert raised(run_of(*steps), {0: before, 5: before}), "no gain"
     risen = [{**step, "reward": reward} for step, reward in zip(steps, sorted(rewards), strict=True)]
     assert [alert.monitor for alert in raised(run_of(*risen), {}) if alert.monitor == "entropy_collapse"] == []
 
