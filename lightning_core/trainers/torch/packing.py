@@ -69,7 +69,7 @@ class PackedBatch:
 
 
 def pack(path: ComputePlan, rows: Sequence[Row], chosen: Sequence[int], *, budget: int) -> list[PackedBatch]:
-    """The rows ``chosen`` in micro-batches for passes on ``path``: by `pack_rows`, or by `pad_rows` on the plain path."""
+    """The rows ``chosen`` in micro-batches for ``path``: by `pack_rows`, or by `pad_rows` on the plain path."""
     return (pad_rows if path.geometry is None else pack_rows)(rows, chosen, budget=budget)
 
 
