@@ -31,7 +31,7 @@ import torch
 
 from lightning_core import Row
 from lightning_core.model.source import load_model, resolve_model
-from lightning_core.trainers.torch import packing, policy_model
+from lightning_core.trainers.torch import packing
 from lightning_core.trainers.torch.factory import open_trainer
 from lightning_core.trainers.torch.trainer import TorchTrainer
 from tests.tiny_model import make_tiny_model
@@ -87,11 +87,11 @@ def step_gradients(trainer: TorchTrainer, rows: Sequence[Row], pack: Callable[..
         found.update({name: t.grad for name, t in trainer.model.tuning.masters.items() if t.grad is not None})
 
     trainer._updater.optimizer.adamw.step = keep  # type: ignore[method-assign,assignment]
-    policy_model.pack_rows = pack
+    own, packing.pack_rows = packing.pack_rows, pack
     try:
         metrics = trainer.step(rows)
     finally:
-        policy_model.pack_rows = packing.pack_rows
+        packing.pack_rows = own
     return found, int(metrics["packed_tokens"])
 
 
