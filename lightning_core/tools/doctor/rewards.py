@@ -49,9 +49,8 @@ def rewards(t: Trial) -> Iterator[Observed]:
     if is_solved(low, t.config.eval.solved) and len(values) > 1:
         scale = f"{text}; with eval.solved {t.config.eval.solved:g} all of them count as solved"
         yield Observed("warning", scale, f"{_SOLVED}, or choose harder tasks")
-    elif not is_solved(high, t.config.eval.solved):
-        scale = f"{text}; none reaches eval.solved {t.config.eval.solved:g}"
-        yield Observed("warning", scale, _SOLVED) if high <= 0 else Observed("info", scale)
+    elif high <= 0 and not is_solved(high, t.config.eval.solved):
+        yield Observed("warning", f"{text}; none reaches eval.solved {t.config.eval.solved:g}", _SOLVED)
     else:
         yield Observed("info", text)
 
