@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from math import isclose
 from typing import Any
 
 from lightning_core.config.monitor_registry import HeldOut, History, Share, Steps, monitor
@@ -101,13 +101,13 @@ def no_gradient(history: History, held_out: HeldOut, *, steps: Steps = 3) -> str
 def wasted_groups(
     history: History, held_out: HeldOut, *, steps: Steps = 10, at_least: Share = 0.75, idle: Steps = 3
 ) -> str | None:
-    """From the first step on: a share of `at_least` of the groups of the last `steps` steps, or all groups in `idle` of these, had no
-    gradient, for example because their attempts earned the same, and the tasks are not solved. Not reported while
-    `no_gradient` is."""
+    """From the first step on: a share of `at_least` of the groups of the last `steps` steps, by more than its standard error, or all
+    groups in `idle` of these, had no gradient, for example because their attempts earned the same, and the tasks are not solved. Not
+    reported while `no_gradient` is."""
     lines = [line for line in history[-steps:] if number(line, "groups_wasted") is not None and number(line, "calls")]
     wasted, groups = total(lines, "groups_wasted"), total(lines, "groups")
     empty = sum(number(line, "groups_wasted") == number(line, "groups") for line in lines)
-    if groups < _FEW_GROUPS or (wasted < at_least * groups and empty < idle):
+    if groups < _FEW_GROUPS or (_surely(wasted / groups, groups) < at_least and empty < idle):
         return None
     if solved(lines[-3:]) >= _SOLVED or total(lines, "groups_single") > groups / 2:  # see single_attempt
         return None
@@ -118,6 +118,11 @@ def wasted_groups(
     if (cause := _failures(lines) or _constant(lines)) is not None:
         return f"{text}. {cause}"
     return f"{text}, for example because their attempts earned the same. {LEVERS}"
+
+
+def _surely(share: float, count: float) -> float:
+    """``share`` of ``count`` groups, less its standard error: the first groups of tasks that are seldom solved are often equal by chance."""
+    return share - math.sqrt(share * (1 - share) / count)
 
 
 def _failures(lines: History) -> str | None:
@@ -134,7 +139,7 @@ def _constant(lines: History) -> str | None:
     spreads = [number(line, "reward_std") for line in lines]
     first = rewards[0]
     # Sums of equal rewards are equal up to rounding only.
-    if not first or any(r is None or not isclose(r, first, rel_tol=_ROUNDING) for r in rewards):
+    if not first or any(r is None or not math.isclose(r, first, rel_tol=_ROUNDING) for r in rewards):
         return None
     if any(spread is None or spread > _ROUNDING * abs(first) for spread in spreads):
         return None
