@@ -79,6 +79,10 @@ class Signal(Protocol):
     phase: ClassVar[str | None] = None
     """The phase of the step shown during `annotate`, or None."""
 
+    def notes(self) -> Sequence[str]:
+        """What it decides about the run; printed at the start."""
+        return ()
+
     def pick_tasks(self, tasks: Sequence[Task], step: int) -> Sequence[Task] | None:
         """The tasks of ``step``; None to leave the choice to the others."""
         return None

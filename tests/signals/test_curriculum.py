@@ -63,7 +63,12 @@ def test_a_step_with_more_tasks_than_there_are_repeats_them_evenly() -> None:
 def test_it_is_the_default_where_the_trainer_supports_it(tmp_path: Path) -> None:
     with Store(tmp_path / "store.db") as store:
         torch = {"tasks": {"sampling": "auto"}}
-        assert len(open_scripted_signals(config(**torch), ScriptedAgents(), store)) == 1
+        (automatic,) = open_scripted_signals(config(**torch), ScriptedAgents(), store)
+        assert automatic.notes() == [
+            "auto: tasks.sampling is curriculum: tasks that are sometimes solved are drawn more often"
+        ]
+        (chosen,) = open_scripted_signals(config(), ScriptedAgents(), store)
+        assert not chosen.notes()
         assert len(open_scripted_signals(load_config({"policy": {"model": "m"}}), ScriptedAgents(), store)) == 1
         assert not open_scripted_signals(config(**torch, trainer={"name": "verl"}), ScriptedAgents(), store)
         assert not open_scripted_signals(config(tasks={"sampling": "uniform"}), ScriptedAgents(), store)

@@ -121,7 +121,7 @@ def wasted_groups(
 
 
 def _surely(share: float, count: float) -> float:
-    """``share`` of ``count`` groups, less its standard error: the first groups of tasks that are seldom solved are often equal by chance."""
+    """``share`` of ``count`` groups, less its standard error: few groups of tasks that are seldom solved are often equal by chance."""
     return share - math.sqrt(share * (1 - share) / count)
 
 

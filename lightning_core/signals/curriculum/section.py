@@ -35,6 +35,12 @@ def sampling_floor(c: Sections) -> float | None:
     return c.tasks.sampling_floor if is_curriculum else None
 
 
+def is_automatic(c: Sections) -> bool:
+    """Whether ``tasks.sampling`` is ``auto``."""
+    assert isinstance(c.tasks, CurriculumKeys)
+    return c.tasks.sampling == "auto"
+
+
 def _check(c: Sections) -> Iterator[tuple[KeyPath, str]]:
     assert isinstance(c.tasks, CurriculumKeys)
     default: float = CurriculumKeys.model_fields["sampling_floor"].default

@@ -10,7 +10,7 @@ from lightning_core.records.store import Store
 from lightning_core.rollouts.attempt import Task
 from lightning_core.rollouts.signal import Resources, Signal
 from lightning_core.signals.curriculum.sampling import count_picked, draw_tasks, sampling_probabilities
-from lightning_core.signals.curriculum.section import sampling_floor
+from lightning_core.signals.curriculum.section import is_automatic, sampling_floor
 
 
 @dataclass(kw_only=True)
@@ -23,7 +23,17 @@ class CurriculumSignal(Signal):
     floor: float
     solved: float
     seed: int
+    is_automatic: bool = False
+    """Whether ``tasks.sampling`` is ``auto``."""
     _counts: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def notes(self) -> Sequence[str]:
+        """The choice of the sampling, if it is automatic."""
+        return (
+            ["auto: tasks.sampling is curriculum: tasks that are sometimes solved are drawn more often"]
+            if self.is_automatic
+            else ()
+        )
 
     def pick_tasks(self, tasks: Sequence[Task], step: int) -> Sequence[Task] | None:
         """The tasks of ``step``."""
@@ -51,4 +61,5 @@ def open_signal(resources: Resources) -> Signal | None:
         floor=floor,
         solved=config.eval.solved,
         seed=config.run.seed,
+        is_automatic=is_automatic(config),
     )

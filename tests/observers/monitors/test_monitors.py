@@ -85,7 +85,9 @@ def test_wasted_groups_are_named_from_the_first_step() -> None:
     assert raised(run_of({**wasted, "solved": 0.95}), {}) == [], "solved tasks are not wasted"
     assert raised(run_of({"groups": 4, "groups_wasted": 4}), {}) == [], "too few groups to tell"
     rare = [{"groups": 8, "groups_wasted": wasted} for wasted in (6, 7, 5, 5, 1, 1)]
-    assert alerts(run_of(*rare), {}) == [], "recorded: an agent that solves 3% of its tasks before training, and all after it"
+    assert alerts(run_of(*rare), {}) == [], (
+        "recorded: an agent that solves 3% of its tasks before training, and all after it"
+    )
 
 
 @pytest.mark.parametrize(
