@@ -129,7 +129,8 @@ checks: Checks[Measured] = Checks("Plan of the run")
 @checks.check("model")
 def model(m: Measured) -> Iterator[Observed]:
     """The plan of the model's computation, automatic choices, and the division of free memory between the sampler's cache, running
-    responses and training passes. See docs/models.md for the paths; `trainer.cache_gb` and `trainer.micro_batch_tokens` change the division."""
+    responses and training passes. See docs/models.md for the paths; `trainer.cache_gb` and `trainer.micro_batch_tokens` change the
+    division."""
     yield from (Observed("info", note) for note in m.notes)
 
 
