@@ -101,10 +101,16 @@ class PlainLane:
             return
         if self._prefixes.capacity:
             self._order.arrange(self.waiting, running, self._known)
-        room, computed, copied, fit = rows - running, 0, 0, _LOOSE
+        self._joining, self._places = [], {}
+        self._join(self._choose(rows - running, tokens))
+        self._order.started(len(self._joining))
+        self._joining, self._places = [], {}
+
+    def _choose(self, room: int, tokens: int) -> _Fit:
+        """Move up to ``room`` waiting rows to `_joining`, as `admit` does, and choose their batches."""
+        computed, copied, fit = 0, 0, _LOOSE
         different: set[tuple[str | None, bytes]] = set()
-        admitted = self._joining = []  # at once, so a failure reaches them
-        self._places = {}
+        admitted = self._joining  # at once, so a failure reaches them
         while self.waiting and room > 0 and computed < tokens:
             row = self.waiting.popleft()
             if row.aborted:
@@ -127,9 +133,7 @@ class PlainLane:
                 different.add(key)
                 computed += len(context) - self._known(context[:-1], row.adapter)
             room -= 1
-        self._join(admitted, fit)
-        self._joining, self._places = [], {}
-        self._order.started(len(admitted))
+        return fit
 
     def _known(self, tokens: TokenArray, adapter: str | None) -> int:
         """The length of the longest cached prefix that can be used."""
@@ -208,8 +212,9 @@ class PlainLane:
         for batch in self._batches:
             batch.reserve(tight=fit.tight)
 
-    def _join(self, rows: Sequence[ActiveRow], fit: _Fit) -> None:
-        """Compute the contexts of ``rows``, and add these to their batches."""
+    def _join(self, fit: _Fit) -> None:
+        """Compute the contexts of the rows in `_joining`, and add these to their batches."""
+        rows = self._joining
         if fit.compact:
             self._compact()
         contexts: dict[tuple[str | None, bytes], TokenArray] = {}

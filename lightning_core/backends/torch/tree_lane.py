@@ -86,7 +86,12 @@ class TreeLane:
         if not self.waiting or len(self.rows) >= rows:
             return
         self._order.arrange(self.waiting, len(self.rows), self._pool.known)
-        running, known = len(self.rows), self._pool.tokens
+        if ends := self._choose(rows, tokens):
+            self._start(ends)
+
+    def _choose(self, rows: int, tokens: int) -> Sequence[Node]:
+        """Add waiting rows to `rows`, as `admit` does; returns the last node of each one's context, to be computed by `_start`."""
+        known = self._pool.tokens
         self._admissions += 1
         ends: list[Node] = []
         layout = self._cascade.layout()
@@ -108,8 +113,11 @@ class TreeLane:
             if larger is None:  # longer than the bound, so it runs alone
                 break
             layout = larger
-        if not ends:
-            return
+        return ends
+
+    def _start(self, ends: Sequence[Node]) -> None:
+        """Compute the contexts of the newest rows, which end with ``ends``, and start these; rows beyond the memory wait again."""
+        running = len(self.rows) - len(ends)
         paths = [end.path() for end in ends]  # only now, because later prompts can split the nodes of earlier ones
         new = list(dict.fromkeys(node for path in paths for node in path if node.keys is None))
         if new:
