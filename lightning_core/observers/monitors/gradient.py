@@ -40,8 +40,6 @@ def levers(temperature: float | None = None) -> str:
 
 LEVERS = levers()
 """Changes that make the attempts of a group differ, with our own figures: docs/guides/debugging.md, docs/decisions/0015 and docs/sft.md."""
-
-
 _IF_RIGHT = f"If it is right, {LEVERS[0].lower()}{LEVERS[1:]}"
 """The advice after a reward that has to be checked first."""
 
