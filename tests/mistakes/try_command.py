@@ -10,7 +10,11 @@ from lightning_core.tools.cli.main import main
 
 MOST_LINES = 15
 """More than this is not read."""
-PHASES = ("loading the model", "starting the agents")
+PHASES = (
+    "loading the model",
+    "starting the agents",
+    "auto: tasks.sampling is curriculum: tasks that are sometimes solved are drawn more often",
+)
 """Lines of a run that starts, which are no part of an error."""
 
 

@@ -27,8 +27,9 @@ class RowScorer:
     forward: Forward | Reference
     path: ComputePlan
     policy: PolicyModel
-    """The policy that is trained: the size of micro-batches, and the number of tokens. Models of one tokenizer can have more, without a
-    meaning."""
+    """The policy that is trained, which has the size of micro-batches."""
+    vocabulary: int
+    """Number of tokens of the policy. Models of one tokenizer can have more, without a meaning."""
     prepared: Callable[[], AbstractContextManager[object]]
     """Entered around each use: sampling pauses and the trained weights are active."""
 
@@ -48,7 +49,7 @@ class RowScorer:
         found: dict[str, Candidates] = {}
         with self.prepared():
             for batch in self._pack(rows):
-                ids_EK, logprobs_EK = self.forward.candidates(batch, rows, count, vocabulary=self.policy.vocabulary)
+                ids_EK, logprobs_EK = self.forward.candidates(batch, rows, count, vocabulary=self.vocabulary)
                 ids = batch.by_call(rows, ids_EK.cpu().numpy().astype("<u4"))
                 logprobs = batch.by_call(rows, logprobs_EK.cpu().numpy())
                 found |= {call: Candidates(token_ids_TK=ids[call], logprobs_TK=logprobs[call]) for call in ids}
@@ -70,7 +71,7 @@ def open_scorer(
         forward = policy.reference
     else:
         forward, path = load_other(model, policy.settings, policy.loaded)
-    return RowScorer(forward=forward, path=path, policy=policy, prepared=prepared)
+    return RowScorer(forward=forward, path=path, policy=policy, vocabulary=policy.vocabulary, prepared=prepared)
 
 
 def load_other(model: str, settings: PolicySettings, own: LoadedModel) -> tuple[Reference, ComputePlan]:
