@@ -6,7 +6,6 @@ prompts, and the memory of the rows is not bounded.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_core.backends.torch.cache_check import CachedPasses
-from lightning_core.backends.torch.rows import ActiveRow, last_inputs, sample_next
+from lightning_core.backends.torch.rows import ActiveRow, LaneState, last_inputs, sample_next
 from lightning_core.model.adapters import Adapters
 
 
@@ -30,26 +29,21 @@ class _Cohort:
     """The model's cache of all but the last tokens; None if there is nothing to cache."""
 
 
-class CohortLane:
+class CohortLane(LaneState):
     """The `Lane` of a model of which rows of the same length are computed together."""
 
     def __init__(self, model: Any, *, cache: str | None, adapters: Adapters | None = None, alone: bool = False) -> None:
         """``cache``: see `ComputePlan.cache`. ``alone``: compute each row in its own pass, so its bits depend on no other."""
+        super().__init__()
         self._passes = CachedPasses(model, cache)
         self._has_cache = cache is not None
         self._adapters = adapters
         self._alone = alone
         self._device: torch.device = model.get_input_embeddings().weight.device
         self._cohorts: list[_Cohort] = []
-        self.waiting: deque[ActiveRow] = deque()
         self.remembers = False
         self.held_bytes = 0
         """Not known: the rows are not bounded."""
-        self.preempted = 0
-        self.prompt_tokens = 0
-        self.prompt_tokens_computed = 0
-        self.sampled_tokens = 0
-        self.decode_steps = 0
 
     @property
     def rows(self) -> Sequence[ActiveRow]:

@@ -7,7 +7,6 @@ finds out whether the model computes this exactly; if not, `CohortLane` takes it
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from lightning_core.backends.torch.cache_check import CachedPasses, CacheSupport
 from lightning_core.backends.torch.kv_pool import TokenArray
 from lightning_core.backends.torch.prefix_cache import PrefixCache
 from lightning_core.backends.torch.ragged_cache import RaggedBatch, emptied
-from lightning_core.backends.torch.rows import GROWTH, ActiveRow, last_inputs, preempt_newest, sample_next
+from lightning_core.backends.torch.rows import GROWTH, ActiveRow, LaneState, last_inputs, preempt_newest, sample_next
 from lightning_core.backends.torch.waiting_order import WaitingOrder
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.forest import common_prefix
@@ -45,11 +44,12 @@ _FITS = (_LOOSE, _Fit(compact=False, tight=True), _Fit(compact=True, tight=False
 """Those with fewer copies first."""
 
 
-class PlainLane:
+class PlainLane(LaneState):
     """The `Lane` of a model on the plain path whose rows can have any lengths."""
 
     def __init__(self, model: Any, support: CacheSupport, *, cache: str, adapters: Adapters | None = None) -> None:
         """``support``: of `check_cache`, which is ``ragged``. ``cache``: see `ComputePlan.cache`."""
+        super().__init__()
         self._cache_name = cache
         self._passes = CachedPasses(model, cache)
         self._support = support
@@ -68,14 +68,8 @@ class PlainLane:
         self._row_bytes: int | None = None
         self._single = RaggedBatch(self._empty)
         """An empty batch, for the size of one context."""
-        self.preempted = 0
         self._order = WaitingOrder()
-        self.waiting: deque[ActiveRow] = deque()
         self.remembers = True
-        self.prompt_tokens = 0
-        self.prompt_tokens_computed = 0
-        self.sampled_tokens = 0
-        self.decode_steps = 0
 
     @property
     def rows(self) -> Sequence[ActiveRow]:

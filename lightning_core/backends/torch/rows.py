@@ -128,6 +128,18 @@ class Lane(Protocol):
         ...
 
 
+class LaneState:
+    """What each `Lane` begins with: no waiting rows, and counts of 0."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[ActiveRow] = deque()
+        self.preempted = 0
+        self.prompt_tokens = 0
+        self.prompt_tokens_computed = 0
+        self.sampled_tokens = 0
+        self.decode_steps = 0
+
+
 def preempt_newest(lane: Lane, row_bytes: int) -> None:
     """Move the newest row back to the front of ``lane.waiting``. It continues with the same random numbers. Warns the first time.
 

@@ -5,7 +5,7 @@ Rows of different adapters run in the same passes but share no keys and values.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -18,7 +18,7 @@ from lightning_core.backends.torch.batch_invariant import FixedRows, InvariantTr
 from lightning_core.backends.torch.decoding import Cascade
 from lightning_core.backends.torch.kv_pool import KVPool, Node, TokenArray, cached
 from lightning_core.backends.torch.layout import Layout
-from lightning_core.backends.torch.rows import ActiveRow, last_inputs, preempt_newest, sample_next
+from lightning_core.backends.torch.rows import ActiveRow, LaneState, last_inputs, preempt_newest, sample_next
 from lightning_core.backends.torch.waiting_order import WaitingOrder
 from lightning_core.model.adapters import Adapters
 from lightning_core.model.attention import NAME, AttentionState, Geometry, TreeAttention
@@ -27,7 +27,7 @@ from lightning_core.model.forest import Forest, plan_blocks, plan_runs
 from lightning_core.model.memory import steady_bytes
 
 
-class TreeLane:
+class TreeLane(LaneState):
     """The `Lane` of a model on the tree path."""
 
     def __init__(
@@ -45,6 +45,7 @@ class TreeLane:
 
         Nothing is cached for later prompts unless `remember` is called.
         """
+        super().__init__()
         weight: Tensor = model.get_input_embeddings().weight
         self._model = model
         self._decoder = getattr(model, decoder_name(model))
@@ -59,16 +60,10 @@ class TreeLane:
             Cascade(geometry, **options) if self._limits is None else OwnContexts(geometry, self._limits, **options)
         )
         self.rows: list[ActiveRow] = []
-        self.waiting: deque[ActiveRow] = deque()
         self._row_bytes = 0
         self._admissions = 0
         self._order = WaitingOrder()
-        self.preempted = 0
         self.remembers = True
-        self.prompt_tokens = 0
-        self.prompt_tokens_computed = 0
-        self.sampled_tokens = 0
-        self.decode_steps = 0
 
     def remember(self, cached_tokens: int) -> None:
         self._pool.capacity += cached_tokens
