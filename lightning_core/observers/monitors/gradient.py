@@ -102,7 +102,8 @@ def wasted_groups(
     """From the first step on: a share of `at_least` of the groups of the last `steps` steps, by more than its standard error, or all
     groups in `idle` of these, had no gradient, for example because their attempts earned the same, and the tasks are not solved. Not
     reported while `no_gradient` is."""
-    lines = [line for line in history[-steps:] if number(line, "groups_wasted") is not None and number(line, "calls")]
+    counted = [line for line in history[-steps:] if number(line, "groups_wasted") is not None and number(line, "calls")]
+    lines = [line for line in counted if number(line, "groups")]  # none where the components of credit have names
     wasted, groups = total(lines, "groups_wasted"), total(lines, "groups")
     empty = sum(number(line, "groups_wasted") == number(line, "groups") for line in lines)
     if groups < _FEW_GROUPS or (_surely(wasted / groups, groups) < at_least and empty < idle):

@@ -84,6 +84,8 @@ def test_wasted_groups_are_named_from_the_first_step() -> None:
     assert "3 of 10 steps had none at all" in alerts(history, {})[0].message
     assert raised(run_of({**wasted, "solved": 0.95}), {}) == [], "solved tasks are not wasted"
     assert raised(run_of({"groups": 4, "groups_wasted": 4}), {}) == [], "too few groups to tell"
+    named = {"groups": None, "first_groups": 8, "groups_wasted": 8, "groups_equal": None}
+    assert raised(run_of(*[{"groups": 8, "groups_wasted": 6}, named] * 5), {}) == [], "a resumed run with components"
     rare = [{"groups": 8, "groups_wasted": wasted} for wasted in (6, 7, 5, 5, 1, 1)]
     assert alerts(run_of(*rare), {}) == [], (
         "recorded: an agent that solves 3% of its tasks before training, and all after it"
