@@ -23,8 +23,9 @@ from lightning_core.credit import CreditRules, assign_credit
 from lightning_core.testing import Playground, open_playground
 from lightning_core.testing.programs import run_async
 from tests.bench.cpu import cpu
+from tests.bench.defaults import __main__ as bench
 from tests.bench.defaults import report
-from tests.bench.defaults.queue import left, steps_of, wanted
+from tests.bench.defaults.queue import Run, left, steps_of, wanted
 from tests.bench.defaults.results import Row, append, read
 from tests.bench.defaults.statistics import by_agent, over_agents, paired, reward, solved
 from tests.bench.defaults.suite.agent import HELD_OUT, Agent, constant_reward, split
@@ -355,6 +356,25 @@ def test_a_schedule_ends_with_the_budget() -> None:
     assert steps_of(replace(run, variant=FAST), rows) == MOST_STEPS
     with pytest.raises(ValueError, match="found no row of route with the defaults in 3 minutes"):
         steps_of(run, rows[2:])
+
+
+def test_runs_with_a_schedule_come_last_and_need_a_row_of_the_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order, known = tmp_path / "order", tmp_path / "rows.jsonl"
+    append(known, row(seed=1))
+
+    def note(run: Run, *_: object) -> list[str]:
+        return [sys.executable, "-c", f"print({run.variant.name!r}, file=open({str(order)!r}, 'a'))"]
+
+    monkeypatch.setattr(bench, "_command", note)
+    scheduled = Variant(name="linear", changes=("trainer.schedule=linear",))
+    runs = list(wanted("first", ["route"], [scheduled, BASELINE], seeds=1, minutes=3.0, threads=2, cpu=CPU))
+    assert bench.run_all(runs, known, jobs=2) == 0
+    assert order.read_text().split() == ["defaults", "linear"]
+    assert bench.run_all(runs[:1], tmp_path / "none.jsonl", jobs=1) == 1
+    assert "FAILED\nfound no row of route" in capsys.readouterr().out
+    assert order.read_text().split() == ["defaults", "linear"]
 
 
 def test_a_run_has_the_shipped_defaults_and_the_changes() -> None:
