@@ -37,7 +37,7 @@ class EmbeddedRun:
     steps: int = 0
     """Number of updates of the checkpoint to continue from, or to sample from."""
     notes: Sequence[str] = ()
-    """See `Trainer.notes` and `Signal.notes`."""
+    """See `Trainer.notes`."""
 
 
 @contextmanager
@@ -75,7 +75,6 @@ def open_run(
             )
         for note in trainer.notes:
             observers.message(note)
-        notes = list(trainer.notes)
         steps = 0
         if checkpoint is not None:
             steps = trainer.learner.load(checkpoint, weights_only=True) if weights_only else checkpoint_step(checkpoint)
@@ -102,7 +101,6 @@ def open_run(
         signals = () if weights_only else open_signals(resources)
         for note in (note for signal in signals for note in signal.notes()):
             observers.message(note)
-            notes.append(note)
         yield EmbeddedRun(
             learner=trainer.learner,
             collector=Collector(
@@ -119,5 +117,5 @@ def open_run(
             agents=agents,
             initial=InitialWeights(plan.folder, trainer.digest),
             steps=steps,
-            notes=notes,
+            notes=trainer.notes,
         )

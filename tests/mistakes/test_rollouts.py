@@ -104,7 +104,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["agent=wrong:no_key"], 1, ["in no_key: OpenAI()", "OPENAI_API_KEY"]),
         (["agent=wrong:other_server"], 1, ["a model call of an agent without a name failed", "could not reach http://127.0.0.1:9/v1"]),
         pytest.param(["agent=wrong:too_long", "rollouts.timeout_seconds=1"], 1, ["rollouts.timeout_seconds = 1 s"], marks=pytest.mark.long),
-        (["agent=wrong:long_text"], 1, ["ValueError: ", "characters) …", "996 lines more"]),
+        (["agent=wrong:long_text"], 1, ["auto: tasks.sampling is curriculum", "ValueError: ", "characters) …", "996 lines more"]),
         (["reward=wrong:scores"], 1, ["task 'train", "the reward function failed", "in scores: ", "KeyError: 'answer'"]),
         (["agents={train: [talkre]}"], 2, ["agents.train names 'talkre', but the agents of this program are ['talker']. Did you mean"]),
         pytest.param(
