@@ -292,12 +292,6 @@ def test_the_report_names_classes_that_are_never_solved() -> None:
     assert "classes that no run solves" not in "\n".join(report.lines([own, solved_once]))
 
 
-def test_a_change_of_what_auto_means_is_another_basis(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = basis(agents_of("first")["route"])
-    monkeypatch.setattr("tests.bench.defaults.variant.sampling_floor", lambda _: None)
-    assert basis(agents_of("first")["route"]) != before
-
-
 def test_a_run_whose_evaluation_was_left_out_is_named_and_counts_in_no_mean() -> None:
     text = "\n".join(report.lines([row("query", gain=1.0), replace(row("query", 1), after=[None] * 4)]))
     assert "without query, seed 1, defaults: all rollouts of an evaluation were left out" in text

@@ -40,8 +40,9 @@ class _Fit(NamedTuple):
 
 
 _LOOSE, _LEAST = _Fit(compact=False, tight=False), _Fit(compact=True, tight=True)
-_FITS = (_LOOSE, _Fit(compact=False, tight=True), _Fit(compact=True, tight=False), _LEAST)
-"""Those with fewer copies first."""
+_FITS = (_LOOSE, _Fit(compact=False, tight=True), _LEAST)
+"""Those with fewer copies first. Without the second, batches of 96 rows of small Llama, gpt-oss and Qwen3.5 models are copied up to
+1.7 times as often."""
 
 
 class PlainLane(LaneState):

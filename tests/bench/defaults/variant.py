@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import inspect
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -83,7 +84,7 @@ def configure(agent: Agent, changes: Sequence[str], *, seed: int, steps: int, fo
 
 
 def basis(agent: Agent) -> str:
-    """A digest of the shipped defaults and of the suites: runs with another one are not compared.
+    """A digest of the shipped defaults and of the agent's code: runs with another one are not compared.
 
     A setting that is null or empty by default changes nothing. ``auto`` counts as the learning rate and the choice of tasks that it is.
     """
@@ -92,7 +93,7 @@ def basis(agent: Agent) -> str:
     trainer = config["trainer"]
     trainer["learning_rate"] = learning_rate(trainer["learning_rate"], _WEIGHTS, "full")
     config["tasks"]["sampling"] = {"floor": sampling_floor(shipped)}
-    return hashlib.sha256(f"{json.dumps(_set(config), sort_keys=True)}{_suites()}".encode()).hexdigest()[:12]
+    return hashlib.sha256(f"{json.dumps(_set(config), sort_keys=True)}{_code(agent)}".encode()).hexdigest()[:12]
 
 
 def _set(value: Any) -> Any:
@@ -103,8 +104,13 @@ def _set(value: Any) -> Any:
     return {name: one for name, one in kept.items() if one not in (None, {}, [])}
 
 
-@cache
-def _suites() -> str:
-    """The code of both suites."""
-    files = sorted(path for name in ("suite", "second") for path in (Path(__file__).parent / name).glob("*.py"))
-    return "".join(path.read_text(encoding="utf-8") for path in files)
+def _code(agent: Agent) -> str:
+    """The code that ``agent`` is made of: its module, and those of the suites that this one imports."""
+    modules, sources = [agent.solve.__module__], dict[str, str]()
+    while modules:
+        if (name := modules.pop()) in sources:
+            continue
+        sources[name] = inspect.getsource(sys.modules[name])
+        imports = (node for node in ast.walk(ast.parse(sources[name])) if isinstance(node, ast.ImportFrom))
+        modules += [node.module for node in imports if node.module and node.module.startswith(__package__ or "")]
+    return "".join(source for _, source in sorted(sources.items()))
