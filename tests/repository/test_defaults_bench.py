@@ -25,12 +25,13 @@ from lightning_core.testing.programs import run_async
 from tests.bench.cpu import cpu
 from tests.bench.defaults import __main__ as bench
 from tests.bench.defaults import report
+from tests.bench.defaults.basis import basis
 from tests.bench.defaults.queue import Run, left, steps_of, wanted
 from tests.bench.defaults.results import Row, append, read
 from tests.bench.defaults.statistics import by_agent, over_agents, paired, reward, solved
 from tests.bench.defaults.suite.agent import HELD_OUT, Agent, constant_reward, split
 from tests.bench.defaults.suites import SUITES, agents_of
-from tests.bench.defaults.variant import BASELINE, MOST_STEPS, Variant, basis, configure, parse_variant
+from tests.bench.defaults.variant import BASELINE, MOST_STEPS, Variant, configure, parse_variant
 from tests.credit.episodes import episode
 
 AGENTS = {(suite, name): agent for suite in SUITES for name, agent in agents_of(suite).items()}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from enum import Enum, auto
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,19 +31,23 @@ _PADDED = 4096
 """Maximum padding of a batch, in tokens, in addition to its number of other tokens."""
 
 
-class _Fit(NamedTuple):
-    """How the batches are resized so that all rows fit the memory."""
+class _Fit(Enum):
+    """How the batches are resized so that all rows fit the memory. Those with fewer copies first."""
 
-    compact: bool
+    LOOSE = auto()
+    """Blocks that grow get room for further rows and tokens."""
+    TIGHT = auto()
+    """They get as little room as possible."""
+    LEAST = auto()
     """First, all batches give up room that their rows do not need."""
-    tight: bool
-    """New blocks have as little room for further rows and tokens as possible."""
 
+    @property
+    def tight(self) -> bool:
+        return self is not _Fit.LOOSE
 
-_LOOSE, _LEAST = _Fit(compact=False, tight=False), _Fit(compact=True, tight=True)
-_FITS = (_LOOSE, _Fit(compact=False, tight=True), _LEAST)
-"""Those with fewer copies first. Without the second, batches of 96 rows of small Llama, gpt-oss and Qwen3.5 models are copied up to
-1.7 times as often."""
+    @property
+    def compact(self) -> bool:
+        return self is _Fit.LEAST
 
 
 class PlainLane(LaneState):
@@ -103,7 +108,7 @@ class PlainLane(LaneState):
 
     def _choose(self, room: int, tokens: int) -> _Fit:
         """Move up to ``room`` waiting rows to `_joining`, as `admit` does, and choose their batches."""
-        computed, copied, fit = 0, 0, _LOOSE
+        computed, copied, fit = 0, 0, _Fit.LOOSE
         different: set[tuple[str | None, bytes]] = set()
         admitted = self._joining  # at once, so a failure reaches them
         while self.waiting and room > 0 and computed < tokens:
@@ -153,7 +158,7 @@ class PlainLane(LaneState):
         self._places.setdefault(batch, []).append(row)
         fit = self._fit(GROWTH, copied)
         if fit is None and len(self._joining) == 1 and not any(batch.rows for batch in self._batches):
-            fit = _LEAST  # longer than the bound, so it runs alone
+            fit = _Fit.LEAST  # longer than the bound, so it runs alone
         if fit is None:
             self._places[batch].pop()
             if is_new:
@@ -177,11 +182,10 @@ class PlainLane(LaneState):
     def _fit(self, new: int, copied: int = 0) -> _Fit | None:
         """How all rows, those that are added and ``copied`` bytes beside them stay within the bound for ``new`` steps; None if not."""
         if self._row_bytes is None:
-            return _LOOSE
+            return _Fit.LOOSE
         grown = [(batch, self._lengths(batch), self._growth(batch, new)) for batch in self._batches]
-        for fit in _FITS:
-            compact, tight = fit
-            held = sum(batch.forecast(added, n, tight=tight, compact=compact) for batch, added, n in grown)
+        for fit in _Fit:
+            held = sum(batch.forecast(added, n, tight=fit.tight, compact=fit.compact) for batch, added, n in grown)
             if held <= steady_bytes(self._row_bytes) and held + copied <= self._row_bytes:
                 return fit
         return None
@@ -201,7 +205,7 @@ class PlainLane(LaneState):
         """Make room for a step; the newest rows wait again until it fits. A row that is longer than the bound runs alone."""
         while (fit := self._fit(1)) is None and len(self.rows) > 1:
             preempt_newest(self, self._row_bytes or 0)
-        fit = _LEAST if fit is None else fit
+        fit = _Fit.LEAST if fit is None else fit
         if fit.compact:
             self._compact()
         for batch in self._batches:

@@ -154,9 +154,11 @@ def test_room_of_rows_that_have_left_counts_before_the_next_step(
         assert lane.held_bytes <= steady_bytes(tokens * bytes_per_token(models["llama"], "past_key_values") * 3 // 2)
 
 
-@pytest.mark.parametrize("tight", [False, True])
+@pytest.mark.parametrize(("tight", "compact"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("name", BATCHED)
-def test_a_forecast_is_the_most_that_a_batch_comes_to_hold(name: str, tight: bool, models: dict[str, Any]) -> None:
+def test_a_forecast_is_the_most_that_a_batch_comes_to_hold(
+    name: str, tight: bool, compact: bool, models: dict[str, Any]
+) -> None:
     """With rows that are shorter and longer than a sliding window, one of which has left."""
     lengths, new = (3, 7, 31, 5), 50
     with torch.inference_mode():
@@ -168,7 +170,9 @@ def test_a_forecast_is_the_most_that_a_batch_comes_to_hold(name: str, tight: boo
         batch.remove(1)
         batch.add(rows[3:], caches[3:], lengths[3:], tight=tight)
         held: list[int] = []
-        forecast = batch.forecast([], new, tight=tight)
+        forecast = batch.forecast([], new, tight=tight, compact=compact)
+        if compact:
+            batch.compact()
         for _ in range(new):
             batch.reserve(tight=tight)
             passes.step(torch.full((len(batch.rows), 1), 5), batch)

@@ -14,7 +14,7 @@ outer loop.
 One thread uses less processor time than two for the same work, so rows are kept by number of threads, as by CPU, and those of
 different numbers are not compared. The shipped rows were made with ``--jobs 2``, so ``--jobs 1`` repeats them.
 
-The first suite is for choosing defaults. The second is for one comparison at the end. ``--list`` prints what is left, ``--starts``
+The first suite is for choosing defaults. No default is chosen with the second. ``--list`` prints what is left, ``--starts``
 the rewards of the untrained model.
 """
 

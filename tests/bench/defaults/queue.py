@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tests.bench.defaults.basis import basis
 from tests.bench.defaults.results import Key, Row
 from tests.bench.defaults.suites import agents_of
-from tests.bench.defaults.variant import MOST_STEPS, Variant, basis
+from tests.bench.defaults.variant import MOST_STEPS, Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

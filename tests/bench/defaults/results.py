@@ -31,7 +31,7 @@ class Row:
     threads: int
     """Threads of the run's process."""
     basis: str
-    """See `variant.basis`."""
+    """See `tests.bench.defaults.basis`."""
     steps: int
     seconds: float
     """Processor seconds of rollouts and updates."""

@@ -18,11 +18,15 @@ from lightning_core.records.statistics.held_out import held_out_by_task
 from lightning_core.records.store import Store
 from tests.bench.commit import current_commit
 from tests.bench.cpu import cpu
+from tests.bench.defaults.basis import basis
 from tests.bench.defaults.budget import ProcessorBudget
 from tests.bench.defaults.results import Row, append
 from tests.bench.defaults.suite.agent import constant_reward, split
 from tests.bench.defaults.suites import SUITES, agents_of
-from tests.bench.defaults.variant import BASELINE, CORES, MOST_STEPS, Variant, basis, configure
+from tests.bench.defaults.variant import BASELINE, CORES, MOST_STEPS, Variant, configure
+
+_HERE = "tests/bench/defaults"
+_CODE = ("lightning_core", "integrations", "examples", _HERE)
 
 
 def train(suite: str, name: str, variant: Variant, *, seed: int, minutes: float, steps: int = MOST_STEPS) -> Row:
@@ -31,6 +35,8 @@ def train(suite: str, name: str, variant: Variant, *, seed: int, minutes: float,
     from lightning_core import fit
 
     agent = agents_of(suite)[name]
+    # Files may change during the run.
+    commit, basis_of_agent = current_commit(*_CODE, f":!{_HERE}/*.jsonl"), basis(agent)
     tasks, held_out = split(agent)
     budget = ProcessorBudget(CORES * 60 * minutes)
     # A run has no setting for processor time.
@@ -49,12 +55,10 @@ def train(suite: str, name: str, variant: Variant, *, seed: int, minutes: float,
         changes=variant.changes,
         seed=seed,
         minutes=minutes,
-        commit=current_commit(
-            "lightning_core", "integrations", "tests/bench/defaults/suite", "tests/bench/defaults/second"
-        ),
+        commit=commit,
         cpu=cpu(),
         threads=_threads(),
-        basis=basis(agent),
+        basis=basis_of_agent,
         steps=result.summary.steps,
         seconds=round(budget.seconds, 1),
         wall_seconds=round(result.summary.wall_seconds, 1),

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import inspect
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from lightning_core import Config, load_config
-from lightning_core.config import dump_config
 from lightning_core.errors import ConfigError
-from lightning_core.signals.curriculum.section import sampling_floor
-from lightning_core.trainers.learning_rate import learning_rate
 from tests.bench.defaults.suite.agent import HELD_OUT, Agent
 
 MODEL = "smollm2-135m-instruct"
-_WEIGHTS = 134_515_008
 CORES = 2
 """A minute of the budget is a minute of that many cores."""
 EVALUATED_AT = 0.7
@@ -81,36 +70,3 @@ def configure(agent: Agent, changes: Sequence[str], *, seed: int, steps: int, fo
         "run": {"dir": folder, "seed": seed},
     }
     return load_config(given, list(changes))
-
-
-def basis(agent: Agent) -> str:
-    """A digest of the shipped defaults and of the agent's code: runs with another one are not compared.
-
-    A setting that is null or empty by default changes nothing. ``auto`` counts as the learning rate and the choice of tasks that it is.
-    """
-    shipped = configure(agent, (), seed=0, steps=1, folder="runs")
-    config = yaml.safe_load(dump_config(shipped))
-    trainer = config["trainer"]
-    trainer["learning_rate"] = learning_rate(trainer["learning_rate"], _WEIGHTS, "full")
-    config["tasks"]["sampling"] = {"floor": sampling_floor(shipped)}
-    return hashlib.sha256(f"{json.dumps(_set(config), sort_keys=True)}{_code(agent)}".encode()).hexdigest()[:12]
-
-
-def _set(value: Any) -> Any:
-    """``value`` without what is null or empty."""
-    if not isinstance(value, dict):
-        return value
-    kept = {name: _set(one) for name, one in value.items()}
-    return {name: one for name, one in kept.items() if one not in (None, {}, [])}
-
-
-def _code(agent: Agent) -> str:
-    """The code that ``agent`` is made of: its module, and those of the suites that this one imports."""
-    modules, sources = [agent.solve.__module__], dict[str, str]()
-    while modules:
-        if (name := modules.pop()) in sources:
-            continue
-        sources[name] = inspect.getsource(sys.modules[name])
-        imports = (node for node in ast.walk(ast.parse(sources[name])) if isinstance(node, ast.ImportFrom))
-        modules += [node.module for node in imports if node.module and node.module.startswith(__package__ or "")]
-    return "".join(source for _, source in sorted(sources.items()))
