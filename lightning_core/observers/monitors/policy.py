@@ -40,9 +40,9 @@ def entropy_collapse(
         return None
     return (
         f"the entropy of sampling fell from {start:.3f} to {now:.4f} nats per token, and {sign}: exploration has ended before the tasks "
-        "are solved. Start again or continue from an earlier checkpoint: with trainer.warmup_steps: 10, twice the rollouts.tasks_per_step "
-        "and half the rollouts.group_size (measured on two agents that settled, one seed: 0.25 → 0.55 and 0.23 → 0.50 solved; no gain over "
-        "eight agents), or with a lower trainer.learning_rate"
+        "are solved. Start again or continue from an earlier checkpoint: with half the trainer.learning_rate and tasks.sampling: uniform "
+        "(35 runs of 15 agents with 75% equal groups: 0.13 more tasks solved from the start), or with trainer.warmup_steps: 10, twice the "
+        "rollouts.tasks_per_step and half the rollouts.group_size (two runs: 0.25 → 0.55 and 0.23 → 0.50 solved; no gain over eight agents)"
     )
 
 
