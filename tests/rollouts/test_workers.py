@@ -60,11 +60,16 @@ def children(pid: int) -> list[int]:
 
 
 def launcher() -> int:
-    """The process that starts workers."""
-    (found,) = [
-        pid for pid in children(os.getpid()) if b"executors.launcher" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    return found
+    """The process that starts workers, which is a child. Its command line is empty until the kernel has set its arguments."""
+    end = time.monotonic() + 10
+    while True:
+        found = [
+            pid for pid in children(os.getpid()) if b"executors.launcher" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        if found or time.monotonic() > end:
+            (one,) = found
+            return one
+        time.sleep(0.001)
 
 
 @pytest.mark.long
