@@ -210,6 +210,9 @@ def test_the_report_has_all_agents_and_compares_variants() -> None:
     assert "two commits" not in text
     later = "\n".join(report.lines([*baseline, *(replace(r, commit="d") if r.seed else r for r in changed)]))
     assert "12 paired runs of 6 agents\n  6 of them ran at two commits, whose speed may differ\n" in later
+    assert "settled" not in later
+    some = "\n".join(report.lines([*(replace(r, groups_equal=0.8 - 0.1 * r.seed) for r in baseline), *changed]))
+    assert "solved share where defaults settled, 6 pairs: +0.250 [+0.250, +0.250]" in some
     short = report.lines([*baseline, *(replace(r, seconds=90.0) for r in changed)])
     assert "not at equal time: 0 25%, " in "\n".join(short)
 

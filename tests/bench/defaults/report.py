@@ -14,7 +14,7 @@ from lightning_core.errors import plural
 from lightning_core.records.statistics.intervals import Estimate
 from tests.bench.defaults.classes import solved_classes
 from tests.bench.defaults.results import Row
-from tests.bench.defaults.statistics import MIN_SEEDS, by_agent, over_agents, paired, pairs, reward, solved
+from tests.bench.defaults.statistics import MIN_SEEDS, by_agent, is_settled, over_agents, paired, pairs, reward, solved
 from tests.bench.defaults.variant import BASELINE, CORES
 
 _OFF_BUDGET = 0.2
@@ -149,6 +149,10 @@ def _comparison(name: str, against: str, baseline: Sequence[Row], rows: Sequence
         yield f"  {other} of them ran at two commits, whose speed may differ"
     yield f"  solved share {_interval(over_agents(differences))}"
     yield f"  reward       {_interval(over_agents(paired(baseline, rows, reward)))}"
+    settled = [row for row in baseline if is_settled(row)]
+    if count := len(pairs(settled, rows)):
+        share = _interval(over_agents(paired(settled, rows, solved)))
+        yield f"  solved share where {against} settled, {plural(count, 'pair')}: {share}"
     agents = by_agent(baseline, rows)
     enough = [d for d in agents if d.seeds >= MIN_SEEDS]
     found = ", ".join(f"{d.agent} {d.mean:+.2f} [{d.low:+.2f}, {d.high:+.2f}]" for d in enough if d.is_worse)

@@ -17,6 +17,7 @@ from tests.bench.defaults.results import Row
 
 _RESAMPLES = 10_000
 _TAIL = 0.025
+_EQUAL, _FEW = 0.75, 0.7
 MIN_SEEDS = 3
 """Fewest seeds from which an agent is reported as worse."""
 
@@ -33,6 +34,11 @@ def reward(row: Row) -> float:
 def solved(row: Row) -> float:
     """The share of held-out tasks that are solved after training."""
     return row.solved_after
+
+
+def is_settled(row: Row) -> bool:
+    """Whether most groups of the run earned the same while it solves few of the held-out tasks."""
+    return row.groups_equal >= _EQUAL and row.solved_after < _FEW
 
 
 def pairs(baseline: Sequence[Row], changed: Sequence[Row]) -> list[tuple[Row, Row]]:
